@@ -8,6 +8,7 @@ PerfectError
   RunError         the folder holds no run, or a run that cannot be read          (2)
   LossNotFinite    training diverged; the last checkpoint is from before          (1)
   Interrupted      the run stopped on request and left a checkpoint             (130)
+  NotSaved         the final weights or the results could not be written          (1)
   RunFailed        a job of a grid could not be built, because of a key           (1)
 """
 
@@ -95,6 +96,13 @@ class Interrupted(PerfectError):
     def __init__(self, step: int) -> None:
         super().__init__(f"the run stopped after step {step}")
         self.step = step
+
+
+class NotSaved(PerfectError):
+    """The final weights or the results of a run could not be written.
+
+    Free some space, and give the same command again: it goes on from the last checkpoint.
+    """
 
 
 class RunFailed(PerfectError):

@@ -9,6 +9,7 @@ is due elsewhere waits for the next safe batch (docs/decisions/0004).
 
 import logging
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,24 +30,38 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     ) -> None:
         target = Path(path)
         part = target.with_name(target.name + ".part")
-        target.parent.mkdir(parents=True, exist_ok=True)
         try:
+            target.parent.mkdir(parents=True, exist_ok=True)
             with part.open("wb") as file:
                 torch.save(checkpoint, file)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(part, target)
-        except OSError as error:
+        except BaseException as error:
+            with suppress(OSError):  # the folder may be read-only
+                part.unlink(missing_ok=True)
+            # torch raises a RuntimeError of its own while it handles that of the file.
+            of_disk = error if isinstance(error, OSError) else error.__context__
+            if not (isinstance(error, OSError | RuntimeError) and isinstance(of_disk, OSError)):
+                raise
             # This is logged and not raised: the other ranks wait for rank 0 at a barrier.
-            part.unlink(missing_ok=True)
+            left = "the previous one is intact" if target.exists() else "there is none yet"
             log.error(
-                "could not write checkpoint %s (%s): the previous one is intact; free some space",
-                target,
-                error,
+                "could not write checkpoint %s (%s): %s; free some space", target, of_disk, left
             )
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
+
+
+def written(trainer: L.Trainer, path: Path, weights_only: bool = False) -> bool:
+    """Write a checkpoint, and return whether it is there now. On a full disk it is not: that is
+    logged with its reason, and the file that was there before stays. Only rank 0 knows."""
+    before = _file_number(path)
+    trainer.save_checkpoint(path, weights_only=weights_only)
+    return not trainer.is_global_zero or _file_number(path) != before
+
+
+def _file_number(path: Path) -> int | None:
+    """A new file takes the old one's place, so it has another number."""
+    return path.stat().st_ino if path.exists() else None
 
 
 def is_safe(trainer: L.Trainer) -> bool:

@@ -28,7 +28,7 @@ from perfect.assembly import (
 from perfect.callbacks.phase_switch import PhaseSwitch
 from perfect.command_line import show_traceback
 from perfect.config.schema import RunConfig, dump_config
-from perfect.errors import Interrupted, LossNotFinite, PhaseError, RunError
+from perfect.errors import FolderError, Interrupted, LossNotFinite, NotSaved, PhaseError, RunError
 from perfect.report.report import write_report
 from perfect.report.words import accuracy
 from perfect.runs.folder import RunFolder
@@ -37,11 +37,13 @@ from perfect.runs.record import RunLog, describe_run, measured
 from perfect.runs.stall_log import stall_log
 from perfect.runs.stderr_log import gloo_apart
 from perfect.runs.swarm_figures import swarm_table
+from trainers.atomic_checkpoint import written
 from trainers.elastic.errors import ElasticError, Expelled
 from trainers.fleet.jobs.job_left import JobLeft
 
 log = logging.getLogger(__name__)
 
+FREE_SPACE = "free some space; the same command goes on from the last checkpoint"
 MOST_RETURNS = 20
 """So often an expelled peer joins again."""
 
@@ -82,7 +84,7 @@ def train(config: RunConfig, folder: RunFolder, berth: Berth) -> int:
         return 1
     except Expelled:
         raise
-    except (LossNotFinite, LoaderError, PhaseError, ElasticError) as error:
+    except (LossNotFinite, NotSaved, LoaderError, PhaseError, ElasticError) as error:
         show_traceback()
         _say(errors, "; ".join([str(error), *getattr(error, "__notes__", [])]), style="red")
         return 1
@@ -115,21 +117,28 @@ def train_run(config: RunConfig, folder: RunFolder, berth: Berth) -> None:
     trainer = build_trainer(config, folder.path, switch, run_log, berth, data)
     resumed_step = folder.checkpoint_step() if berth.loads_checkpoint else None
     ckpt = None if resumed_step is None else str(folder.checkpoint)
-    if resumed_step is not None:
-        run_log.resume(resumed_step)
-        berth.console.print(f"resuming {folder.path} after step {resumed_step}", highlight=False)
-    folder.begin(plain)
-    run = describe_run(
-        name=folder.path.name,
-        seed=config.seed,
-        config=plain,
-        chosen=config.model_dump(mode="json", exclude_defaults=True),
-        resumed_at=folder.resumed_at(resumed_step),
-    )
-    folder.write(run)
-    status = "failed"
     while_here = ExitStack()
-    while_here.enter_context(held(folder.path))
+    try:
+        _take(folder, while_here)
+        if resumed_step is not None:
+            run_log.resume(resumed_step)
+            said = f"resuming {folder.path} after step {resumed_step}"
+            berth.console.print(said, highlight=False)
+        folder.begin(plain)
+        run = describe_run(
+            name=folder.path.name,
+            seed=config.seed,
+            config=plain,
+            chosen=config.model_dump(mode="json", exclude_defaults=True),
+            resumed_at=folder.resumed_at(resumed_step),
+        )
+        folder.write(run)
+    except OSError as error:
+        while_here.close()
+        raise FolderError(
+            f"{folder.path} cannot be written ({error}): free some space, or give another --out"
+        ) from error
+    status = "failed"
     try:
         loaders: dict[str, Any] = (
             {"datamodule": data.datamodule}
@@ -146,9 +155,11 @@ def train_run(config: RunConfig, folder: RunFolder, berth: Berth) -> None:
             trainer.fit(module, **loaders, ckpt_path=ckpt, weights_only=True)
             run |= measured(switch, run_log, trainer) | swarm_table(trainer)
             with switch.averaged(module):
-                trainer.save_checkpoint(folder.final, weights_only=True)
+                saved = written(trainer, folder.final, weights_only=True)
             log.info("measuring the accuracy of the final weights")
             run |= judge(trainer, module, data, switch)
+        if not saved:
+            raise NotSaved(f"{folder.final} could not be written: {FREE_SPACE}")
         status = "completed"
     except (Interrupted, JobLeft, KeyboardInterrupt, SystemExit):
         status = "stopped" if berth.stopped() else "interrupted"
@@ -158,7 +169,7 @@ def train_run(config: RunConfig, folder: RunFolder, berth: Berth) -> None:
         if refused := to_blame(error):
             raise refused from error
         raise
-    except (LossNotFinite, LoaderError, PhaseError, ElasticError) as error:
+    except (LossNotFinite, NotSaved, LoaderError, PhaseError, ElasticError) as error:
         run["error"] = "; ".join([str(error), *getattr(error, "__notes__", [])])
         raise
     except BaseException as error:
@@ -168,10 +179,36 @@ def train_run(config: RunConfig, folder: RunFolder, berth: Berth) -> None:
         run_log.save()
         if status != "completed":
             run |= measured(switch, run_log, trainer) | swarm_table(trainer)
-        folder.write(run | {"status": status})
+        unwritten = _write_results(folder, run | {"status": status})
         _report(folder, run, trainer, berth.console)
         data.close()
         while_here.close()
+    if unwritten:
+        raise NotSaved(unwritten)
+
+
+def _take(folder: RunFolder, stack: ExitStack) -> None:
+    """Make the folder this process's until the stack is closed. Other ranks share that one."""
+    folder.path.mkdir(parents=True, exist_ok=True)
+    if getattr(rank_zero_only, "rank", 0):
+        return
+    if not stack.enter_context(held(folder.path)):
+        raise FolderError(
+            f"another process trains in {folder.path}: wait for its end, end it with Ctrl-C, or"
+            " give another --out"
+        )
+
+
+def _write_results(folder: RunFolder, run: dict[str, Any]) -> str | None:
+    """Write run.json. Return why it could not be written, which is logged: it must not hide the
+    error that ended the run."""
+    try:
+        folder.write(run)
+    except OSError as error:
+        unwritten = f"{folder.run} could not be written ({error}): {FREE_SPACE}"
+        log.error("%s", unwritten)
+        return unwritten
+    return None
 
 
 @rank_zero_only

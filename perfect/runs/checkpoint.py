@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.callbacks import Checkpoint
 
 from perfect.errors import Interrupted, LossNotFinite
-from trainers.atomic_checkpoint import is_safe
+from trainers.atomic_checkpoint import is_safe, written
 from trainers.lightning_seams import is_accumulating
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,8 @@ class RunCheckpoint(Checkpoint):
     In a swarm one peer writes. Where it dies, another one does from then on, and begins at once:
     the dead one may not have come to writing what was due.
 
-    If a save fails (disk full), the error is logged and the run keeps the previous checkpoint.
+    If a save fails (disk full), the error is logged and the run keeps the previous checkpoint. At
+    its end the run says from which step on it has not saved.
     """
 
     reads_weights_between_steps = False
@@ -88,7 +89,10 @@ class RunCheckpoint(Checkpoint):
         self.every_steps = every_steps
         self._finite = finite
         self._stop_asked = stop_asked
+        self._due_from = 0
         self._saved_step = 0
+        self._failed = False
+        """Whether the newest save has failed."""
         self._passes_waited = 0
         self._stops = False
         self._writes = True
@@ -96,8 +100,13 @@ class RunCheckpoint(Checkpoint):
         self._overdue = False
         """Whether it has come to write in the middle of the run, and has not written yet."""
 
+    @property
+    def not_saved_since(self) -> int | None:
+        """The step of the newest checkpoint, if one that came after it could not be written."""
+        return self._saved_step if self._failed else None
+
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._saved_step = trainer.global_step
+        self._due_from = self._saved_step = trainer.global_step
         self._writes = trainer.is_global_zero
         if trainer.num_training_batches < 3:
             log.warning(
@@ -113,7 +122,7 @@ class RunCheckpoint(Checkpoint):
             self._overdue = True
             log.info("this peer writes the checkpoints from step %d on", trainer.global_step)
         self._writes = trainer.is_global_zero
-        due = trainer.global_step - self._saved_step >= self.every_steps or self._overdue
+        due = trainer.global_step - self._due_from >= self.every_steps or self._overdue
         if (due or stop) and is_safe(trainer):
             self._save(trainer)
             self._stops = stop
@@ -129,11 +138,29 @@ class RunCheckpoint(Checkpoint):
         if self._passes_waited > 1:  # a whole pass had no safe batch, so there will be none
             raise Interrupted(trainer.global_step)
 
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._tell()
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._failed:
+            log.error(
+                "this run has not saved since step %d: free some space for %s",
+                self._saved_step,
+                self.path,
+            )
+
     def _save(self, trainer: L.Trainer) -> None:
         self._finite.check()
         weights = trainer.strategy.lightning_module_state_dict().values()
         if not all(bool(t.isfinite().all()) for t in weights if t.is_floating_point()):
             raise LossNotFinite(trainer.global_step - 1, float("nan"))
-        trainer.save_checkpoint(self.path)
+        self._failed = not written(trainer, self.path)
         self._overdue = False
-        self._saved_step = trainer.global_step
+        self._due_from = trainer.global_step
+        if not self._failed:
+            self._saved_step = trainer.global_step

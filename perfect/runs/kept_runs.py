@@ -28,6 +28,7 @@ def held(folder: Path) -> Iterator[bool]:
     import fcntl
 
     opened = os.open(folder, os.O_RDONLY)
+    _held.add(opened)
     try:
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
         free = True
@@ -36,7 +37,22 @@ def held(folder: Path) -> Iterator[bool]:
     try:
         yield free
     finally:
-        os.close(opened)
+        if opened in _held:  # a fork has closed it
+            _held.remove(opened)
+            os.close(opened)
+
+
+_held: set[int] = set()
+
+
+def _let_go() -> None:
+    """Close what a fork has of its parent's: a loader's worker may live a little longer."""
+    while _held:
+        os.close(_held.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
 
 
 def is_kept(folder: Path) -> bool:

@@ -7,6 +7,7 @@ checkpoint. Its clock continues from there, so `wall_seconds` never counts a ste
 
 import csv
 import json
+import logging
 import math
 import os
 import platform
@@ -29,6 +30,8 @@ from perfect.callbacks.train_loaders import in_memory
 from perfect.runs.stall_log import stall_log
 from perfect.version import own_version
 
+log = logging.getLogger(__name__)
+
 FIRST_COLUMNS = ("step", "wall_seconds")
 
 
@@ -50,6 +53,9 @@ class RunLog(Logger):
         self.rows: list[dict[str, float]] = []
         self._columns = list(FIRST_COLUMNS)
         self._unwritten: list[dict[str, float]] = []
+        self._anew = False
+        """Whether the file has to be written as a whole, and not gone on with."""
+        self._full = False
         self._clock = clock
         self._started = clock()
         self._before = 0.0
@@ -94,8 +100,9 @@ class RunLog(Logger):
         self._unwritten.append(row)
         if any(name not in self._columns for name in row):
             self._columns += [name for name in row if name not in self._columns]
-            self._write_all()
-        elif len(self._unwritten) >= 20:
+            self._anew = True
+            self.save()
+        elif len(self._unwritten) % 20 == 0:
             self.save()
 
     def log_hyperparams(
@@ -104,10 +111,22 @@ class RunLog(Logger):
         """Do nothing: config.yaml has them."""
 
     def save(self) -> None:
-        if self._unwritten and self._writes:
-            with self.path.open("a", newline="", encoding="utf-8") as file:
-                csv.DictWriter(file, self._columns).writerows(self._unwritten)
-            self._unwritten = []
+        """Write what is not in the file yet. On a full disk that is logged, and tried again later:
+        a run can do without."""
+        if not (self._unwritten and self._writes):
+            return
+        try:
+            if self._anew:
+                self._write_all()
+            else:
+                with self.path.open("a", newline="", encoding="utf-8") as file:
+                    csv.DictWriter(file, self._columns).writerows(self._unwritten)
+                self._unwritten = []
+            self._full = False
+        except OSError as error:
+            if not self._full:
+                log.error("%s is not written (%s): free some space", self.path, error)
+            self._full = self._anew = True  # the last row may be torn
 
     def finalize(self, status: str) -> None:
         self.save()
@@ -120,6 +139,7 @@ class RunLog(Logger):
             writer.writerows(self.rows)
         os.replace(part, self.path)
         self._unwritten = []
+        self._anew = False
 
 
 def write_run(path: Path, run: dict[str, Any]) -> None:
@@ -163,6 +183,7 @@ def measured(switch: PhaseSwitch, log: RunLog, trainer: L.Trainer) -> dict[str, 
     return {
         "best_accuracy": max(held_out, default=None),
         "steps": trainer.global_step,
+        "not_saved_since": getattr(trainer.checkpoint_callback, "not_saved_since", None),
         "wall_seconds": log.wall_seconds,
         "stall_seconds": stats.stall_seconds if stats else 0.0,
         "serve_seconds": stats.serve_seconds if stats else 0.0,

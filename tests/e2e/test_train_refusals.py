@@ -151,12 +151,24 @@ def test_a_full_disk_leaves_the_previous_checkpoint_whole(
 
     monkeypatch.setattr(os, "fsync", fsync_until_full)
     code, folder = train(recipe)
-    assert code == 0
+    assert code == 1
     assert len(synced) > 3
-    assert "could not write checkpoint" in capfd.readouterr().err.replace("\n", " ")
-    assert torch.load(folder / "last.ckpt", weights_only=False)["global_step"] < 20
+    said = capfd.readouterr().err.replace("\n", " ")
+    assert "could not write checkpoint" in said
+    kept = torch.load(folder / "last.ckpt", weights_only=False)["global_step"]
+    assert kept < 20
+    assert f"has not saved since step {kept}" in said
+    assert "final.ckpt could not be written: free some space" in said
     assert not list(folder.glob("*.part"))
-    assert read_run(folder)["status"] == "completed"
+    run = read_run(folder)
+    assert (run["status"], run["steps"], run["not_saved_since"]) == ("failed", 62, kept)
+    assert run["accuracy"] is not None
+    monkeypatch.undo()
+    code, folder = train(recipe)
+    assert code == 0
+    run = read_run(folder)
+    assert (run["status"], run["resumed_at"], run["not_saved_since"]) == ("completed", [kept], None)
+    assert (folder / "final.ckpt").exists()
 
 
 def test_a_logger_that_is_not_installed_is_refused(

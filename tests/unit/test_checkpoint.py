@@ -182,7 +182,7 @@ class Trainer:
             lightning_module_state_dict=self.lightning_module.state_dict,
         )
 
-    def save_checkpoint(self, path: Path) -> None:
+    def save_checkpoint(self, path: Path, weights_only: bool = False) -> None:
         self.saved.append(self.global_step)
 
     def run(self, callback: RunCheckpoint, steps: int) -> None:

@@ -9,12 +9,11 @@ the dice are where the next batch finds them.
 
 import logging
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
 
-from trainers.atomic_checkpoint import is_safe
+from trainers.atomic_checkpoint import is_safe, written
 from trainers.fleet.jobs.job_left import JobLeft
 from trainers.fleet.jobs.pass_logs import PassLogs
 from trainers.read_checkpoint import not_allowed
@@ -28,19 +27,6 @@ CANNOT_GO_ON = (
     " allow their classes by torch.serialization.add_safe_globals where you define them"
 )
 log = logging.getLogger(__name__)
-
-
-def written(trainer: L.Trainer, path: Path, weights_only: bool = False) -> bool:
-    """Write a checkpoint, and return whether it is there now. On a full disk it is not: that is
-    logged with its reason, and the file that was there before stays."""
-    before = _file_number(path)
-    trainer.save_checkpoint(path, weights_only=weights_only)
-    return _file_number(path) != before
-
-
-def _file_number(path: Path) -> int | None:
-    """A new file takes the old one's place, so it has another number."""
-    return path.stat().st_ino if path.exists() else None
 
 
 class JobCheckpoint(L.Callback):

@@ -11,9 +11,9 @@ import torch
 from lightning.pytorch.utilities import CombinedLoader
 
 from offload.sizes import parse_size
-from trainers.atomic_checkpoint import AtomicCheckpointIO
+from trainers.atomic_checkpoint import AtomicCheckpointIO, written
 from trainers.fleet.deciding.fleet_error import FleetError
-from trainers.fleet.jobs.job_checkpoint import FINAL, LAST, JobCheckpoint, written
+from trainers.fleet.jobs.job_checkpoint import FINAL, LAST, JobCheckpoint
 from trainers.fleet.jobs.job_program import JobProgram
 from trainers.fleet.jobs.mid_pass_loader import MidPassLoader, in_mid_pass
 from trainers.fleet.jobs.seat import Seat

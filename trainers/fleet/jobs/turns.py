@@ -11,9 +11,9 @@ from typing import Any, NoReturn
 
 import lightning as L
 
+from trainers.atomic_checkpoint import written
 from trainers.fleet.deciding.events import JobMemory
 from trainers.fleet.deciding.fleet_error import FleetError
-from trainers.fleet.jobs.job_checkpoint import written
 from trainers.fleet.jobs.job_left import JobLeft
 from trainers.fleet.jobs.job_strategy import JobStrategy
 from trainers.fleet.jobs.seat import Seat
