@@ -43,7 +43,6 @@ from trainers.fleet.jobs.job_left import JobLeft
 
 log = logging.getLogger(__name__)
 
-FREE_SPACE = "free some space; the same command goes on from the last checkpoint"
 MOST_RETURNS = 20
 """So often an expelled peer joins again."""
 
@@ -82,9 +81,12 @@ def train(config: RunConfig, folder: RunFolder, berth: Berth) -> int:
         if isinstance(error, DeviceLost):
             _say(errors, _how_to_continue(folder))
         return 1
+    except NotSaved as error:
+        _say(errors, f"{error}; {_how_to_continue(folder)}", style="red")
+        return 1
     except Expelled:
         raise
-    except (LossNotFinite, NotSaved, LoaderError, PhaseError, ElasticError) as error:
+    except (LossNotFinite, LoaderError, PhaseError, ElasticError) as error:
         show_traceback()
         _say(errors, "; ".join([str(error), *getattr(error, "__notes__", [])]), style="red")
         return 1
@@ -159,7 +161,7 @@ def train_run(config: RunConfig, folder: RunFolder, berth: Berth) -> None:
             log.info("measuring the accuracy of the final weights")
             run |= judge(trainer, module, data, switch)
         if not saved:
-            raise NotSaved(f"{folder.final} could not be written: {FREE_SPACE}")
+            raise NotSaved(f"{folder.final} could not be written: free some space")
         status = "completed"
     except (Interrupted, JobLeft, KeyboardInterrupt, SystemExit):
         status = "stopped" if berth.stopped() else "interrupted"
@@ -205,7 +207,7 @@ def _write_results(folder: RunFolder, run: dict[str, Any]) -> str | None:
     try:
         folder.write(run)
     except OSError as error:
-        unwritten = f"{folder.run} could not be written ({error}): {FREE_SPACE}"
+        unwritten = f"{folder.run} could not be written ({error}): free some space"
         log.error("%s", unwritten)
         return unwritten
     return None
