@@ -1,6 +1,7 @@
 # make demo      four promises, each against what one would do otherwise, and runs/demo/index.html
 # make demo-long train on its pictures: without reuse, with a cache, with reuse, in half the memory
 # make test      the quick tests, JOBS=2 at a time; make test-ci: what CI runs; make test-all: all
+# make gpu-tests   the tests of the CUDA paths, on the GPU; without one, on a fake one of the CPU
 # make slow-tests  the quick tests, and which of them are dear: 1.0 is a fixed loop on this machine
 # make backends  install DALI and FFCV too (FFCV's system packages by apt), and test the backends
 # make ray       install Ray (500 MB), and test a fleet on two nodes, both of them on this machine
@@ -17,7 +18,7 @@ UV := $(BIN)/uv pip install --quiet --python .venv -c constraints.txt
 ## uv leaves torch's 2,000 files to be compiled at their first import: this keeps what was compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-long test slow-tests test-ci test-all backends ray mutants docs readme check
+.PHONY: help demo demo-long test slow-tests test-ci test-all gpu-tests backends ray mutants docs readme check
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -60,6 +61,11 @@ test-ci: .venv/dev
 
 test-all: .venv/dev
 	$(PYTEST) --tier all
+
+## tests/fakecuda/ plays a GPU where there is none.
+gpu-tests: .venv/dev
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fakecuda/on_gpu.py \
+		$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m gpu tests
 
 ## Without root or sudo, a laptop goes on without FFCV; CI does not.
 .venv/backends: .venv/dev scripts/install_ffcv_packages.sh

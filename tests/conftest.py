@@ -128,6 +128,15 @@ def warm_python() -> Iterator[WarmPython]:
         yield warm
 
 
+@pytest.fixture(autouse=True, scope="session")
+def small_rates() -> None:
+    """The products that measure a GPU take minutes on a fake one (fakecuda/)."""
+    if "FAKE_CUDA" in os.environ:
+        from offload.measuring import calibration
+
+        calibration.ON_GPU = calibration.ON_CPU
+
+
 @pytest.fixture(autouse=True)
 def cold_if_marked(request: pytest.FixtureRequest, warm_python: WarmPython) -> None:
     warm_python.cold = request.node.get_closest_marker("cold") is not None
