@@ -54,7 +54,7 @@ def build() -> Path:
     for tool in ("g++", "nm"):
         if shutil.which(tool) is None:
             raise BuildError(f"the fake GPU is compiled, and there is no {tool} here: install it")
-    includes, runtime = _headers(torch.parent), _runtime(torch.parent)
+    includes, runtime = headers(torch.parent), _runtime(torch.parent)
     BUILDS.mkdir(exist_ok=True)
     made = Path(tempfile.mkdtemp(dir=BUILDS))
     try:
@@ -97,7 +97,7 @@ def _wheels(packages: Path) -> list[Path]:
     return [path for pattern in WHEELS for path in sorted(packages.glob(pattern))]
 
 
-def _headers(packages: Path) -> list[Path]:
+def headers(packages: Path) -> list[Path]:
     """Folders that have all of CUDA's headers together."""
     wheels = [*(wheel / "include" for wheel in _wheels(packages)), packages / TRITONS]
     for folders in (wheels, *([system / "include"] for system in _systems())):

@@ -28,12 +28,12 @@ def tensors(seed: int, dtype: torch.dtype) -> list[torch.Tensor]:
 
 
 def step(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Two attentions in a row, and their gradients."""
+    """Two attentions in a row, and their gradients. cuDNN drops out by sixteenths only."""
     q, k, v, upstream = given
     q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
     with torch.enable_grad():
-        inner = scaled_dot_product_attention(q, k, v, dropout_p=0.3)
-        out = scaled_dot_product_attention(inner, k, v, dropout_p=0.2)
+        inner = scaled_dot_product_attention(q, k, v, dropout_p=0.25)
+        out = scaled_dot_product_attention(inner, k, v, dropout_p=0.125)
         grads: Sequence[torch.Tensor] = torch.autograd.grad(out, (q, k, v), upstream)
     return (out.detach(), *grads)
 
