@@ -1,7 +1,8 @@
 """torchvision's folder of pictures, with its JPEGs decoded straight into the slots.
 
     JPEG                                  our decoder: Pillow's libjpeg, so Pillow's bits
-    anything else, or it is refused       the folder's own loader (Pillow)
+    Resize at the beginning               resized by us, with Pillow's bits (`pixels/resizing.py`)
+    anything else, or it is refused       the folder's own loader (Pillow), and all of its transform
 
 Pictures are not turned by their EXIF, because torchvision's loader does not turn them. With
 decode="scaled", a JPEG is decoded at 1, 2 or 4 eighths of its size where every crop of it that will

@@ -28,7 +28,7 @@ class PicturePart:
     """The first two: in pixels as they were decoded."""
     height: int
     width: int
-    """Of the whole picture, as it was stored."""
+    """Of the whole picture, as it was stored, or resized."""
     eighths: int = 8
     """Of this size it was decoded at so many eighths."""
 
