@@ -3,8 +3,9 @@
     RUN/config.yaml, RUN/elastic/*.jsonl of each peer -> every step again -> its digest against the
     log's; at the end of a run its weights against RUN/final.ckpt
 
-The folders are only read. Together, the logs must reach back to the first step. Exit codes: 0 every
-step is equal, 1 a step differs, 2 a folder holds no run of a swarm, or logs disagree.
+The folders are only read, and classes that config.yaml names are only imported with --trust, as
+their code would run. Together, the logs must reach back to the first step. Exit codes: 0 every step
+is equal, 1 a step differs, 2 a folder holds no run of a swarm, or logs disagree.
 """
 
 import argparse
@@ -20,6 +21,9 @@ from perfect.command_line import importing, new_parser, run_command
 def main(argv: Sequence[str] | None = None) -> int:
     parser = new_parser("perfect-replay", "Train a swarm's run again.")
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a peer's run folder")
+    parser.add_argument(
+        "--trust", action="store_true", help="import the classes that config.yaml names"
+    )
     return run_command(parser, _replay, argv)
 
 
@@ -28,6 +32,8 @@ def _replay(args: argparse.Namespace) -> int:
     with importing():
         from rich.console import Console
 
+        from loaders import LoaderError
+        from offload import OffloadError
         from perfect.commands.replaying import replay
         from perfect.errors import PerfectError
         from trainers.elastic.errors import ElasticError, ReplayDiffers
@@ -36,11 +42,11 @@ def _replay(args: argparse.Namespace) -> int:
     for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
-        said = replay(args.runs, console)
+        said = replay(args.runs, console, trust=args.trust)
     except ReplayDiffers as error:
         console.print(f"different: {error}", highlight=False, markup=False)
         return 1
-    except (PerfectError, ElasticError) as error:
+    except (PerfectError, ElasticError, LoaderError, OffloadError) as error:
         Console(stderr=True, soft_wrap=True).print(str(error), highlight=False, markup=False)
         return 2
     console.print(said, highlight=False)

@@ -14,6 +14,7 @@ May import: callbacks, config, errors, loaders, loaders.adopting, loaders.backen
 
 from perfect.assembly.berth import Berth, berth_alone, berth_in_fleet
 from perfect.assembly.data import Data, build_data, split_holdout
+from perfect.assembly.own_class import named_classes
 from perfect.assembly.phase_plan import build_phase_switch, build_phases
 from perfect.assembly.run import build_module, build_trainer
 from perfect.assembly.strategy import to_blame, watched
@@ -32,6 +33,7 @@ __all__ = [
     "build_phases",
     "build_trainer",
     "check_node",
+    "named_classes",
     "split_holdout",
     "to_blame",
     "watched",

@@ -8,7 +8,7 @@ does not fit is an error with its line.
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -113,9 +113,9 @@ def _ours(config: AugmentConfig) -> Geometric:
 
 
 def _own(config: OwnAugmentConfig, key: str) -> Any:
-    made = _constructed({"class_path": config.class_path, "init_args": config.init_args}, key)
-    if not callable(made):
+    if not issubclass(load_class(config.class_path or "", f"{key}.class_path"), Callable):
         raise BuildError(f"{key}.class_path", f"{config.class_path} cannot be called on a picture")
+    made = _constructed({"class_path": config.class_path, "init_args": config.init_args}, key)
     modules = (kind.__module__ for kind in inspect.getmro(type(made)))
     theirs = any(module.partition(".")[0] == "albumentations" for module in modules)
     return OfAlbumentations(made) if theirs else made

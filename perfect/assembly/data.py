@@ -274,12 +274,12 @@ def _small_buffer(config: RunConfig, each: int) -> Iterator[BuildError]:
 
 def _own_data(config: RunConfig, prepare: bool) -> Data:
     made = load_class(config.data.class_path or "", "data.class_path")
-    datamodule = construct(made, config.data.init_args, "data.init_args")
-    if not isinstance(datamodule, L.LightningDataModule):
+    if not issubclass(made, L.LightningDataModule):
         raise BuildError(
             "data.class_path",
             f"{config.data.class_path} is not a lightning.LightningDataModule: derive it from one",
         )
+    datamodule = construct(made, config.data.init_args, "data.init_args")
     if prepare:
         datamodule.prepare_data()
     try:

@@ -1,4 +1,7 @@
-"""Loads and constructs a user's class that the YAML names by `class_path`."""
+"""Loads and constructs a user's class that the YAML names by `class_path`.
+
+What is no class is refused before it is called: its name may lead to any function.
+"""
 
 import importlib
 import os
@@ -16,7 +19,17 @@ def construct(made: Callable[..., Any], arguments: dict[str, Any], key: str) -> 
         raise BuildError(key, f"the class does not take them: {error}; change them") from error
 
 
-def load_class(path: str, key: str) -> Callable[..., Any]:
+def named_classes(section: object) -> list[str]:
+    """Return every class_path in a section of a configuration, and in the sections below it."""
+    if isinstance(section, list):
+        return [path for part in section for path in named_classes(part)]
+    if not isinstance(section, dict):
+        return []
+    path = section.get("class_path")
+    return [*([] if path is None else [str(path)]), *named_classes([*section.values()])]
+
+
+def load_class(path: str, key: str) -> type[Any]:
     """Import `mypkg.module.Class`, also from the folder in which the command runs."""
     module, _, name = path.rpartition(".")
     if os.getcwd() not in sys.path:
@@ -24,7 +37,7 @@ def load_class(path: str, key: str) -> Callable[..., Any]:
         # shadows nothing.
         sys.path.append(os.getcwd())
     try:
-        return getattr(importlib.import_module(module), name)
+        found = getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if f"{module}.".startswith(f"{missing}."):
@@ -39,3 +52,6 @@ def load_class(path: str, key: str) -> Callable[..., Any]:
         raise BuildError(
             key, f"'{path}' cannot be imported: {error}; give package.module.Class, found from here"
         ) from error
+    if not isinstance(found, type):
+        raise BuildError(key, f"'{path}' is not a class: give package.module.Class")
+    return found

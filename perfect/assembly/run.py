@@ -50,13 +50,12 @@ LOG_EVERY_STEPS = 10
 def build_module(config: RunConfig, num_classes: int | None) -> L.LightningModule:
     if config.model.class_path is not None:
         made = load_class(config.model.class_path, "model.class_path")
-        module = construct(made, config.model.init_args, "model.init_args")
-        if not isinstance(module, L.LightningModule):
+        if not issubclass(made, L.LightningModule):
             raise BuildError(
                 "model.class_path",
                 f"{config.model.class_path} is not a lightning.LightningModule: derive it from one",
             )
-        return module
+        return construct(made, config.model.init_args, "model.init_args")
     classes = config.model.num_classes or num_classes
     if classes is None:
         raise BuildError(

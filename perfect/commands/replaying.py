@@ -1,13 +1,14 @@
 """Trains a swarm's run again in one process, from its logs, and compares what it comes to."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
 from rich.console import Console
+from torch import Tensor
 
 from offload.sizes import say_count
 from perfect.assembly import (
@@ -17,9 +18,12 @@ from perfect.assembly import (
     build_module,
     build_phase_switch,
     build_trainer,
+    named_classes,
 )
-from perfect.config.schema import CheckpointConfig, PlateauSwitch, RunConfig
+from perfect.config.schema import CheckpointConfig, PlateauSwitch, RunConfig, dump_config
 from perfect.config.yaml_reader import read_config
+from perfect.errors import RunError
+from perfect.runs.folder import read_checkpoint
 from perfect.runs.record import RunLog
 from trainers.elastic.errors import LogDamaged, ReplayDiffers
 from trainers.elastic.peer.replay_strategy import ReplayStrategy
@@ -28,10 +32,17 @@ NEVER = 1 << 60
 """So many steps no run has."""
 
 
-def replay(runs: Sequence[Path], console: Console) -> str:
-    """Return what is equal. Raise `ReplayDiffers` with the first step that is not."""
+def replay(runs: Sequence[Path], console: Console, *, trust: bool = False) -> str:
+    """Return what is equal. Raise `ReplayDiffers` with the first step that is not. `trust`: import
+    the classes that the configuration names, which runs their code."""
     logs = [log for run in runs for log in _logs_of(run)]
     config = read_config(runs[0] / "config.yaml")[0]
+    named = ", ".join(named_classes(dump_config(config)))
+    if named and not trust:
+        raise RunError(
+            f"{runs[0] / 'config.yaml'} names {named}, whose import may run any code; give --trust"
+            " if you trust who wrote the folder and the code"
+        )
     budget = None if config.offload is None else config.offload.budget
     strategy = ReplayStrategy(logs, budget=budget)
     if not strategy.history.steps:
@@ -39,14 +50,18 @@ def replay(runs: Sequence[Path], console: Console) -> str:
             f"the logs of {', '.join(map(str, runs))} do not reach back to the first step: give the"
             " folders of peers that were there, too"
         )
+    finals = {
+        final: read_checkpoint(final, "compare the steps alone").get("state_dict", {})
+        for final in (run / "final.ckpt" for run in runs)
+        if final.exists()
+    }
     with tempfile.TemporaryDirectory(prefix="perfect-replay-") as scratch:
         module, ended = _train(config, berth_in_replay(console, strategy), Path(scratch))
     said = f"equal: {say_count(strategy.replayed.compared, 'step')}"
-    finals = [run / "final.ckpt" for run in runs if (run / "final.ckpt").exists()]
     if not ended or not finals:
         return said
-    for final in finals:
-        _compare(module, final)
+    for final, theirs in finals.items():
+        _compare(module.state_dict(), theirs, final)
     return f"{said}, and the final weights"
 
 
@@ -61,9 +76,13 @@ def _logs_of(run: Path) -> list[Path]:
 
 def _train(config: RunConfig, berth: Berth, scratch: Path) -> tuple[L.LightningModule, bool]:
     """Return the trained module, and whether all phases have ended."""
-    config = config.model_copy(
-        update={"loggers": [], "checkpoint": CheckpointConfig(every_steps=NEVER), "elastic": None}
-    )
+    without: dict[str, Any] = {
+        "loggers": [],
+        "checkpoint": CheckpointConfig(every_steps=NEVER),
+        "elastic": None,
+        "loader": config.loader.model_copy(update={"cache": None}),  # it would write a folder
+    }
+    config = config.model_copy(update=without)
     L.seed_everything(config.seed, verbose=False)
     data = build_data(config)
     try:
@@ -87,9 +106,17 @@ def _train(config: RunConfig, berth: Berth, scratch: Path) -> tuple[L.LightningM
         data.close()
 
 
-def _compare(module: L.LightningModule, final: Path) -> None:
-    theirs = torch.load(final, map_location="cpu", weights_only=True)["state_dict"]
-    mine = module.state_dict()
-    for name, value in theirs.items():
-        if not torch.equal(value, mine[name].cpu()):
+def _compare(mine: Mapping[str, Tensor], theirs: Mapping[str, Any], final: Path) -> None:
+    if odd := sorted(map(str, mine.keys() ^ theirs.keys())):
+        raise ReplayDiffers(f"{final} and the replay do not both have {', '.join(odd[:5])}")
+    for name, value in mine.items():
+        if not _is_equal(value.cpu(), theirs[name]):
             raise ReplayDiffers(f"{name} in {final} is not what the replay comes to")
+
+
+def _is_equal(mine: Tensor, other: Any) -> bool:
+    """Whether this is the same tensor. `torch.equal` raises for tensors of different kinds."""
+    if not isinstance(other, Tensor):
+        return False
+    kinds = [(tensor.dtype, tensor.layout, tensor.device) for tensor in (mine, other)]
+    return kinds[0] == kinds[1] and torch.equal(mine, other)

@@ -15,6 +15,7 @@ import os
 import pickle
 from collections.abc import Collection
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -78,27 +79,10 @@ class RunFolder:
             os.replace(part, self.config)  # a kill must not leave half a file: it would be refused
 
     def checkpoint_step(self) -> int | None:
-        """Return the optimizer steps of the newest checkpoint, or None if there is none.
-
-        A pickled object may run any code when it is loaded, so only tensors, containers and plain
-        values are loaded, and what a user allowed with `torch.serialization.add_safe_globals`."""
+        """Return the optimizer steps of the newest checkpoint, or None if there is none."""
         if not self.checkpoint.exists():
             return None
-        try:
-            saved = torch.load(self.checkpoint, map_location="cpu", weights_only=True, mmap=True)
-            return int(saved["global_step"])
-        except (OSError, RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:
-            if names := _classes_not_loaded(self.checkpoint):
-                short = ", ".join(name.rpartition(".")[2] for name in names)
-                raise FolderError(
-                    f"{self.checkpoint} was not loaded: it holds objects of {', '.join(names)}, and"
-                    " loading them may run code out of the file. If you trust who wrote it, add"
-                    f" torch.serialization.add_safe_globals([{short}])"
-                    " to the file of your module"
-                ) from error
-            raise FolderError(
-                f"{self.checkpoint} is damaged ({error}): delete it to start this run anew"
-            ) from error
+        return read_checkpoint(self.checkpoint, "start this run anew")["global_step"]
 
     def resumed_at(self, step: int | None) -> list[int]:
         before = list(self.read().get("resumed_at", []))
@@ -118,6 +102,44 @@ class RunFolder:
     @rank_zero_only
     def write(self, run: dict[str, Any]) -> None:
         write_run(self.run, run)
+
+
+CHECKPOINT = MappingProxyType(
+    {
+        "global_step": int, "epoch": int, "state_dict": dict, "loops": dict, "callbacks": dict,
+        "optimizer_states": list, "lr_schedulers": list,
+    }
+)  # fmt: skip
+"""The types of what Lightning writes. A checkpoint of weights alone lacks some of it."""
+
+
+def read_checkpoint(path: Path, without: str) -> dict[str, Any]:
+    """Return what a checkpoint holds. Raise `FolderError` with its name if it is none; deleting it
+    is how to do what `without` says.
+
+    A pickled object may run any code when it is loaded, so only tensors, containers and plain
+    values are loaded, and what a user allowed with `torch.serialization.add_safe_globals`."""
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        if not isinstance(saved, dict):
+            raise ValueError(f"it holds a {type(saved).__name__}, not a mapping")
+        found = {"global_step": None, **saved}
+        for key, kind in CHECKPOINT.items():
+            if key in found and (not isinstance(found[key], kind) or isinstance(found[key], bool)):
+                raise ValueError(f"its {key} is of the type {type(found[key]).__name__}")
+        return saved
+    except Exception as error:  # of a damaged file: whatever its reader raises
+        if names := _classes_not_loaded(path):
+            short = ", ".join(name.rpartition(".")[2] for name in names)
+            raise FolderError(
+                f"{path} was not loaded: it holds objects of {', '.join(names)}, and loading them"
+                " may run code out of the file. If you trust who wrote it, add"
+                f" torch.serialization.add_safe_globals([{short}]) to the file of your module"
+            ) from error
+        # What torch says of a pickle advises to load it as code.
+        pickled = isinstance(error, pickle.UnpicklingError)
+        why = "it cannot be unpickled" if pickled else " ".join(str(error).split())[:200]
+        raise FolderError(f"{path} is damaged ({why}): delete it to {without}") from error
 
 
 def _classes_not_loaded(checkpoint: Path) -> list[str]:
