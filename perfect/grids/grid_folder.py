@@ -42,8 +42,13 @@ class GridFolder:
             raise FolderError(
                 f"{self.path} is not empty and holds no grid (no grid.yaml): give another --out"
             )
-        self.path.mkdir(parents=True, exist_ok=True)
-        _write(self.grid, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            _write(self.grid, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
+        except OSError as error:
+            raise FolderError(
+                f"{self.path} cannot be written ({error}): free some space, or give another --out"
+            ) from error
 
     def _compare(self, mine: dict[str, Any]) -> None:
         try:

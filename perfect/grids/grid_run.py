@@ -80,14 +80,14 @@ def _records(grid: Grid, folder: GridFolder, fleet: Fleet, status: str, console:
     if not result.jobs:
         return  # it was refused before it began
     results = grid_results(grid, folder.path, result, status)
-    folder.write(results)
     console.print(result_table(results, runs_of(folder.path, results)))
     for failure in failures(result):
         _say(console, failure, style="red")
     try:
+        folder.write(results)
         write_fleet_page(folder.path)
     except (RunError, OSError) as error:  # it must not hide the error that ended the fleet
-        _say(console, f"the report could not be written: {error}")
+        _say(console, f"the results could not be written: {error}")
         return
     _say(console, f"report: {folder.report}")
 

@@ -5,7 +5,7 @@
     {"at": 1763887420.0, "program": "ends"}          and "begins", when it goes on
 
 It is for the report (perfect/report/fleet_record.py reads it). A kill loses nothing but how long
-the last states went on.
+the last states went on, and a full disk only what it has no room for.
 """
 
 import time
@@ -50,4 +50,4 @@ class Timeline:
 
     def _write(self, row: dict[str, Any]) -> None:
         assert self._file is not None
-        self._file.write({"at": round(self._clock(), 3), **row})
+        self._file.write_if_it_fits({"at": round(self._clock(), 3), **row})

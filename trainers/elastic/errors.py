@@ -6,7 +6,7 @@ ElasticError
   Expelled         this peer is no member any more, and can join again
   SwarmRefused     the swarm does not take this peer
   SwarmStopped     every member ends the run, for example because a loss is no number
-  LogDamaged       a swarm's log that cannot be read, or logs that disagree
+  LogDamaged       a swarm's log that cannot be read or begun, or logs that disagree
   ReplayDiffers    a step that comes to other gradients than the log says
   CannotBeElastic  a module, loader or Trainer that a swarm cannot train exactly
 """
@@ -45,9 +45,9 @@ class SwarmStopped(ElasticError):
 
 
 class LogDamaged(ElasticError):
-    """A log of a swarm cannot be read, or logs disagree.
+    """A log of a swarm cannot be read or begun, or logs disagree.
 
-    Give `perfect-replay` the logs of other peers of the same run.
+    Give `perfect-replay` the logs of other peers of the same run; free some space for a new one.
     """
 
 

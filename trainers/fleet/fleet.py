@@ -305,7 +305,13 @@ class Fleet:
             if isinstance(event, FleetSettings):
                 state = _with_settings(state, replace(event, rule=settings.rule))
                 continue
-            state, _ = decide(before := state, event)
+            try:
+                state, _ = decide(before := state, event)
+            except Exception as error:  # whatever comes of events that nobody can have written
+                raise FleetError(
+                    f"{self._journal.path} is damaged ({event} cannot come there: {error!r}):"
+                    " delete the folder to begin anew"
+                ) from error
             self._note(event)
             self._tell_ends(before, state)
         unknown = set(state.jobs) - set(self._jobs)

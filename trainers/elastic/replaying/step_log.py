@@ -16,13 +16,17 @@ The logs of several peers together are one history: where they overlap they must
 had the state any more, a peer begins with its checkpoint, and the swarm makes the steps after it
 once more: what any peer had logged of them before is void. Each such life of a run is an era
 (deciding/era.py), which says so; the times are for people. A log without eras is taken for one.
+
+A peer whose disk is full trains on, and its log lacks lines: replaying needs those of other peers.
+It does not begin without the line that says with what, because the lines after it depend on that.
 """
 
-import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from trainers.elastic.commits.commit import Commit
@@ -30,10 +34,21 @@ from trainers.elastic.deciding.era import UNKNOWN, Era, TwoLives, steps_that_cou
 from trainers.elastic.deciding.peer_figures import PeerFigures
 from trainers.elastic.deciding.view import View
 from trainers.elastic.errors import LogDamaged
-from trainers.json_lines import JsonLines, whole_lines
+from trainers.json_lines import JsonLines, checked, fits, read_object, whole_lines
 
 Source = Literal["nothing", "checkpoint", "member"]
 """What a peer begins with: the first weights, a checkpoint of its own, or a member's state."""
+FORMS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "run": {"run": {"lanes": int}},
+        "begins": {"begins": int, "with": str},
+        "generation": {"generation": int, "members": list[str], "step": int},
+        "gap": {"gap": float, "why": str, "step": int},
+        "commit": {"commit": int, "added": list[tuple[str, list[int]]], "digest": str},
+        "peers": {"peers": list[tuple[str, int, float, int]]},
+    }
+)
+"""What a line has beside its time, by a key of it."""
 
 
 class StepLog:
@@ -42,16 +57,19 @@ class StepLog:
     def __init__(
         self, path: Path, run: Mapping[str, Any], clock: Callable[[], float] = time.time
     ) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         self._clock = clock
-        self._file = JsonLines(path)
+        self._path = path
         self._era = UNKNOWN
-        self._write({"run": dict(run)})
+        with self._told():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = JsonLines(path)
+            self._file.write(self._timed({"run": dict(run)}))
 
     def begins(self, step: int, source: Source, era: Era) -> None:
         """Note with which state this peer begins, and of which life of the run it is."""
         self._era = era.id
-        self._write({"begins": step, "with": source, "era": era.plain()})
+        with self._told():
+            self._file.write(self._timed({"begins": step, "with": source, "era": era.plain()}))
 
     def generation(self, view: View, step: int) -> None:
         members = list(view.names)
@@ -70,7 +88,20 @@ class StepLog:
         self._write({"commit": commit.step, "added": added, **more, "digest": commit.digest})
 
     def _write(self, line: Mapping[str, Any]) -> None:
-        self._file.write({**line, "time": round(self._clock(), 3)})
+        self._file.write_if_it_fits(self._timed(line))
+
+    def _timed(self, line: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {**line, "time": round(self._clock(), 3)}
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise LogDamaged(
+                f"{self._path} cannot be written ({error}): free some space, or begin this peer in"
+                " another folder"
+            ) from error
 
     def close(self) -> None:
         self._file.close()
@@ -149,9 +180,24 @@ def read_lines(path: Path) -> list[Mapping[str, Any]]:
 def _lines(path: Path) -> Iterable[tuple[int, Mapping[str, Any]]]:
     for number, line in enumerate(whole_lines(path), start=1):
         try:
-            yield number, json.loads(line)
-        except ValueError as error:
-            raise LogDamaged(f"{path}:{number} is no JSON: {error}") from error
+            told = read_object(line)
+            _check(told)
+        except (ValueError, TypeError) as error:
+            raise LogDamaged(
+                f"{path}:{number} is damaged ({error}): move this file out of its folder; what it"
+                " tells is then known from the logs of other peers alone"
+            ) from error
+        yield number, told
+
+
+def _check(told: Mapping[str, Any]) -> None:
+    """Raise `TypeError` if a line is not as `StepLog` writes it."""
+    if not fits(told, {"time": float}):
+        raise TypeError("it has no time")
+    if wrong := [key for key, form in FORMS.items() if key in told and not fits(told, form)]:
+        raise TypeError(f"{wrong[0]} is not as a log has it")
+    if "begins" in told and "era" in told:
+        checked(Era.of_plain(told["era"]))
 
 
 def _commit(told: Mapping[str, Any]) -> LoggedCommit:

@@ -19,7 +19,7 @@ from typing import IO, Any
 from trainers.fleet.deciding.events import EVENTS, Event, JobMemory
 from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.deciding.fleet_state import FleetSettings
-from trainers.json_lines import JsonLines, whole_lines
+from trainers.json_lines import JsonLines, checked, read_object, whole_lines
 
 LOCK = "fleet.lock"
 
@@ -39,10 +39,16 @@ class Journal:
         """Open the journal for writing, and return the events that it has, with the settings under
         which they happened before them. `fleet`: what must stay the same. Raise `FleetError` if the
         journal is another's, or another process has it open."""
-        self._lock.take()
-        lines = whole_lines(self.path)
-        if not lines:
+        try:
+            self._lock.take()
+            lines = whole_lines(self.path)
             self._file = JsonLines(self.path)
+        except OSError as error:
+            raise FleetError(
+                f"{self.path} cannot be written ({error}): make its folder writable, or give"
+                " another one"
+            ) from error
+        if not lines:
             self._write({"fleet": dict(fleet)})
             return []
         theirs = self._parsed(lines[0], 1).get("fleet")
@@ -51,9 +57,7 @@ class Journal:
                 f"{self.path} is the journal of another fleet: {theirs} there, {dict(fleet)} here."
                 " Give another folder, or delete this one"
             )
-        past = [self._event(line, number) for number, line in enumerate(lines[1:], start=2)]
-        self._file = JsonLines(self.path)
-        return past
+        return [self._event(line, number) for number, line in enumerate(lines[1:], start=2)]
 
     def begin(self, settings: FleetSettings) -> None:
         """Note the settings of this process. The rule is not kept: `open` has compared it."""
@@ -75,28 +79,23 @@ class Journal:
 
     def _parsed(self, line: str, number: int) -> dict[str, Any]:
         try:
-            found = json.loads(line)
+            return read_object(line)
         except ValueError as error:
             raise FleetError(
                 f"{self.path}:{number} is damaged ({error}): delete the folder to begin anew"
             ) from error
-        if not isinstance(found, dict):
-            raise FleetError(
-                f"{self.path}:{number} is damaged (it is {line!r}): delete the folder to begin anew"
-            )
-        return found
 
     def _event(self, line: str, number: int) -> Event | FleetSettings:
         found = self._parsed(line, number)
         try:
             if "settings" in found:
-                return FleetSettings(**found["settings"])
+                return checked(FleetSettings(**found["settings"]))
             kind = KINDS[found.pop("event")]
             if "memory" in found:
-                found["memory"] = JobMemory(**found["memory"])
+                found["memory"] = checked(JobMemory(**found["memory"]))
             if "waits_for" in found:
                 found["waits_for"] = tuple(found["waits_for"])
-            return kind(**found)
+            return checked(kind(**found))
         except (KeyError, TypeError) as error:
             raise FleetError(
                 f"{self.path}:{number} is no event of this version ({error}): delete the folder to"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainers.fleet.deciding.fleet_error import FleetError
+from trainers.json_lines import fits, read_object
 
 SEARCH_FILE = "search.json"
 
@@ -44,7 +45,10 @@ class AskedTrials:
         if not self._path.exists():
             return {}
         try:
-            return json.loads(self._path.read_text(encoding="utf-8"))
+            asked = read_object(self._path.read_text(encoding="utf-8"))
+            if not fits([*asked.values()], list[dict]):
+                raise ValueError("the parameters of a job are no object")
+            return asked
         except ValueError as error:
             raise FleetError(
                 f"{self._path} is damaged ({error}): delete the fleet's folder to begin anew"
@@ -52,10 +56,16 @@ class AskedTrials:
 
     def _write(self, asked: Mapping[str, Any]) -> None:
         """Replace the file as a whole, so that a kill leaves the old one or the new one."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         new = self._path.with_suffix(".new")
-        with new.open("w", encoding="utf-8") as file:
-            json.dump(asked, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(self._path)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with new.open("w", encoding="utf-8") as file:
+                json.dump(asked, file, indent=1)
+                file.flush()
+                os.fsync(file.fileno())
+            new.replace(self._path)
+        except OSError as error:
+            raise FleetError(
+                f"{self._path} could not be written ({error}): free some space; the same program"
+                " then goes on"
+            ) from error
