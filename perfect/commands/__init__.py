@@ -2,6 +2,7 @@
 
 May import: assembly, callbacks, command_line, config, errors, loaders, loaders.cache,
     loaders.order, loaders.slots, method, offload, offload.memory, offload.sizes,
-    report, runs, trainers, trainers.elastic, trainers.elastic.deciding, trainers.elastic.peer,
-    trainers.fleet.jobs, trainers.lightning_seams.
+    report, runs, trainers, trainers.atomic_checkpoint, trainers.elastic,
+    trainers.elastic.deciding, trainers.elastic.peer, trainers.fleet.jobs,
+    trainers.lightning_seams.
 """
