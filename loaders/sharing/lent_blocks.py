@@ -66,6 +66,7 @@ class LentBlocks:
         number, self._made = self._made, self._made + 1
         file = os.memfd_create("perfect-batch")
         try:
+            os.fchmod(file, 0o600)
             os.ftruncate(file, nbytes)
             self._areas[number] = mmap(file, nbytes)
             packed.write(self._areas[number])

@@ -35,7 +35,7 @@ from typing import Any, Literal, NoReturn, cast
 from loaders.errors import PassEnded, SampleTimeout, SourceError, WorkerDied
 from loaders.slots.leaves import Chunk, Sample
 from loaders.sources.datasets import counts_of
-from loaders.workers import worker
+from loaders.workers import fork_server, worker
 from loaders.workers.endings import how_it_ended, too_long
 from loaders.workers.staging import IDLE, PROGRESS, Staging, mapped, unpack
 from loaders.workers.worker import Reply, Request, WorkerPlace
@@ -250,7 +250,7 @@ class WorkerProcess:
         forked = self.start_method == "fork"
         payloads = [] if forked else self._payloads()
         if self.start_method == "forkserver":
-            context.set_forkserver_preload([worker.__name__])  # so the server imports torch once
+            fork_server.prepare(worker.__name__)  # it imports torch once
         ours, theirs = context.Pipe()
         inherited = (ours, self.dataset, self.place) if forked else None
         process = context.Process(

@@ -175,6 +175,8 @@ def mapped(pipe: Connection, area_bytes: int) -> mmap:
 
 def _nameless_file() -> int:
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("perfect-staging")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
+        file = os.memfd_create("perfect-staging")
+        os.fchmod(file, 0o600)
+        return file
+    with tempfile.TemporaryFile() as named:
+        return os.dup(named.fileno())
