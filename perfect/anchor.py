@@ -48,6 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--insecure-network", action="store_true", help="allow to listen on all interfaces"
     )
+    parser.add_argument(
+        "--loose-key", action="store_true", help="take a secret file that others may use"
+    )
     return run_command(parser, lambda args: _listen(parser, args), argv)
 
 
@@ -63,7 +66,7 @@ def _listen(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
         anchor = Anchor(
             address.host,
             address.port,
-            read_secret(args.secret_file),
+            read_secret(args.secret_file, loose=args.loose_key),
             settings,
             insecure_network=args.insecure_network,
             tell=_tell,

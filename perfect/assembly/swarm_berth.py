@@ -35,7 +35,7 @@ from trainers.elastic.wire import (
 def check_node(given: ElasticConfig) -> None:
     """Raise `BuildError` if this machine cannot be a peer as the section says."""
     try:
-        read_secret(given.secret_file)
+        read_secret(given.secret_file, loose=given.loose_key)
         if given.host is not None:
             check_host(given.host, given.insecure_network)
     except SecretError as error:
@@ -65,6 +65,7 @@ def berth_in_swarm(console: Console, folder: RunFolder, join: str, name: str = "
                 host=given.host or "",
                 name=name,
                 insecure_network=given.insecure_network,
+                loose_key=given.loose_key,
                 alike=shared_keys(dump_config(config)),
                 budget=None if config.offload is None else config.offload.budget,
             )

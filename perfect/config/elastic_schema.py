@@ -48,6 +48,8 @@ class ElasticConfig(Section):
     anchor)."""
     insecure_network: Flag = False
     """Allows a host that offers the unprotected traffic of gradients to every network."""
+    loose_key: Flag = False
+    """Allows a secret file that others may use, as where a container cannot set modes."""
     peers: Count | None = None
     """So many peers --check reckons with. A run takes whoever comes."""
     network: Bandwidth | None = None
@@ -57,5 +59,13 @@ class ElasticConfig(Section):
     measured it)."""
 
 
-OF_A_NODE = ("secret_file", "host", "insecure_network", "peers", "network", "seconds_per_sample")
+OF_A_NODE = (
+    "secret_file",
+    "host",
+    "insecure_network",
+    "loose_key",
+    "peers",
+    "network",
+    "seconds_per_sample",
+)
 """These keys may differ from node to node, and from one start of a peer to the next."""

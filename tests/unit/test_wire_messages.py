@@ -76,34 +76,6 @@ def test_a_prefix_that_is_none_is_refused(prefix: bytes, said: str) -> None:
 GOOD = {"kind": "k", "fields": {}, "payloads": []}
 
 
-@pytest.mark.parametrize(
-    ("header", "said"),
-    [
-        (b"\xff\xfe{}", "no JSON"),
-        (b"{", "no JSON"),
-        (b"[" * 100_000, "no JSON"),
-        (b"9" * 10_000, "no JSON"),
-        ([], "not exactly kind, fields and payloads"),
-        ({"kind": "k", "fields": {}}, "not exactly kind, fields and payloads"),
-        (GOOD | {"more": 1}, "not exactly kind, fields and payloads"),
-        (GOOD | {"kind": ""}, "is no text"),
-        (GOOD | {"kind": 3}, "is no text"),
-        (GOOD | {"fields": []}, "of another type"),
-        (GOOD | {"payloads": {}}, "of another type"),
-        (GOOD | {"payloads": [4]}, r"is no \[size, dtype, shape\]: 4"),
-        (GOOD | {"payloads": [[-1, "", []]]}, r"is no \[size"),
-        (GOOD | {"payloads": [[True, "", []]]}, r"is no \[size"),
-        (GOOD | {"payloads": [[1.5, "", []]]}, r"is no \[size"),
-        (GOOD | {"payloads": [[4, 1, []]]}, r"is no \[size"),
-        (GOOD | {"payloads": [[4, "", [-2]]]}, r"is no \[size"),
-        (GOOD | {"payloads": [[4, "", "x"]]}, r"is no \[size"),
-    ],
-)
-def test_a_header_that_is_none_is_refused(header: object, said: str) -> None:
-    with pytest.raises(BadFrame, match=said):
-        received(frame_of(header))
-
-
 def test_payloads_above_the_limit_are_refused_before_memory_is_taken_for_them() -> None:
     size = 1 << 60  # Nobody has that much.
     header = GOOD | {"payloads": [[5, "", []], [size, "", []]]}

@@ -16,10 +16,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
+from trainers.elastic.anchor.kinds import TO_ANCHOR
 from trainers.elastic.anchor.meeting_place import MeetingPlace
 from trainers.elastic.deciding.roster import Roster, Settings
 from trainers.elastic.deciding.roster_words import (
@@ -35,6 +36,7 @@ from trainers.elastic.deciding.roster_words import (
 )
 from trainers.elastic.deciding.view import Member, View
 from trainers.elastic.wire import (
+    BadFrame,
     Channel,
     ChannelClosed,
     Listener,
@@ -50,6 +52,9 @@ log = logging.getLogger(__name__)
 
 SEND_SECONDS = 2.0
 """A peer that takes nothing for so long is as good as gone."""
+HELLO_SECONDS = 5.0
+"""Who has been let in and says nothing for so long is cut off."""
+LAST_SECONDS = 0.2
 JOIN_SECONDS = 5.0
 PROBE_SECONDS = 0.5
 ASK_SECONDS = 0.1
@@ -177,22 +182,43 @@ class Anchor:
                 return
             self._tell_refusals()
             self._open.append(channel)
-            self._begin(partial(self._listen, channel), "anchor-peer")
+            try:
+                self._begin(partial(self._listen, channel), "anchor-peer")
+            except RuntimeError as error:  # The system has no thread left.
+                self._tell(f"{channel.peer} is cut off: {error}")
+                self._open.remove(channel)
+                channel.close()
 
     def _tell_refusals(self) -> None:
         for refusal in self._listener.refusals():
             self._tell(f"not let in: {refusal}")
 
     def _listen(self, channel: Channel) -> None:
-        why = "its connection was closed"
+        why, has_greeted = "its connection was closed", False
         try:
             while True:
-                self._queue.put(Heard(channel, channel.receive(None)))
+                message = channel.receive(None if has_greeted else HELLO_SECONDS)
+                message = replace(message, fields=message.typed(TO_ANCHOR))
+                if (message.kind == "hello") is has_greeted:
+                    raise BadFrame("a peer says 'hello' first, and once")
+                has_greeted = True
+                self._queue.put(Heard(channel, message))
         except WireError as error:
             why = str(error)
+            if isinstance(error, BadFrame | WireTimeout):
+                self._tell(f"{channel.peer} is cut off: {why}")
+                self._cut_off(channel, why)
         finally:
             channel.close()
             self._queue.put(Heard(channel, None, why, self._is_death(channel)))
+
+    def _cut_off(self, channel: Channel, why: str) -> None:
+        """Say why. What has come meanwhile is read, since the system drops what was said to a peer
+        whose messages lie unread."""
+        self._send(channel, "refuse", why=f"the anchor cuts this peer off: {why}")
+        with contextlib.suppress(WireError):
+            for _ in range(10):
+                channel.receive(LAST_SECONDS)
 
     def _is_death(self, channel: Channel) -> bool:
         """Whether a closed connection is the end of the peer. Where it knows other anchors, it may
@@ -225,11 +251,7 @@ class Anchor:
         elif message.kind == "hello":
             self._hello(channel, message)
         elif name is not None and self._channels.get(name) is channel:
-            try:
-                self._said(name, message)
-            except (KeyError, TypeError, ValueError) as error:
-                self._tell(f"{name} said {message.kind!r} in a way that is not known: {error!r}")
-                channel.close()
+            self._said(name, message)
 
     def _gone(self, channel: Channel, name: str | None, why: str, *, certain: bool) -> None:
         with contextlib.suppress(ValueError):
@@ -252,13 +274,9 @@ class Anchor:
 
     def _hello(self, channel: Channel, message: Message) -> None:
         fields, now = message.fields, self._now()
-        member = Member(**fields["member"])
-        if why := self._differs(Manifest.of(fields["manifest"])):
+        member, view = fields["member"], fields["view"]
+        if why := self._refusal(member.name, view, Manifest.of(fields["manifest"])):
             self._tell(f"{member.name} is refused: {why}")
-            self._send(channel, "refuse", why=why)
-            return
-        if member.name in self.roster.peers and fields["view"] is None:
-            why = f"a peer named {member.name} is there already: give every peer a name of its own"
             self._send(channel, "refuse", why=why)
             return
         self._channels[member.name], self._names[channel] = channel, member.name
@@ -266,18 +284,23 @@ class Anchor:
         settings = self.roster.settings
         about = {"heartbeat": settings.heartbeat, "min_peers": settings.min_peers}
         self._send(channel, "welcome", **about)
-        if fields["view"] is None:
+        if view is None:
             self._tell(f"{member.name} has come")
             self._say(self.roster.came(member, fields["has_step"], now))
         else:
             self._tell(f"{member.name} has come back")
-            self._say(self.roster.came_back(member, view_of(fields["view"]), fields["step"], now))
+            self._say(self.roster.came_back(member, view, fields["step"], now))
 
-    def _differs(self, theirs: Manifest) -> str:
+    def _refusal(self, name: str, view: View | None, theirs: Manifest) -> str:
+        if view is not None and name not in view.names:
+            return f"{name} is not among the members that it names"
         if self._manifest is None or not self.roster.peers:
             self._manifest = theirs
-        found = difference(theirs, self._manifest)
-        return f"this peer does not train the same: {found} (there: the swarm)" if found else ""
+        if found := difference(theirs, self._manifest):
+            return f"this peer does not train the same: {found} (there: the swarm)"
+        if view is None and name in self.roster.peers:
+            return f"a peer named {name} is there already: give every peer a name of its own"
+        return ""
 
     def _said(self, name: str, message: Message) -> None:
         fields, roster, now = message.fields, self.roster, self._now()
@@ -295,13 +318,13 @@ class Anchor:
             case "ended":
                 self._say(roster.ended(name, fields["step"], fields["digest"], now))
             case "put":
-                self._meeting.put(fields["generation"], fields["key"], message.payloads[0].data)
+                self._meeting.put(fields["generation"], fields["key"], fields["payload"])
                 self._answer()
             case "get":
                 self._meeting.ask(name, fields["generation"], fields["key"], fields["ticket"])
                 self._answer()
-            case other:
-                raise ValueError(f"no message is called {other}")
+            case kind:
+                raise AssertionError(kind)
 
     # ---- what the anchor says -------------------------------------------------------------------
 
@@ -325,7 +348,8 @@ class Anchor:
                     for peer in peers:
                         self._send_to(peer, "break", generation=generation, why=why)
                 case AskHost(member):
-                    self._begin(partial(self._ask_host, member), "anchor-asks")
+                    with contextlib.suppress(RuntimeError):  # Without a thread left, time decides.
+                        self._begin(partial(self._ask_host, member), "anchor-asks")
                 case Form(view, step, finished):
                     self._tell(f"generation {view.generation}: {', '.join(view.names)}")
                     self._meeting.begin(view.generation)
@@ -353,11 +377,6 @@ class Anchor:
         self._waited_for = waits
 
 
-def view_of(told: dict[str, Any]) -> View:
-    """Return a view that came as JSON."""
-    return View(told["generation"], tuple(Member(**member) for member in told["members"]))
-
-
 def is_dead(host: str, port: int, seconds: float = PROBE_SECONDS) -> bool:
     """Whether the peer's host says that nobody listens where the peer gives its state away. A peer
     that lives listens there, also where a router has reset its connection to this anchor and it has
@@ -373,6 +392,6 @@ def is_dead(host: str, port: int, seconds: float = PROBE_SECONDS) -> bool:
             return True
         except ConnectionResetError:
             continue  # It is dying: it is asked once more.
-        except OSError:  # Nobody answers, or who listens waits for a greeting.
+        except (OSError, ValueError):  # Nobody answers, who listens waits, or it is no address.
             return False
     return False

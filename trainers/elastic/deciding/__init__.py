@@ -14,5 +14,5 @@
 
 Pure: every file.
 
-May import: nothing of ours.
+May import: elastic.
 """

@@ -6,9 +6,9 @@ as JSON of some hundred bytes.
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+
+from trainers.elastic.plain_values import typed
 
 UNIT = 2.0**-40
 """Losses and what is logged are summed as multiples of this, so no order of lanes changes a sum."""
@@ -27,11 +27,8 @@ class LaneLogs:
     touched: str = "0x0"
     """Which parameters have a gradient: a bit each, in hexadecimal."""
 
-    @classmethod
-    def of_plain(cls, told: Mapping[str, Any]) -> "LaneLogs":
-        """Return what `asdict` and JSON have made of logs."""
-        values = tuple((name, options, units) for name, options, units in told["values"])
-        return cls(**{**told, "values": values})
+    def __post_init__(self) -> None:
+        int(self.touched, 16)  # A text that is no number is refused here.
 
     def plus(self, other: "LaneLogs") -> "LaneLogs":
         """Return the logs of both together."""
@@ -95,7 +92,5 @@ class Header:
 
     @classmethod
     def decode(cls, data: bytes) -> "Header":
-        found: dict[str, Any] = json.loads(data)
-        found["done"], found["had"] = tuple(found["done"]), tuple(found["had"])
-        found["logs"] = LaneLogs.of_plain(found["logs"])
-        return cls(**found)
+        """Raise `ValueError` for what is no header."""
+        return typed(cls, json.loads(data), "a header")

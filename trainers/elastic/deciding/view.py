@@ -5,6 +5,9 @@ none of them joins or leaves it: who comes, goes or dies ends the generation.
 """
 
 from dataclasses import dataclass
+from reprlib import repr as shown
+
+MOST_LETTERS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +21,20 @@ class Member:
     port: int
     """Where it gives its state to peers that join."""
 
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        if not (self.host.isprintable() and 0 <= self.port < 1 << 16):
+            raise ValueError(f"{self.host!r}:{self.port} is no address of a peer")
+
+
+def check_name(name: str) -> None:
+    """Raise `ValueError` for what cannot be a peer's name: lines of logs and a file have it."""
+    if not (0 < len(name) <= MOST_LETTERS and name.isprintable() and "/" not in name):
+        raise ValueError(
+            f"a peer is called {shown(name)}, and a name has 1 to {MOST_LETTERS} printable"
+            " characters and no slash"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class View:
@@ -25,6 +42,10 @@ class View:
 
     generation: int
     members: tuple[Member, ...]
+
+    def __post_init__(self) -> None:
+        if len({*self.names}) < len(self.members):
+            raise ValueError(f"members of generation {self.generation} have one name")
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """The newcomer's side: the state of a member, then every commit, until the newcomer is a member."""
 
-from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -10,13 +10,31 @@ from trainers.elastic.deciding.header import LaneLogs
 from trainers.elastic.deciding.view import Member
 from trainers.elastic.errors import SwarmRefused
 from trainers.elastic.giving.plain_tree import put_together
-from trainers.elastic.wire import Address, Channel, Secret, WireTimeout, connect
+from trainers.elastic.wire import (
+    Address,
+    BadFrame,
+    Channel,
+    Message,
+    Secret,
+    WireTimeout,
+    connect,
+)
+from trainers.elastic.wire.message import Kinds
 from trainers.elastic.wire.tensors import tensors_of
 
 CONNECT_SECONDS = 10.0
 STATE_SECONDS = 600.0
 MOST_BYTES = 1 << 41
 """A model may be large, and the sender knows the secret."""
+Added = tuple[tuple[str, tuple[int, ...]], ...]
+OF_DONOR: Kinds = MappingProxyType(
+    {
+        "state": {"step": int, "tree": Any, "tensors": int},
+        "tensor": {},
+        "commit": {"step": int, "added": Added, "logs": LaneLogs, "digest": str},
+        "refuse": {"why": str},
+    }
+)
 
 
 class DonatedState:
@@ -29,16 +47,16 @@ class DonatedState:
 
     def receive(self) -> tuple[dict[str, Any], int]:
         """Return the checkpoint of the donor, and the step after which it was made."""
-        message = self._channel.receive(STATE_SECONDS)
-        if message.kind == "refuse":
-            raise SwarmRefused(message.fields["why"])
+        fields = self._heard(self._channel.receive(STATE_SECONDS), "state")
         tensors: list[Tensor] = []
-        for _ in range(message.fields["tensors"]):
+        for _ in range(fields["tensors"]):
             part = self._channel.receive(STATE_SECONDS, limit=MOST_BYTES)
-            if part.kind == "refuse":
-                raise SwarmRefused(part.fields["why"])
+            self._heard(part, "tensor")
             tensors += tensors_of(part)
-        return put_together(message.fields["tree"], tensors), message.fields["step"]
+        try:
+            return dict(put_together(fields["tree"], tensors)), fields["step"]
+        except Exception as error:  # Whatever a tree leads to that nobody has taken apart.
+            raise BadFrame(f"{self.donor.name} gives a state that is none: {error!r}") from error
 
     def next(self, timeout: float) -> Commit | None:
         """Return the next commit; None if none has come in `timeout` seconds."""
@@ -49,22 +67,16 @@ class DonatedState:
             message = self._channel.receive(timeout, limit=MOST_BYTES)
         except WireTimeout:
             return None
+        fields = self._heard(message, "commit")
+        if not (tensors := tensors_of(message)):
+            raise BadFrame(f"{self.donor.name} gives a commit without a total")
+        return Commit(**fields, total=tensors[0], buffers=tuple(tensors[1:]))
+
+    def _heard(self, message: Message, kind: str) -> dict[str, Any]:
+        fields = message.typed({name: OF_DONOR[name] for name in (kind, "refuse")})
         if message.kind == "refuse":
-            raise SwarmRefused(message.fields["why"])
-        total, *buffers = tensors_of(message)
-        return commit_of(message.fields, total, tuple(buffers))
+            raise SwarmRefused(fields["why"])
+        return fields
 
     def close(self) -> None:
         self._channel.close()
-
-
-def commit_of(fields: Mapping[str, Any], total: Tensor, buffers: tuple[Tensor, ...]) -> Commit:
-    """Return the commit that `told` has told."""
-    return Commit(
-        step=fields["step"],
-        added=tuple((name, tuple(lanes)) for name, lanes in fields["added"]),
-        total=total,
-        logs=LaneLogs.of_plain(fields["logs"]),
-        buffers=buffers,
-        digest=fields["digest"],
-    )

@@ -263,7 +263,7 @@ class Donor:
 def _has_come(channel: Channel) -> bool:
     """Whether a message is there: the newcomer says that it follows."""
     try:
-        channel.receive(0)
+        channel.receive(0).typed({"follows": {}})
     except WireTimeout:
         return False
     return True

@@ -43,8 +43,8 @@ def put_together(plain: Any, tensors: Sequence[Tensor]) -> Any:
             return float(inner)
         case "path":
             return Path(inner)
-        case "dtype":
-            return getattr(torch, inner)
+        case "dtype" if isinstance(dtype := getattr(torch, inner, None), torch.dtype):
+            return dtype
         case "size":
             return torch.Size(inner)
         case _:

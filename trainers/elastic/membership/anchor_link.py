@@ -15,11 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trainers.elastic.anchor.anchor import view_of
+from trainers.elastic.anchor.kinds import TO_PEER
 from trainers.elastic.deciding.view import Member, View
 from trainers.elastic.errors import Expelled, GenerationEnded, SwarmRefused
 from trainers.elastic.wire import (
     Address,
+    BadFrame,
     Channel,
     ChannelClosed,
     Manifest,
@@ -318,10 +319,12 @@ class AnchorLink:
             self._changed.notify_all()
 
     def _heard(self, message: Message) -> None:
-        fields = message.fields
+        fields = message.typed(TO_PEER)
         with self._changed:
             match message.kind:
                 case "welcome":
+                    if not 0 < fields["heartbeat"] < threading.TIMEOUT_MAX:
+                        raise BadFrame(f"{fields['heartbeat']} s cannot be a heartbeat")
                     self.heartbeat = fields["heartbeat"]
                     self.min_peers = fields["min_peers"]
                 case "refuse":
@@ -331,21 +334,21 @@ class AnchorLink:
                 case "found":
                     self._role = Instruction(None, self._next_number())
                 case "copy":
-                    self._role = Instruction(Member(**fields["donor"]), self._next_number())
+                    self._role = Instruction(fields["donor"], self._next_number())
                 case "announce":
                     self._announced.add(fields["generation"])
                 case "break":
                     self._ended[fields["generation"]] = fields["why"]
                 case "form":
-                    finished = fields["finished"]
-                    finished = None if finished is None else tuple(finished)
-                    self._formed = Formed(view_of(fields["view"]), fields["step"], finished)
+                    if self.member.name not in fields["view"].names:
+                        raise BadFrame(f"{self.member.name} is in no generation that it is told of")
+                    self._formed = Formed(**fields)
                 case "value":
-                    self._values[fields["ticket"]] = bytes(message.payloads[0].data)
+                    self._values[fields["ticket"]] = bytes(fields["payload"])
                 case "waits":
                     self._waits = fields["why"]
-                case _:
-                    pass  # A later version may say more.
+                case kind:
+                    raise AssertionError(kind)
             self._changed.notify_all()
 
     def _next_number(self) -> int:

@@ -23,7 +23,7 @@ import torch
 from trainers.elastic.commits.commit import Commits
 from trainers.elastic.deciding.era import UNKNOWN, Era
 from trainers.elastic.deciding.peer_figures import PeerFigures
-from trainers.elastic.deciding.view import Member, View
+from trainers.elastic.deciding.view import Member, View, check_name
 from trainers.elastic.errors import CannotBeElastic, Expelled
 from trainers.elastic.giving.donated_state import DonatedState
 from trainers.elastic.giving.donor import Donor
@@ -34,9 +34,8 @@ from trainers.elastic.replaying.step_log import StepLog, newest_era
 from trainers.elastic.swarm.swarm_commits import SwarmCommits, TrainerSide
 from trainers.elastic.wire import (
     Address,
-    ChannelClosed,
     Manifest,
-    Unreachable,
+    WireError,
     parse_addresses,
     read_secret,
 )
@@ -72,6 +71,7 @@ class ElasticStrategy(ElasticFit):
         host: str = "",
         name: str = "",
         insecure_network: bool = False,
+        loose_key: bool = False,
         alike: Mapping[str, str] | None = None,
         budget: str | int | None = None,
         **more: Any,
@@ -84,14 +84,18 @@ class ElasticStrategy(ElasticFit):
         address at which others reach this peer; the one by which it reaches the anchor if not
         given. `name`: of this peer, unique in the swarm. `alike`: more that must be equal at all
         peers, by name. `budget`: lanes and updates run as plans within so many bytes of the device,
-        as of `OffloadStrategy`; peers with and without one train together. `more` is given to
-        Lightning's strategy."""
+        as of `OffloadStrategy`; peers with and without one train together. `loose_key`: others may
+        use the secret file here. `more` is given to Lightning's strategy."""
         super().__init__(global_batch, lanes, sum, budget, **more)
         self._addresses = parse_addresses(join)
-        self._secret = read_secret(secret_file)
+        self._secret = read_secret(secret_file, loose=loose_key)
         self._checkpoint = checkpoint
         self._host = host
         self._name = name or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+        try:
+            check_name(self._name)
+        except ValueError as error:
+            raise CannotBeElastic(f"name={name!r}: {error}") from error
         self._insecure_network = insecure_network
         self._alike = dict(alike or {})
         self.gaps: list[tuple[str, float]] = []
@@ -173,7 +177,7 @@ class ElasticStrategy(ElasticFit):
             try:
                 donated = DonatedState(role.donor, self._secret)
                 return donated, *donated.receive()
-            except (ChannelClosed, Unreachable) as error:
+            except WireError as error:
                 if donated is not None:
                     donated.close()
                 log.warning("%s did not give its whole state: %s", role.donor.name, error)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from trainers.elastic.reducing.group import Group
-from trainers.elastic.reducing.reducing_errors import FrameError
+from trainers.elastic.reducing.reducing_errors import FrameError, GroupBroken
 from trainers.elastic.reducing.waiting import wait
 
 FRAME = 1024
@@ -21,7 +21,7 @@ def all_gather_bytes(
 
     What fits into a frame travels in one message; where a member's is longer, the rest travels in
     a second one. `size_limit` is the same at everybody; who has more to say gets a `FrameError`
-    before anything is sent.
+    before anything is sent, and who hears of more a `GroupBroken`.
     """
     if len(mine) > size_limit:
         raise FrameError(f"{group}: {len(mine)} bytes are to be sent, at most {size_limit} may be")
@@ -30,7 +30,7 @@ def all_gather_bytes(
     lengths = [int.from_bytes(frame[:LENGTH], "little") for frame in frames]
     for rank, length in enumerate(lengths):
         if length > size_limit:
-            raise FrameError(
+            raise GroupBroken(
                 f"{group}: rank {rank} announces {length} bytes, at most {size_limit} may be sent"
             )
     longest = max(lengths)

@@ -51,7 +51,7 @@ from trainers.elastic.reducing import (
     reduce_in_order,
 )
 from trainers.elastic.replaying.step_log import StepLog
-from trainers.elastic.wire import ChannelClosed
+from trainers.elastic.wire import WireError
 from trainers.elastic.working.digests import digest_of
 
 log = logging.getLogger(__name__)
@@ -189,7 +189,7 @@ class SwarmCommits:
         assert self._donated is not None
         try:
             return self._donated.next(wait)
-        except ChannelClosed as error:
+        except WireError as error:
             raise Expelled(
                 f"{self._donated.donor.name}, from whom this peer has its state, is gone before"
                 f" this peer became a member: start it again ({error})"
@@ -290,7 +290,10 @@ class SwarmCommits:
             logs=work.logs if self._done else LaneLogs(),
             trouble=self._trouble,
         )
-        headers = [Header.decode(told) for told in self._gathered(mine.encode())]
+        try:
+            headers = [Header.decode(told) for told in self._gathered(mine.encode())]
+        except (ValueError, RecursionError) as error:
+            raise GroupBroken("a member told something that is no header") from error
         self.figures = peer_figures(headers)
         return headers
 
@@ -342,10 +345,15 @@ class SwarmCommits:
         assert self._group is not None
         size = sum(form.numel() * form.element_size() for form in forms)
         told = all_gather_bytes(self._group, mine, size, self._link.alive)
-        return unpacked(next(data for data in told if data), forms)
+        found = next((data for data in told if data), b"")
+        if len(found) != size:
+            raise GroupBroken(f"a member told {len(found)} bytes of buffers, and {size} are needed")
+        return unpacked(found, forms)
 
     def _voted(self, held: Commit) -> bool:
-        return is_equal_vote([told.decode() for told in self._gathered(held.digest.encode())])
+        return is_equal_vote(
+            [told.decode(errors="replace") for told in self._gathered(held.digest.encode())]
+        )
 
 
 def packed(tensors: Sequence[Tensor]) -> bytes:

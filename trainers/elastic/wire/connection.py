@@ -42,7 +42,7 @@ def connect(
         deadline = now + max(0.0, end - now) / (len(addresses) - number)
         try:
             return _connected(address, secret, deadline, send_seconds)
-        except (OSError, WireTimeout, ChannelClosed, BadFrame) as error:
+        except (OSError, UnicodeError, WireTimeout, ChannelClosed, BadFrame) as error:
             failed.append(f"{address}: {_reason(error)}")
     raise Unreachable(
         f"nobody could be reached within {timeout:g} s; " + "; ".join(failed) + ". Start the anchor"

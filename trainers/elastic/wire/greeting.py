@@ -2,7 +2,7 @@
 
     client                            server
     magic, version, nonce   ------>
-                            <------   magic, version, nonce
+                            <------   magic, version, nonce    said before it looks at the client's
     proof                   ------>                            refused: one byte, and the end
                             <------   welcome, proof
 
@@ -36,7 +36,7 @@ def greet(stream: TlsStream, secret: Secret, peer: str, deadline: float) -> None
     certificate = stream.certificate()
     mine = secrets.token_bytes(NONCE_BYTES)
     _say(stream, HELLO.pack(MAGIC, VERSION, mine))
-    nonces = mine, _nonce(stream.read_exactly(HELLO.size, deadline))
+    nonces = mine, _nonce(stream.read_exactly(HELLO.size, deadline), peer)
     _say(stream, secret.proof(CLIENT, nonces, certificate))
     if stream.read_exactly(1, deadline) != WELCOME:
         raise WrongSecret(f"{peer} does not take our secret: {WHAT_TO_DO}")
@@ -49,9 +49,9 @@ def welcome(
     stream: TlsStream, secret: Secret, certificate: bytes, peer: str, deadline: float
 ) -> None:
     """Greet a client. `certificate`: the DER of the one that this side shows."""
-    theirs = _nonce(stream.read_exactly(HELLO.size, deadline))
-    nonces = theirs, secrets.token_bytes(NONCE_BYTES)
-    _say(stream, HELLO.pack(MAGIC, VERSION, nonces[1]))
+    hello, mine = stream.read_exactly(HELLO.size, deadline), secrets.token_bytes(NONCE_BYTES)
+    _say(stream, HELLO.pack(MAGIC, VERSION, mine))
+    nonces = _nonce(hello, peer), mine
     proof = stream.read_exactly(PROOF_BYTES, deadline)
     if not hmac.compare_digest(proof, secret.proof(CLIENT, nonces, certificate)):
         _say(stream, REFUSED)
@@ -63,13 +63,13 @@ def _say(stream: TlsStream, data: bytes) -> None:
     stream.write(memoryview(data), SEND_SECONDS)
 
 
-def _nonce(hello: bytes) -> bytes:
+def _nonce(hello: bytes, peer: str) -> bytes:
     magic, version, nonce = HELLO.unpack(hello)
     if magic != MAGIC:
         raise BadFrame(f"a greeting does not begin with {magic!r}: something else speaks there")
     if version != VERSION:
         raise BadFrame(
-            f"the other side has version {version} of the protocol, this one {VERSION}: install the"
-            " same version of perfect-training at both"
+            f"this side speaks version {VERSION} of the protocol, {peer} version {version}: install"
+            " the same version of perfect-training at both"
         )
     return nonce

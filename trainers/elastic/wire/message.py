@@ -9,9 +9,11 @@ import json
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from reprlib import repr as shown
 from types import MappingProxyType
 from typing import Any
 
+from trainers.elastic.plain_values import NotOfType, typed, typed_fields
 from trainers.elastic.wire.wire_errors import BadFrame
 
 MAGIC = b"PFEW"
@@ -20,9 +22,15 @@ PREFIX = struct.Struct("!4sHI")
 MOST_HEADER_BYTES = 16 << 20
 JOINED_BYTES = 16 << 10
 """Payloads up to this size travel with the header in one piece."""
-MOST_SHOWN = 40
+MOST_SIZE = 1 << 62
+"""Bytes of a payload, and elements along a dimension. No machine has so much memory."""
+MOST_DIMENSIONS = 64
+"""As torch has."""
 
 Bytes = bytes | bytearray | memoryview
+Kinds = Mapping[str, Mapping[str, Any]]
+"""The messages that may come somewhere: their fields' types (plain_values.py), by kind."""
+PAYLOAD = "payload"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +42,12 @@ class PayloadForm:
     dtype: str = ""
     """The name of a tensor's type. Empty: the bytes are no tensor."""
     shape: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.shape) > MOST_DIMENSIONS or not all(
+            0 <= size < MOST_SIZE for size in (self.size, *self.shape)
+        ):
+            raise ValueError(f"no machine has a payload of {self.size} bytes and such a shape")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +65,23 @@ class Message:
     kind: str
     fields: Mapping[str, Any]  # values of JSON, and their kind says which
     payloads: tuple[Payload, ...] = ()
+
+    def typed(self, kinds: "Kinds") -> dict[str, Any]:
+        """Return the fields in their types, and the payload of a kind that has a field `payload`.
+
+        A field too many or one too few is refused, as everything else is that this version does
+        not know: sides of two versions do not come so far (greeting.py)."""
+        if self.kind not in kinds:
+            raise BadFrame(f"no message that may come here is called {shown(self.kind)}")
+        given, expected = dict(self.fields), kinds[self.kind]
+        if PAYLOAD in expected:
+            if len(self.payloads) != 1:
+                raise BadFrame(f"{self.kind!r} brings {len(self.payloads)} payloads, not one")
+            given[PAYLOAD] = self.payloads[0].data
+        try:
+            return typed_fields(expected, given, self.kind)
+        except NotOfType as error:
+            raise BadFrame(f"a message is malformed: {error}") from error
 
 
 def encode(
@@ -118,32 +149,21 @@ def header_bytes(prefix: bytes) -> int:
 def decode_header(header: bytes) -> tuple[str, Mapping[str, Any], tuple[PayloadForm, ...]]:
     """Return a message's kind, fields and payloads-to-come, or refuse what is no header."""
     try:
-        known = json.loads(header)
+        known = typed(FrameHeader, json.loads(header), "it")
+        forms = tuple(PayloadForm(*payload) for payload in known.payloads)
     except (ValueError, RecursionError) as error:
-        raise BadFrame(f"a header is no JSON ({error}): {_shown(header)}") from error
-    if not isinstance(known, dict) or known.keys() != {"kind", "fields", "payloads"}:
-        raise BadFrame(f"a header has not exactly kind, fields and payloads: {_shown(header)}")
-    kind, fields, payloads = known["kind"], known["fields"], known["payloads"]
-    if not isinstance(kind, str) or not kind:
-        raise BadFrame(f"the kind of a message is no text: {_shown(header)}")
-    if not isinstance(fields, dict) or not isinstance(payloads, list):
-        raise BadFrame(f"fields or payloads of {kind!r} are of another type: {_shown(header)}")
-    forms = tuple(_form(kind, payload) for payload in payloads)
-    return kind, MappingProxyType(fields), forms
+        raise BadFrame(f"a header is none ({error}): {shown(bytes(header))}") from error
+    return known.kind, MappingProxyType(known.fields), forms
 
 
-def _form(kind: str, payload: object) -> PayloadForm:
-    match payload:
-        case [int(size), str(dtype), list(shape)] if _sizes([size, *shape]):
-            return PayloadForm(size, dtype, tuple(shape))
-        case _:
-            text = repr(payload)[:MOST_SHOWN]
-            raise BadFrame(f"a payload of {kind!r} is no [size, dtype, shape]: {text}")
+@dataclass(frozen=True, slots=True)
+class FrameHeader:
+    """A header's JSON."""
 
+    kind: str
+    fields: dict[Any, Any]
+    payloads: tuple[tuple[int, str, tuple[int, ...]], ...]
 
-def _sizes(numbers: Sequence[object]) -> bool:
-    return all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in numbers)
-
-
-def _shown(header: bytes) -> str:
-    return repr(bytes(header[:MOST_SHOWN]))
+    def __post_init__(self) -> None:
+        if not self.kind:
+            raise ValueError("its kind is empty")

@@ -7,8 +7,8 @@ secret itself never leaves this process.
 
 import hashlib
 import hmac
+import os
 import stat
-import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,12 +39,13 @@ class Secret:
         return hmac.digest(self.key, b"".join((CONTEXT, role, *nonces, seen)), "sha256")
 
 
-def read_secret(path: str | Path) -> Secret:
-    """Read the secret from a file. White space around it does not count."""
+def read_secret(path: str | Path, *, loose: bool = False) -> Secret:
+    """Read the secret from a file. White space around it does not count. `loose`: also from a file
+    that others may use, as where a container cannot set modes."""
     path = Path(path)
     try:
         with path.open("rb") as file:
-            mode = stat.S_IMODE(path.stat().st_mode)
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             key = file.read().strip()
     except OSError as error:
         raise SecretError(
@@ -52,10 +53,10 @@ def read_secret(path: str | Path) -> Secret:
         ) from error
     if not key:
         raise SecretError(f"the secret file {path} is empty: {MAKE_ONE}")
-    if mode & 0o077:
-        warnings.warn(
-            f"others may use the secret file {path} (mode {mode:o}): run `chmod 600 {path}`",
-            stacklevel=2,
+    if mode & 0o077 and not loose:
+        raise SecretError(
+            f"others may use the secret file {path} (mode {mode:o}): run `chmod 600 {path}`, or"
+            " allow it where modes cannot be set: --loose-key, in a configuration loose_key: true"
         )
     try:
         return Secret(key)

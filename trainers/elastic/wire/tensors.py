@@ -53,9 +53,12 @@ def _tensor(kind: str, number: int, payload: Payload) -> Tensor:
             f"tensor {number} of {kind!r} has {form.size} bytes, which is not {form.dtype}"
             f" {list(form.shape)}"
         )
-    if not form.size:
-        return torch.empty(form.shape, dtype=dtype)
-    return torch.frombuffer(payload.data, dtype=dtype).reshape(form.shape)
+    try:
+        if not form.size:
+            return torch.empty(form.shape, dtype=dtype)
+        return torch.frombuffer(payload.data, dtype=dtype).reshape(form.shape)
+    except RuntimeError as error:  # A type without dense tensors, or an empty one that overflows.
+        raise BadFrame(f"torch makes no tensor of {form.dtype} {list(form.shape)}") from error
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -2,7 +2,7 @@
 
 WireError
   AddressError     a text that is no HOST:PORT, or that names an address twice
-  SecretError      a secret file that is missing, empty or too short
+  SecretError      a secret file that is missing, empty, too short, or open to others
   InsecureNetwork  a listener was asked to listen on all interfaces
   BadFrame         bytes that are no message, or a message that is too large
   WireTimeout      the other side did not do its part in time
