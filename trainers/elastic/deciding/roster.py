@@ -203,6 +203,8 @@ class Roster:
 
     def ended(self, name: str, step: int, digest: str, now: float) -> list[Word]:
         """A member has ended the whole run after `step` steps, of which the last had this total."""
+        if name in self._standing(*NEW):
+            return []  # It has trained nothing.
         self.finished = step, digest
         self.peers.pop(name, None)
         self._without_donor(name)

@@ -1,0 +1,128 @@
+"""Fuzzes what comes over the wire: bytes of frames, and messages of a key holder to an anchor.
+
+    python tests/fuzz/fuzz_frames.py --seconds 60 --seed 1
+
+Each input is served, or refused with a `BadFrame`. Everything else ends the fuzzer with exit code
+1, the seed and the input. An anchor serves meanwhile, and must serve to the end.
+"""
+
+import argparse
+import random
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
+
+from support.strange_messages import HELLO, TO_ANCHOR, TO_PEER, WRONG  # noqa: E402
+from support.wire_ends import LOOPBACK, SECRET  # noqa: E402
+
+from trainers.elastic.anchor import kinds  # noqa: E402
+from trainers.elastic.anchor.anchor import Anchor  # noqa: E402
+from trainers.elastic.deciding.roster import Settings  # noqa: E402
+from trainers.elastic.wire import BadFrame, ChannelClosed, Message, connect  # noqa: E402
+from trainers.elastic.wire.incoming import IncomingFrame  # noqa: E402
+from trainers.elastic.wire.message import encode  # noqa: E402
+from trainers.elastic.wire.tensors import tensors_of  # noqa: E402
+
+NUMBERS = [b"-1", b"9" * 4300, b"1e400", b"NaN", b"[0, 100000000000000000000]", b'"\\ud800"']
+PER_CONNECTION = 50
+"""So many inputs are only read, for one that is said to an anchor."""
+
+
+def changed_bytes(rng: random.Random, data: bytearray) -> bytes:
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(len(data))
+        match rng.randrange(3):
+            case 0:
+                data[at] = rng.randrange(256)
+            case 1:
+                del data[at : at + rng.randint(1, 8)]
+            case _:
+                data[at:at] = rng.choice(NUMBERS)
+        data = data or bytearray(b"x")
+    return bytes(data)
+
+
+def changed_value(rng: random.Random, value: Any) -> Any:
+    """Change one part of a value of JSON, at any depth."""
+    if isinstance(value, dict) and value and rng.random() < 0.8:
+        key = rng.choice([*value])
+        if rng.random() < 0.1:
+            return {k: v for k, v in value.items() if k != key}
+        return value | {rng.choice([key, key, "more"]): changed_value(rng, value[key])}
+    return rng.choice([*WRONG, rng.choice([-1, 1, 2, 1 << 63]), "b"])
+
+
+def read(data: bytes) -> Message | None:
+    """Return the message; None where bytes are missing."""
+    frame, left = IncomingFrame(), memoryview(data)
+    while (wanted := frame.wanted()) is not None:
+        count = min(len(wanted), len(left))
+        if not count:
+            return None
+        wanted[:count], left = left[:count], left[count:]
+        frame.took(count, 1 << 20)
+    return frame.message()
+
+
+def say(anchor: Anchor, said: list[tuple[str, dict[str, Any]]]) -> None:
+    """Say this over a channel of its own. The anchor answers, or ends it."""
+    with connect([anchor.address], SECRET, 60) as channel, suppress(ChannelClosed):
+        for kind, fields in said:
+            channel.send(kind, [b"v"] * (kind == "put"), **fields)
+        channel.receive(60)
+
+
+def fuzz(seconds: float, seed: int) -> int:
+    """Return how many inputs were tried. Raise what a wrong one leads to, with it as a note."""
+    rng, tried, end = random.Random(seed), 0, time.monotonic() + seconds
+    known = {**kinds.TO_PEER, **kinds.TO_ANCHOR}
+    samples = [*TO_ANCHOR.items(), *TO_PEER.items()]
+    with Anchor(LOOPBACK, 0, SECRET, Settings(heartbeat=1e6), tell=lambda _: None) as anchor:
+        thread = threading.Thread(target=anchor.run, daemon=True)
+        thread.start()
+        while time.monotonic() < end:
+            tried += 1
+            kind, good = rng.choice(samples)
+            fields, given = changed_value(rng, good), b""
+            said = [(kind, fields if isinstance(fields, dict) else good)]
+            if kind != "hello":
+                said.insert(0, ("hello", HELLO))
+            try:
+                if tried % PER_CONNECTION == 0 and kind != "ended":  # It may end the anchor.
+                    say(anchor, said)
+                    assert thread.is_alive(), "the anchor has ended"
+                given = changed_bytes(rng, bytearray(b"".join(encode(*said[-1], [b"v"]))))
+                if (message := read(given)) is not None:
+                    tensors_of(message)
+                if (message := read(b"".join(encode(*said[-1], [b"v"])))) is not None:
+                    message.typed(known)
+            except BadFrame:
+                continue
+            except Exception as error:
+                error.add_note(f"seed {seed}, input {tried}: {said!r}, then {given!r}")
+                raise
+        anchor.stop()
+        thread.join()
+    return tried
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Fuzz frames and messages.")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    try:
+        print(f"{fuzz(args.seconds, args.seed)} inputs, each of them served or refused")
+    except Exception as error:
+        print(f"{error!r}\n" + "\n".join(getattr(error, "__notes__", [])), file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
