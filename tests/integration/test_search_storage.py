@@ -1,7 +1,9 @@
 """A search whose study is in a storage of Optuna's: a kill, a restart, a storage that is wrong."""
 
 import math
+import sqlite3
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +61,34 @@ def test_a_storage_that_cannot_be_used_is_refused_in_one_line(tmp_path: Path) ->
     (tmp_path / "search.json").unlink()
     with pytest.raises(FleetError, match="with 8 trials, and the folder has none of their jobs"):
         search_of(Fleet(tmp_path), url).fit()
+
+
+DAMAGES = {
+    "parameters that are no JSON": "update trial_params set distribution_json='{'",
+    "parameters that are a list": "update trial_params set distribution_json='[]'",
+    "an unknown kind of parameters": """update trial_params
+        set distribution_json='{"name": "X", "attributes": {}}'""",
+    "an unknown state": "update trials set state='WHAT'",
+    "a trial that waits": "update trials set state='WAITING'",
+    "another number": "update trials set number=7",
+    "a second aim": """insert into study_directions(direction, study_id, objective)
+        select 'MINIMIZE', study_id, 1 from studies""",
+    "no date": "update trials set datetime_start='x'",
+    "no study": "delete from studies",
+    "no parameters": "drop table trial_params",
+    "an object that was pickled": """insert into trial_system_attributes(trial_id, key, value_json)
+        select trial_id, 'cma:optimizer:0', '"80"' from trials""",
+}
+
+
+@pytest.mark.parametrize("change", DAMAGES.values(), ids=DAMAGES)
+def test_a_storage_that_somebody_has_changed_is_refused(change: str, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/search.db"
+    killed = Fleet(tmp_path / "fleet", kill_after=9)
+    with pytest.raises(Killed):
+        search_of(killed, url).fit()
+    with closing(sqlite3.connect(tmp_path / "search.db")) as database:
+        database.execute(change)
+        database.commit()
+    with pytest.raises(FleetError, match=r"cannot be used \(|may run code|before the restart"):
+        search_of(Fleet(killed.folder, journal=killed.journal), url).fit()

@@ -129,8 +129,9 @@ def test_another_seed_after_a_restart_is_refused_with_both_parameters(tmp_path: 
         search_of(Fleet(tmp_path), TPE(seed=2)).fit()
 
 
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "search.json").write_text("{")
+@pytest.mark.parametrize("text", [b"{", b"[]", b"3", b"null", b"[" * 100_000, b"\xff"])
+def test_a_damaged_file_is_named(text: bytes, tmp_path: Path) -> None:
+    (tmp_path / "search.json").write_bytes(text)
     with pytest.raises(FleetError, match=r"search\.json is damaged"):
         search_of(Fleet(tmp_path)).fit()
 

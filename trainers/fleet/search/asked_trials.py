@@ -49,7 +49,7 @@ class AskedTrials:
             if not fits([*asked.values()], list[dict]):
                 raise ValueError("the parameters of a job are no object")
             return asked
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             raise FleetError(
                 f"{self._path} is damaged ({error}): delete the fleet's folder to begin anew"
             ) from error

@@ -1,6 +1,8 @@
 """Optuna itself, which is imported only when somebody searches."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -32,9 +34,25 @@ def import_optuna() -> ModuleType:
 
 def stored_study(storage: "str | BaseStorage", name: str, **options: Any) -> "Study":
     """Return the study of this name as its storage has it, or a new one there."""
+    with damage_of(storage):
+        study = study_in_memory(storage=storage, study_name=name, load_if_exists=True, **options)
+        keys = {key for trial in study.get_trials(deepcopy=False) for key in trial.system_attrs}
+    if any("optimizer:" in key for key in keys):  # CmaEsSampler's: it would unpickle them
+        raise FleetError(
+            "the storage has pickled objects of an earlier CmaEsSampler, and loading them may run"
+            " code: give another folder, and no storage to go on with this sampler after a restart"
+        )
+    return study
+
+
+@contextmanager
+def damage_of(storage: "str | BaseStorage | None") -> Iterator[None]:
+    """Turn what is raised by a storage that is damaged or no storage into a `FleetError`."""
     try:
-        return study_in_memory(storage=storage, study_name=name, load_if_exists=True, **options)
+        yield
     except Exception as error:  # SQLAlchemy's, Optuna's, or that of a driver
+        if storage is None:
+            raise
         url = re.sub(r"//[^/@]*@", "//...@", str(storage))  # without a password
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise FleetError(

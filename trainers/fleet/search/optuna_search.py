@@ -27,6 +27,7 @@ from trainers.fleet.keeping.fleet_result import FleetResult, JobResult
 from trainers.fleet.search.asked_trials import AskedTrials
 from trainers.fleet.search.optuna_package import (
     check_needs,
+    damage_of,
     import_optuna,
     stored_study,
     stored_trial,
@@ -203,21 +204,23 @@ class OptunaSearch:
 
     def _trial(self, number: int) -> "tuple[Trial | None, Mapping[str, Any]]":
         """Return the next trial, None if it has ended already, and its parameters."""
-        known = self.study.get_trials(deepcopy=False)
-        if number < len(known) and known[number].state.is_finished():
-            return None, known[number].params
-        if number < len(known):
-            assert self._storage is not None, "only a storage has trials that were asked before"
-            trial = stored_trial(self.study, self._storage, number)
-        else:
-            trial = self._suggested(self.study)
+        with damage_of(self._storage):
+            known = self.study.get_trials(deepcopy=False)
+            if number < len(known) and known[number].state.is_finished():
+                return None, known[number].params
+            if number < len(known):
+                assert self._storage is not None, "only a storage has trials of an earlier process"
+                trial = stored_trial(self.study, self._storage, number)
+                return trial, trial.params
+        trial = self._suggested(self.study)
         return trial, trial.params
 
     def _ended(self, result: JobResult, seen: Mapping[int, float]) -> None:
         if result.name not in self._asked:
             return  # the user has added it
         if (trial := self._asked[result.name]) is not None:
-            self._tell_end(trial, result, seen)
+            with damage_of(self._storage):
+                self._tell_end(trial, result, seen)
         self._add_next()
 
     def _tell_end(self, trial: "Trial", result: JobResult, seen: Mapping[int, float]) -> None:
