@@ -161,3 +161,16 @@ def test_a_use_is_found_however_it_is_written(source: str, use: str, tmp_path: P
     assert use in {*uses(path)}
     path.with_name("plain.py").write_text("import json\nmodel.eval()\nsocket.recv(4)\n")
     assert not [*uses(path.with_name("plain.py"))]
+
+
+def test_an_assertion_does_nothing_so_python_may_leave_it_out() -> None:
+    """`python -O` does. What is called in one changes nothing."""
+    inside = [
+        node
+        for path in sources(*PACKAGES)
+        for assertion in of(path, ast.Assert)
+        for node in ast.walk(assertion.test)
+    ]
+    assert not [node for node in inside if isinstance(node, ast.NamedExpr | ast.Await | ast.Yield)]
+    called = {ast.unparse(node.func) for node in inside if isinstance(node, ast.Call)}
+    assert {text.rpartition(".")[2] for text in called} == {"isinstance", "max", "all", "tell"}
