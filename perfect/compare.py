@@ -6,13 +6,14 @@
                                              +--> accuracy over steps, decodes, seconds
 
 The other runs are measured against `--baseline`, or else the first run without reuse. A run has
-the same colour everywhere. If a folder is wrong, every wrong folder is reported in one line
-(`compare: FOLDER: what; what to do`), the exit code is 2, and nothing is written. An unfinished run
-is shown and marked; it has no speed-up and cannot be the best.
+the same colour everywhere. Every wrong folder is reported in one line (`compare: FOLDER: what; what
+to do`), the others are shown, and the exit code is 2. An unfinished run is shown and marked; it has
+no speed-up and cannot be the best.
 """
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from html import escape
@@ -39,7 +40,7 @@ from perfect.report.measures import (
 )
 from perfect.report.page import Html, note, page, plot, section, table
 from perfect.report.results import Run, read_run
-from perfect.report.words import DASH, accuracy, fewer, times
+from perfect.report.words import DASH, accuracy, fewer, legible, times
 
 Cell = TypeVar("Cell", str, Text)
 WRITTEN = ("compare.html", "compare.json")
@@ -57,7 +58,7 @@ def comparison(runs: Sequence[Run], baseline: Run) -> str:
     differ = differences(runs)
     key = Html("<p class=key>" + " ".join(f"<span>{name}</span>" for name in names) + "</p>")
     folders = [
-        (name, run.folder, run.status, run.record.get("seed", DASH))
+        (name, legible(str(run.folder)), run.status, run.record.get("seed", DASH))
         for name, run in zip(names, runs, strict=True)
     ]
     parts = [
@@ -155,12 +156,12 @@ def _read_all(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
     """Return the runs, and one line for each folder that holds none."""
     runs: list[Run] = []
     problems: list[str] = []
-    seen: set[Path] = set()
+    seen: set[str] = set()
     for folder in folders:
-        if folder.resolve() in seen:
+        if (place := os.path.realpath(folder)) in seen:
             problems.append(f"{folder}: is given twice; leave one out")
             continue
-        seen.add(folder.resolve())
+        seen.add(place)
         try:
             runs.append(read_run(folder))
         except RunError as error:
@@ -197,7 +198,7 @@ def _compare(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     folders = [path for path in args.runs if not (path.name in WRITTEN and path.is_file())]
     runs, problems = _read_all(folders or args.runs)
     page_path, baseline = args.out, None
-    if not problems:
+    if runs and len(folders) > 1:
         try:
             baseline = baseline_of(runs, args.baseline)
         except RunError as error:
@@ -210,15 +211,16 @@ def _compare(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
             page_path.with_suffix(".json").write_text(numbers, encoding="utf-8")
         except OSError as error:
             problems.append(f"{page_path}: {error.strerror}; give another --out")
-    if baseline is None or problems:
-        for problem in problems:
-            err.print(Text(f"compare: {problem}"), soft_wrap=True)
+            baseline = None
+    for problem in problems:
+        err.print(Text(legible(f"compare: {problem}")), soft_wrap=True)
+    if baseline is None:
         return 2
     out.print(terminal_table(runs, baseline))
     for remark in remarks(runs, baseline):
         out.print(Text(remark), soft_wrap=True)
-    out.print(Text(str(page_path)), soft_wrap=True)
-    return 0
+    out.print(Text(legible(str(page_path))), soft_wrap=True)
+    return 2 if problems else 0
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any
 
 from perfect.command_line import new_parser, run_command
 from perfect.errors import FolderError, PerfectError, RunError
-from perfect.report.words import accuracy, count, duration
+from perfect.report.words import accuracy, count, duration, legible
 from perfect.runs.kept_runs import check_idle, copy_kept, is_held, kept_below
 
 
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _act(args: argparse.Namespace) -> int:
     try:
         return args.act(args)
-    except PerfectError as error:
+    except (PerfectError, OSError) as error:
         of = f"{args.folder}: " if isinstance(error, RunError) else ""
         sys.stderr.write(f"perfect-runs: {of}{error}\n")
         return 2
@@ -54,14 +54,20 @@ def _act(args: argparse.Namespace) -> int:
 def _list(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("run", "state", "steps", "accuracy", "time"):
         table.add_column(column, justify="left" if column in ("run", "state") else "right")
+    problems: list[str] = []
     for folder in (kept for root in args.folders for kept in kept_below(root)):
-        state, record = _state_of(folder)
+        try:
+            state, record = _state_of(folder)
+        except (RunError, OSError) as error:
+            state, record = "damaged", {}
+            problems.append(f"perfect-runs: {folder}: {error}")
         table.add_row(
-            str(folder),
+            Text(legible(str(folder))),
             state,
             count(record.get("steps")),
             accuracy(record.get("accuracy")),
@@ -73,22 +79,20 @@ def _list(args: argparse.Namespace) -> int:
     console = Console()
     console.width = console.width if console.is_terminal else max(console.width, 160)
     console.print(table)
-    return 0
+    sys.stderr.writelines(f"{legible(problem)}\n" for problem in problems)
+    return 2 if problems else 0
 
 
 def _state_of(folder: Path) -> tuple[str, dict[str, Any]]:
-    """Return a run's state in a word, and its record. A run that says that it is running, and whose
-    process is gone, was killed."""
+    """Return a run's state in a word, and its record, or raise RunError. A run that says that it is
+    running, and whose process is gone, was killed."""
     from perfect.report.results import read_run
 
     if (folder / "grid.yaml").is_file():
         return "a grid, running" if is_held(folder) else "a grid", {}
     if not (folder / "run.json").is_file():
         return "running" if is_held(folder) else "not begun", {}
-    try:
-        record = dict(read_run(folder).record)
-    except RunError as error:
-        return str(error), {}
+    record = dict(read_run(folder).record)
     killed = record["status"] == "running" and not is_held(folder)
     return "killed" if killed else record["status"], record
 
@@ -111,14 +115,16 @@ def _show(args: argparse.Namespace) -> int:
     said["files"] = ", ".join(sorted(path.name for path in folder.iterdir()))
     for name, value in said.items():
         label = name.removesuffix("_seconds").replace("_", " ")
-        sys.stdout.write(f"{label:16} {value}\n")
+        line = legible(f"{label:16} {' '.join(str(value).splitlines())}")
+        sys.stdout.write(f"{line}\n")
     return 0
 
 
 def _copy(args: argparse.Namespace) -> int:
     copy_kept(args.folder, args.to)
     kind = "grid.yaml" if (args.to / "grid.yaml").is_file() else "config.yaml"
-    sys.stdout.write(f"it goes on with: perfect-train {args.to / kind} --out {args.to}\n")
+    said = legible(f"it goes on with: perfect-train {args.to / kind} --out {args.to}")
+    sys.stdout.write(f"{said}\n")
     return 0
 
 

@@ -107,16 +107,14 @@ def _train(config: RunConfig, berth: Berth, scratch: Path) -> tuple[L.LightningM
 
 
 def _compare(mine: Mapping[str, Tensor], theirs: Mapping[str, Any], final: Path) -> None:
-    if odd := sorted(map(str, mine.keys() ^ theirs.keys())):
-        raise ReplayDiffers(f"{final} and the replay do not both have {', '.join(odd[:5])}")
-    for name, value in mine.items():
-        if not _is_equal(value.cpu(), theirs[name]):
+    for name in {**mine, **theirs}:
+        if not _is_equal(mine.get(name), theirs.get(name)):
             raise ReplayDiffers(f"{name} in {final} is not what the replay comes to")
 
 
-def _is_equal(mine: Tensor, other: Any) -> bool:
-    """Whether this is the same tensor. `torch.equal` raises for tensors of different kinds."""
-    if not isinstance(other, Tensor):
+def _is_equal(one: Any, other: Any) -> bool:
+    """Whether these are equal tensors. `torch.equal` raises if they are of different kinds."""
+    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
         return False
-    kinds = [(tensor.dtype, tensor.layout, tensor.device) for tensor in (mine, other)]
-    return kinds[0] == kinds[1] and torch.equal(mine, other)
+    kinds = [(tensor.dtype, tensor.layout, tensor.device.type) for tensor in (one.cpu(), other)]
+    return kinds[0] == kinds[1] and torch.equal(one.cpu(), other)

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import yaml
 
 from perfect.errors import RunError
+from perfect.report import words
 from perfect.report.results import Run
 from perfect.report.words import DASH, accuracy, count, passes, percent, seconds, size, times
 
@@ -132,7 +133,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
     names = [run.name for run in runs]
     if max(Counter(names).values()) > 1:
         parent = common_parent([run.folder for run in runs])
-        names = [os.path.relpath(run.folder.resolve(), parent) for run in runs]
+        names = [words.legible(os.path.relpath(run.folder.resolve(), parent)) for run in runs]
     return [
         name if run.completed else f"{name} ({run.status})"
         for name, run in zip(names, runs, strict=True)

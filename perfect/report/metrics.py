@@ -19,13 +19,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+LARGEST = 1e100
+"""Figures show smaller numbers."""
 Column = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """The columns of metrics.csv. An empty cell is NaN. A cell that says nan or inf is inf: it has
-    a value, but one that no figure can show."""
+    """The columns of metrics.csv. An empty cell is NaN. A cell that says nan, inf or 1e300 is inf:
+    it has a value, but one that no figure can show."""
 
     columns: Mapping[str, Column]
 
@@ -38,9 +40,10 @@ class Metrics:
 
     def first_not_finite(self, name: str) -> int | None:
         """Return the first step whose value is not a finite number."""
-        if name not in self.columns or not np.isinf(self.columns[name]).any():
+        if name not in self.columns:
             return None
-        return int(self.columns["step"][np.isinf(self.columns[name]).argmax()])
+        steps = self.columns["step"][np.isinf(self.columns[name])]
+        return next((int(step) for step in steps if math.isfinite(step)), None)
 
 
 def read_metrics(path: Path) -> Metrics:
@@ -66,7 +69,7 @@ def _cell(text: str, line: int, name: str) -> float:
         value = float(text)
     except ValueError:
         raise ValueError(f"line {line}: {name}: {text[:40]!r} is not a number") from None
-    return value if math.isfinite(value) else math.inf
+    return value if abs(value) < LARGEST else math.inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ a RunError that says all that is wrong. Decodes saved are counted against decodi
 decodes that were made twice (after a resume) count twice.
 """
 
+import csv
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -18,21 +19,38 @@ from typing import Any, final
 
 from perfect.errors import RunError
 from perfect.report.metrics import Metrics, read_metrics
+from perfect.report.words import legible
 
 STATUSES = ("completed", "running", "interrupted", "stopped", "failed")
-KINDS = MappingProxyType({"number": (int, float), "list": (list,), "mapping": (dict,)})
+KINDS = MappingProxyType({"list": list, "mapping": dict, "text": str})
+LARGEST, DEEPEST, MOST_BYTES = 1 << 63, 32, 64 << 20
+"""No record has larger numbers, deeper nests or more bytes."""
 SHAPE: Mapping[str, str] = MappingProxyType(
     {
+        **dict.fromkeys(("phases", "switches", "trace", "resumed_at", "config.phases"), "list"),
+        **dict.fromkeys(
+            ("environment", "config", "config.phases[]", "chosen", "offload"), "mapping"),
         **dict.fromkeys(
             ("accuracy", "best_accuracy", "perplexity", "steps", "wall_seconds",
              "stall_seconds", "serve_seconds", "decoded_samples", "extra_decodes",
              "served_samples", "buffer_bytes", "fresh_passes", "train_samples",
              "cached_samples", "skipped_samples", "process_peak_bytes",
-             "allocated_peak_bytes"), "number"),
-        **dict.fromkeys(("phases", "switches", "trace", "resumed_at"), "list"),
-        **dict.fromkeys(("environment", "config", "chosen", "offload"), "mapping"),
+             "allocated_peak_bytes", "phases[].first_step", "phases[].last_step",
+             "phases[].lr_start", "phases[].lr_end", "offload.transfer_seconds",
+             "offload.peak_bytes", "offload.budget_bytes"), "number"),
+        "accuracy_on": "text",
     }
 )  # fmt: skip
+NEEDED: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "phases[]": ("name", "reuse", "first_step", "last_step"),
+        "switches[]": ("step", "reason"),
+        "trace[]": ("seen",),
+        "offload.phases[]": ("name", "seconds"),
+        "offload.plans[]": ("inputs", "part", "runs"),
+    }
+)
+"""What the mappings in lists must have."""
 
 
 @final
@@ -46,7 +64,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        return str(self.record.get("name") or self.folder.name)
+        return legible(str(self.record.get("name") or self.folder.name))
 
     @property
     def status(self) -> str:
@@ -107,49 +125,67 @@ class Run:
 
 def read_run(folder: Path) -> Run:
     """Read a run folder. Raise RunError with all that is wrong with it."""
-    path = folder / "run.json"
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        what = "holds no run.json" if folder.is_dir() else "is no folder"
-        raise RunError(f"{what}; give the folder of a run, as perfect-train made it") from None
+        if not (path := folder / "run.json").is_file():
+            what = "holds no run.json" if folder.is_dir() else "is no folder"
+            raise RunError(f"{what}; give the folder of a run, as perfect-train made it")
+        record = _read_record(path)
     except OSError as error:
         raise RunError(f"run.json cannot be read ({error.strerror}); make it readable") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunError(f"run.json is damaged ({error}); delete it and run again") from error
     if problems := _problems(record):
-        raise RunError(f"run.json is damaged ({', '.join(problems)}); delete it and run again")
+        raise RunError(f"run.json is damaged ({', '.join(problems[:9])}); delete it and run again")
     try:
-        metrics = read_metrics(folder / "metrics.csv")
-    except FileNotFoundError:
-        metrics = Metrics({})
-    except (OSError, ValueError) as error:
+        path = folder / "metrics.csv"
+        metrics = read_metrics(path) if path.is_file() else Metrics({})
+    except (OSError, ValueError, csv.Error) as error:
         raise RunError(f"metrics.csv cannot be read ({error}); repair or remove it") from error
     return Run(folder, record, metrics)
+
+
+def _read_record(path: Path) -> Any:
+    """Read a record, whatever the file holds. Numbers that are not finite become None."""
+    with path.open("rb") as file:
+        text = file.read(MOST_BYTES + 1)
+    if len(text) > MOST_BYTES:
+        raise ValueError(f"it has more than {MOST_BYTES >> 20} MiB")
+    record = json.loads(text.decode(), parse_constant=lambda _: None)
+    json.dumps(record, allow_nan=False, ensure_ascii=False).encode()  # as compare.json has it
+    return record
 
 
 def _problems(record: object) -> list[str]:
     if not isinstance(record, dict):
         return ["it is not an object"]
-    found = []
-    if record.get("status") not in STATUSES:
-        found.append(f"status is {record.get('status')!r}, not one of {', '.join(STATUSES)}")
-    for key, kind in SHAPE.items():
-        value = record.get(key)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, KINDS[kind])):
-            found.append(f"{key} is {str(value)[:40]!r}, not a {kind}")
-    offload = record.get("offload")
-    for path, needed in (
-        ("phases", ("name", "reuse", "first_step", "last_step")),
-        ("switches", ("step", "reason")),
-        ("trace", ("seen",)),
-        ("offload.phases", ("name", "seconds")),
-        ("offload.plans", ("inputs", "part", "runs")),
-    ):
-        part, key = (offload if "." in path else record), path.rpartition(".")[2]
-        rows = part.get(key) if isinstance(part, dict) else None
-        for i, row in enumerate(rows if isinstance(rows, list) else ()):
-            missing = [n for n in needed if not isinstance(row, dict) or row.get(n) is None]
-            if missing:
-                found.append(f"{path}[{i}] lacks {' and '.join(missing)}")
+    found = [*_problems_in(record)]
+    if (status := record.get("status")) not in STATUSES:
+        found = [f"status is {status!r:.40}, not one of {', '.join(STATUSES)}", *found]
     return found
+
+
+def _problems_in(value: Any, at: str = "", path: str = "", depth: int = 0) -> Iterator[str]:
+    """Yield what is wrong with a part of a record. `at` is its place, `path` that of all rows."""
+    if depth > DEEPEST:
+        yield f"{at[:40]} is nested more than {DEEPEST} deep"
+        return
+    given = value is not None or path.endswith("[]")
+    if given and path in SHAPE and not _is_of(kind := SHAPE[path], value):
+        yield f"{at} is {str(value)[:40]!r}, not a {kind}"
+    if needed := NEEDED.get(path):
+        missing = [n for n in needed if not isinstance(value, dict) or value.get(n) is None]
+        if missing:
+            yield f"{at} lacks {' and '.join(missing)}"
+    if isinstance(value, dict):
+        for key, part in value.items():
+            place, of_all = (f"{whole}.{key}".lstrip(".") for whole in (at, path))
+            yield from _problems_in(part, place, of_all, depth + 1)
+    elif isinstance(value, list):
+        for number, part in enumerate(value):
+            yield from _problems_in(part, f"{at}[{number}]", f"{path}[]", depth + 1)
+
+
+def _is_of(kind: str, value: Any) -> bool:
+    if kind == "number":
+        return type(value) in (int, float) and -LARGEST < value < LARGEST
+    return isinstance(value, KINDS[kind])

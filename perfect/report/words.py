@@ -9,8 +9,15 @@ The report, the comparison and the terminal use these functions, so the same num
 everywhere. Times in a table are `seconds`, so that they can be compared; one alone is a `duration`.
 """
 
+from unicodedata import category
+
 DASH = "\N{EN DASH}"
 TIMES = "\N{MULTIPLICATION SIGN}"
+
+
+def legible(text: str) -> str:
+    """Replace what cannot be shown: control characters, and bytes of a path that are no UTF-8."""
+    return "".join("\N{REPLACEMENT CHARACTER}" if category(c) in ("Cc", "Cs") else c for c in text)
 
 
 def percent(share: float | None, digits: int = 1) -> str:

@@ -67,13 +67,18 @@ def is_held(folder: Path) -> bool:
 
 def kept_below(root: Path) -> Iterator[Path]:
     """Yield the folders of runs and grids at `root` and below; a grid's jobs come after it."""
-    if is_kept(root):
-        yield root
-    if (root / "config.yaml").is_file() or not root.is_dir():
-        return
-    for entry in sorted(root.iterdir()):
-        if entry.is_dir() and not entry.is_symlink():
-            yield from kept_below(entry)
+    waiting = [root]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            if is_kept(folder):
+                yield folder
+            if (folder / "config.yaml").is_file() or not folder.is_dir():
+                continue
+            entries = [e for e in folder.iterdir() if e.is_dir() and not e.is_symlink()]
+            waiting += sorted(entries, reverse=True)
+        except OSError:
+            yield folder  # who looks at it is told why it cannot be read
 
 
 def check_resumable(folder: Path) -> None:

@@ -310,14 +310,16 @@ def test_the_page_of_the_last_time_is_no_run_when_all_of_a_folder_is_given(two: 
 # ---- bad input ----------------------------------------------------------------------------------
 
 
-def test_everything_wrong_is_said_at_once_and_nothing_is_written(
+def test_everything_wrong_is_said_at_once_and_the_others_are_shown(
     two: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     empty, damaged, absent = (tmp_path / "runs" / name for name in ("empty", "damaged", "absent"))
     empty.mkdir()
     damaged.mkdir()
     (damaged / "run.json").write_text('{"status": "compl', encoding="utf-8")
-    said = refused(capsys, *two, str(empty), str(damaged), str(absent), two[0] + "/../plain")
+    assert main([*two, str(empty), str(damaged), str(absent), two[0] + "/../plain"]) == 2
+    told = capsys.readouterr()
+    said = told.err.splitlines()
     assert len(said) == 4
     give = "; give the folder of a run, as perfect-train made it"
     assert said[0] == f"compare: {empty}: holds no run.json{give}"
@@ -325,7 +327,8 @@ def test_everything_wrong_is_said_at_once_and_nothing_is_written(
     assert said[1].endswith("; delete it and run again")
     assert said[2] == f"compare: {absent}: is no folder{give}"
     assert said[3] == f"compare: {two[0]}/../plain: is given twice; leave one out"
-    assert not (tmp_path / "runs/compare.html").exists()
+    assert told.out.splitlines()[0].split() == ["plain", "reuse"]
+    assert Page(tmp_path / "runs/compare.html").rows[0] == ["", "plain", "reuse"]
 
 
 def test_one_run_is_no_comparison(two: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -336,8 +339,10 @@ def test_one_run_is_no_comparison(two: list[str], capsys: pytest.CaptureFixture[
 def test_a_file_instead_of_a_folder_is_refused(
     two: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = refused(capsys, two[0], two[1] + "/run.json")
-    assert said[0].startswith(f"compare: {two[1]}/run.json: is no folder;")
+    assert main([two[0], two[1] + "/run.json"]) == 2
+    told = capsys.readouterr()
+    assert told.err.startswith(f"compare: {two[1]}/run.json: is no folder;")
+    assert told.out.splitlines()[0].split() == ["plain"]
 
 
 def test_a_page_that_cannot_be_written_is_told(
