@@ -37,6 +37,7 @@ def _replay(args: argparse.Namespace) -> int:
         from perfect.commands.replaying import replay
         from perfect.errors import PerfectError
         from trainers.elastic.errors import ElasticError, ReplayDiffers
+        from trainers.read_checkpoint import CheckpointRefused
     console = Console(soft_wrap=True)
     warnings.filterwarnings("ignore", module="lightning")
     for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
@@ -46,7 +47,7 @@ def _replay(args: argparse.Namespace) -> int:
     except ReplayDiffers as error:
         console.print(f"different: {error}", highlight=False, markup=False)
         return 1
-    except (PerfectError, ElasticError, LoaderError, OffloadError) as error:
+    except (PerfectError, ElasticError, LoaderError, OffloadError, CheckpointRefused) as error:
         Console(stderr=True, soft_wrap=True).print(str(error), highlight=False, markup=False)
         return 2
     console.print(said, highlight=False)

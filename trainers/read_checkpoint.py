@@ -5,12 +5,22 @@ are loaded, and what a user has allowed with `torch.serialization.add_safe_globa
 allows more: this is the one list, and Lightning goes by it, too (`fit(weights_only=True)`).
 """
 
+import pickle
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
 import torch
 
 Kind = TypeVar("Kind")
+KINDS: Mapping[str, type] = MappingProxyType(
+    {
+        "global_step": int, "epoch": int, "state_dict": dict, "loops": dict, "callbacks": dict,
+        "optimizer_states": list, "lr_schedulers": list,
+    }
+)  # fmt: skip
+"""The types of what Lightning writes. A checkpoint may lack any of it."""
 
 
 class CheckpointRefused(Exception):
@@ -22,6 +32,8 @@ def read_checkpoint(path: Path, key: str, kind: type[Kind]) -> Kind:
     from the file when they are used."""
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        if not isinstance(saved, dict):
+            raise TypeError(f"it holds a {type(saved).__name__}")
         value = saved[key]
     except Exception as error:  # a mutated file raises whatever its reader meets
         if names := not_allowed(path):
@@ -31,11 +43,15 @@ def read_checkpoint(path: Path, key: str, kind: type[Kind]) -> Kind:
                 " may run code out of the file. If you trust who wrote it, add"
                 f" torch.serialization.add_safe_globals([{short}]) to the file of your module"
             ) from error
-        why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        why = type(error).__name__
+        if not isinstance(error, pickle.UnpicklingError):  # which advises to run what is in it
+            why += f": {str(error).partition(chr(10))[0]}"
         raise CheckpointRefused(f"{path} is damaged ({why}): delete it to begin anew") from error
-    if not isinstance(value, kind):
-        why = f"its {key} is a {type(value).__name__}"
-        raise CheckpointRefused(f"{path} is damaged ({why}): delete it to begin anew")
+    for name, wanted in {**KINDS, key: kind}.items():
+        found = saved.get(name, wanted())
+        if not isinstance(found, wanted) or isinstance(found, bool):
+            why = f"its {name} is a {type(found).__name__}"
+            raise CheckpointRefused(f"{path} is damaged ({why}): delete it to begin anew")
     return value
 
 

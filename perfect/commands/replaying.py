@@ -23,10 +23,10 @@ from perfect.assembly import (
 from perfect.config.schema import CheckpointConfig, PlateauSwitch, RunConfig, dump_config
 from perfect.config.yaml_reader import read_config
 from perfect.errors import RunError
-from perfect.runs.folder import read_checkpoint
 from perfect.runs.record import RunLog
 from trainers.elastic.errors import LogDamaged, ReplayDiffers
 from trainers.elastic.peer.replay_strategy import ReplayStrategy
+from trainers.read_checkpoint import read_checkpoint
 
 NEVER = 1 << 60
 """So many steps no run has."""
@@ -51,7 +51,7 @@ def replay(runs: Sequence[Path], console: Console, *, trust: bool = False) -> st
             " folders of peers that were there, too"
         )
     finals = {
-        final: read_checkpoint(final, "compare the steps alone").get("state_dict", {})
+        final: read_checkpoint(final, "state_dict", dict)
         for final in (run / "final.ckpt" for run in runs)
         if final.exists()
     }

@@ -2,5 +2,6 @@
 
 May import: callbacks, config, errors, report, trainers.atomic_checkpoint,
     trainers.elastic.deciding, trainers.elastic.peer, trainers.elastic.replaying,
-    trainers.lightning_seams, trainers.offloading, trainers.offloading.hardware, version.
+    trainers.lightning_seams, trainers.offloading, trainers.offloading.hardware,
+    trainers.read_checkpoint, version.
 """

@@ -12,19 +12,17 @@ elastic/     the log of a peer of a swarm
 
 import json
 import os
-import pickle
 from collections.abc import Collection
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
-import torch
 import yaml
 from lightning.pytorch.utilities import rank_zero_only
 
 from perfect.config.elastic_schema import OF_A_NODE
 from perfect.errors import FolderError
 from perfect.runs.record import write_run
+from trainers.read_checkpoint import CheckpointRefused, read_checkpoint
 
 HOW = ("offload",)
 """These sections do not change the results of a run, so it may be resumed with other ones."""
@@ -82,7 +80,10 @@ class RunFolder:
         """Return the optimizer steps of the newest checkpoint, or None if there is none."""
         if not self.checkpoint.exists():
             return None
-        return read_checkpoint(self.checkpoint, "start this run anew")["global_step"]
+        try:
+            return read_checkpoint(self.checkpoint, "global_step", int)
+        except CheckpointRefused as error:
+            raise FolderError(str(error)) from error
 
     def resumed_at(self, step: int | None) -> list[int]:
         before = list(self.read().get("resumed_at", []))
@@ -102,52 +103,6 @@ class RunFolder:
     @rank_zero_only
     def write(self, run: dict[str, Any]) -> None:
         write_run(self.run, run)
-
-
-CHECKPOINT = MappingProxyType(
-    {
-        "global_step": int, "epoch": int, "state_dict": dict, "loops": dict, "callbacks": dict,
-        "optimizer_states": list, "lr_schedulers": list,
-    }
-)  # fmt: skip
-"""The types of what Lightning writes. A checkpoint of weights alone lacks some of it."""
-
-
-def read_checkpoint(path: Path, without: str) -> dict[str, Any]:
-    """Return what a checkpoint holds. Raise `FolderError` with its name if it is none; deleting it
-    is how to do what `without` says.
-
-    A pickled object may run any code when it is loaded, so only tensors, containers and plain
-    values are loaded, and what a user allowed with `torch.serialization.add_safe_globals`."""
-    try:
-        saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        if not isinstance(saved, dict):
-            raise ValueError(f"it holds a {type(saved).__name__}, not a mapping")
-        found = {"global_step": None, **saved}
-        for key, kind in CHECKPOINT.items():
-            if key in found and (not isinstance(found[key], kind) or isinstance(found[key], bool)):
-                raise ValueError(f"its {key} is of the type {type(found[key]).__name__}")
-        return saved
-    except Exception as error:  # of a damaged file: whatever its reader raises
-        if names := _classes_not_loaded(path):
-            short = ", ".join(name.rpartition(".")[2] for name in names)
-            raise FolderError(
-                f"{path} was not loaded: it holds objects of {', '.join(names)}, and loading them"
-                " may run code out of the file. If you trust who wrote it, add"
-                f" torch.serialization.add_safe_globals([{short}]) to the file of your module"
-            ) from error
-        # What torch says of a pickle advises to load it as code.
-        pickled = isinstance(error, pickle.UnpicklingError)
-        why = "it cannot be unpickled" if pickled else " ".join(str(error).split())[:200]
-        raise FolderError(f"{path} is damaged ({why}): delete it to {without}") from error
-
-
-def _classes_not_loaded(checkpoint: Path) -> list[str]:
-    """Return the names in a checkpoint that `weights_only=True` does not load."""
-    try:
-        return torch.serialization.get_unsafe_globals_in_checkpoint(str(checkpoint))
-    except Exception:  # a damaged file: whatever its reader raises
-        return []
 
 
 def _without_how(config: Any) -> Any:

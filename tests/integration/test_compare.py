@@ -317,16 +317,18 @@ def test_everything_wrong_is_said_at_once_and_the_others_are_shown(
     empty.mkdir()
     damaged.mkdir()
     (damaged / "run.json").write_text('{"status": "compl', encoding="utf-8")
-    assert main([*two, str(empty), str(damaged), str(absent), two[0] + "/../plain"]) == 2
+    a_file, twice = f"{two[1]}/run.json", f"{two[0]}/../plain"
+    assert main([*two, str(empty), str(damaged), str(absent), twice, a_file]) == 2
     told = capsys.readouterr()
     said = told.err.splitlines()
-    assert len(said) == 4
+    assert len(said) == 5
     give = "; give the folder of a run, as perfect-train made it"
     assert said[0] == f"compare: {empty}: holds no run.json{give}"
     assert said[1].startswith(f"compare: {damaged}: run.json is damaged (")
     assert said[1].endswith("; delete it and run again")
     assert said[2] == f"compare: {absent}: is no folder{give}"
-    assert said[3] == f"compare: {two[0]}/../plain: is given twice; leave one out"
+    assert said[3] == f"compare: {twice}: is given twice; leave one out"
+    assert said[4] == f"compare: {a_file}: is no folder{give}"
     assert told.out.splitlines()[0].split() == ["plain", "reuse"]
     assert Page(tmp_path / "runs/compare.html").rows[0] == ["", "plain", "reuse"]
 
@@ -334,15 +336,6 @@ def test_everything_wrong_is_said_at_once_and_the_others_are_shown(
 def test_one_run_is_no_comparison(two: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     said = refused(capsys, two[0])
     assert said == [f"compare: {two[0]}: is the only run; give two or more"]
-
-
-def test_a_file_instead_of_a_folder_is_refused(
-    two: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([two[0], two[1] + "/run.json"]) == 2
-    told = capsys.readouterr()
-    assert told.err.startswith(f"compare: {two[1]}/run.json: is no folder;")
-    assert told.out.splitlines()[0].split() == ["plain"]
 
 
 def test_a_page_that_cannot_be_written_is_told(

@@ -53,11 +53,7 @@ REASONS: Mapping[str, Mapping[str, int]] = {
         "trainers/lightning_seams.py weights_only=False": 1,
     },
     CHECKED: {
-        "perfect/commands/replaying.py torch.load": 1,
-        "perfect/commands/replaying.py weights_only=True": 1,
         "perfect/commands/training.py weights_only=True": 1,
-        "perfect/runs/folder.py torch.load": 1,
-        "perfect/runs/folder.py weights_only=True": 1,
         "trainers/elastic/peer/elastic_strategy.py weights_only=True": 1,
         "trainers/fleet/jobs/lightning_job.py weights_only=True": 1,
         "trainers/fleet/ray_cluster/tune_trial.py weights_only=True": 1,

@@ -176,7 +176,7 @@ def test_a_users_own_class_in_a_checkpoint_is_named_and_may_be_allowed(tmp_path:
 def test_a_damaged_checkpoint_is_said_with_what_to_do(content: bytes, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.checkpoint.write_bytes(content)
-    with pytest.raises(FolderError, match=r"last\.ckpt is damaged .* delete it to start this run"):
+    with pytest.raises(FolderError, match=r"last\.ckpt is damaged .* delete it to begin anew"):
         folder.checkpoint_step()
 
 
