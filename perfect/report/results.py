@@ -129,7 +129,7 @@ def read_run(folder: Path) -> Run:
         if not (path := folder / "run.json").is_file():
             what = "holds no run.json" if folder.is_dir() else "is no folder"
             raise RunError(f"{what}; give the folder of a run, as perfect-train made it")
-        record = _read_record(path)
+        record = read_record(path)
     except OSError as error:
         raise RunError(f"run.json cannot be read ({error.strerror}); make it readable") from error
     except (ValueError, RecursionError) as error:
@@ -144,7 +144,7 @@ def read_run(folder: Path) -> Run:
     return Run(folder, record, metrics)
 
 
-def _read_record(path: Path) -> Any:
+def read_record(path: Path) -> Any:
     """Read a record, whatever the file holds. Numbers that are not finite become None."""
     with path.open("rb") as file:
         text = file.read(MOST_BYTES + 1)

@@ -10,7 +10,6 @@ memory-N.svg a picture of a plan of an offloading run
 elastic/     the log of a peer of a swarm
 """
 
-import json
 import os
 from collections.abc import Collection
 from pathlib import Path
@@ -20,7 +19,9 @@ import yaml
 from lightning.pytorch.utilities import rank_zero_only
 
 from perfect.config.elastic_schema import OF_A_NODE
-from perfect.errors import FolderError
+from perfect.config.yaml_reader import read_document
+from perfect.errors import ConfigError, FolderError
+from perfect.report.results import read_record
 from perfect.runs.record import write_run
 from trainers.read_checkpoint import CheckpointRefused, read_checkpoint
 
@@ -55,8 +56,9 @@ class RunFolder:
                 f"{self.path} is not empty and holds no run (no config.yaml): give another --out"
             )
         try:
+            read_document(self.config)  # in its bounds: few aliases may stand for much
             theirs = yaml.safe_load(self.config.read_text(encoding="utf-8"))
-        except yaml.YAMLError as error:
+        except (ConfigError, yaml.YAMLError, ValueError) as error:
             raise FolderError(f"{self.config} is damaged ({error}): give another --out") from error
         odd = differences(_without_how(theirs), _without_how(config))
         if odd:
@@ -93,11 +95,11 @@ class RunFolder:
         if not self.run.exists():
             return {}
         try:
-            run = json.loads(self.run.read_text(encoding="utf-8"))
-            if not isinstance(run, dict):
-                raise ValueError(f"it holds a {type(run).__name__}, not a mapping")
+            run = read_record(self.run)
+            if not isinstance(run, dict) or not isinstance(run.get("resumed_at", []), list):
+                raise ValueError("it is not the record of a run")
             return run
-        except ValueError as error:  # not UTF-8, or not JSON
+        except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, nested too deep
             raise FolderError(f"{self.run} is damaged ({error}): delete it to go on") from error
 
     @rank_zero_only

@@ -27,6 +27,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from perfect.callbacks.phase_switch import PhaseSwitch
 from perfect.callbacks.train_loaders import in_memory
+from perfect.errors import FolderError
 from perfect.runs.stall_log import stall_log
 from perfect.version import own_version
 
@@ -77,13 +78,17 @@ class RunLog(Logger):
         """Continue after `step` optimizer steps, and drop later rows, whose work was lost."""
         if not self.path.exists():
             return
-        text = self.path.read_text(encoding="utf-8")
+        text = self.path.read_text(encoding="utf-8", errors="replace")
         whole = text[: text.rfind("\n") + 1]  # a kill may have torn the last row
-        reader = csv.DictReader(whole.splitlines())
-        rows = [{k: float(v) for k, v in row.items() if v} for row in reader]
-        self._columns = list(reader.fieldnames or FIRST_COLUMNS)
-        self.rows = [row for row in rows if row["step"] < step]
-        self._before = self.rows[-1]["wall_seconds"] if self.rows else 0.0
+        try:
+            reader = csv.DictReader(whole.splitlines())
+            rows = [{k: float(v) for k, v in row.items() if v} for row in reader]
+            self._columns = list(reader.fieldnames or FIRST_COLUMNS)
+            self.rows = [row for row in rows if row["step"] < step]
+            self._before = self.rows[-1]["wall_seconds"] if self.rows else 0.0
+        except (ValueError, KeyError, TypeError, csv.Error) as error:
+            why = f"{type(error).__name__}: {error}"
+            raise FolderError(f"{self.path} is damaged ({why}): delete it to go on") from error
         self._started = self._clock()
         self._write_all()
 

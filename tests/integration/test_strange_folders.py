@@ -21,6 +21,7 @@ from perfect.errors import BuildError, FolderError
 from perfect.report.report import write_report
 from perfect.runs.folder import RunFolder
 from perfect.runs.kept_runs import kept_below
+from perfect.runs.record import RunLog
 
 Recipe = dict[str, Any]
 
@@ -335,6 +336,34 @@ def test_damaged_bytes_of_a_checkpoint_are_refused_by_its_name(tmp_path: Path) -
         except FolderError as error:
             refused += str(folder.checkpoint) in str(error)
     assert refused > 50
+
+
+BOMB = "".join(
+    f"{'abcdefghi'[n]}: &{n} [{', '.join([f'*{n - 1}'] * 9 * bool(n))}]\n" for n in range(9)
+)
+FILES = {
+    "config.yaml": [
+        "seed: [",
+        "a: &a [1]\nb: [*a, *a]\n" * 9999,
+        "- 1",
+        "{" * 9999,
+        "d: 2001-99-99",
+    ],
+    "run.json": ["[" * 99_999, "[]", '{"resumed_at": 5}', '{"name": "\\ud800"}', '{"a": 1'],
+    "metrics.csv": ["lr\n1\n", "step\n5\n", "step,lr\n1,x\n", "step,lr\n1,2,3\n", "step\nx" * 9],
+}
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name in FILES for text in FILES[name]],
+                         ids=lambda text: text[:20])  # fmt: skip
+def test_a_run_goes_on_from_no_damaged_file(name: str, text: str, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.begin({"seed": 0})
+    (tmp_path / name).write_text(text)
+    with pytest.raises(FolderError, match=rf"{name} is damaged"):
+        folder.open({"seed": 0})
+        folder.resumed_at(5)
+        RunLog(tmp_path).resume(9)
 
 
 def test_the_fuzzer_finds_nothing_at_once() -> None:
