@@ -28,7 +28,7 @@ def held(folder: Path) -> Iterator[bool]:
     import fcntl
 
     opened = os.open(folder, os.O_RDONLY)
-    _held.add(opened)
+    held_here.opened.add(opened)
     try:
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
         free = True
@@ -37,22 +37,27 @@ def held(folder: Path) -> Iterator[bool]:
     try:
         yield free
     finally:
-        if opened in _held:  # a fork has closed it
-            _held.remove(opened)
+        if opened in held_here.opened:  # a fork has closed it
+            held_here.opened.remove(opened)
             os.close(opened)
 
 
-_held: set[int] = set()
+class HeldHere:
+    """The folders that this process holds, and no fork of it: a loader's worker may live a little
+    longer than a run that was killed, and the run may go on meanwhile."""
+
+    def __init__(self) -> None:
+        self.opened: set[int] = set()
+
+    def let_go(self) -> None:
+        """Close them all, in a fork."""
+        while self.opened:
+            os.close(self.opened.pop())
 
 
-def _let_go() -> None:
-    """Close what a fork has of its parent's: a loader's worker may live a little longer."""
-    while _held:
-        os.close(_held.pop())
-
-
+held_here = HeldHere()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_let_go)
+    os.register_at_fork(after_in_child=held_here.let_go)
 
 
 def is_kept(folder: Path) -> bool:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from perfect.runs.kept_runs import held
+
 Train = Callable[..., tuple[int, Path]]
 Recipe = dict[str, Any]
 ReadRun = Callable[[Path], dict[str, Any]]
@@ -26,6 +28,17 @@ def test_a_folder_of_another_configuration_is_refused(
     assert code == 2
     assert "phases.0.passes is 2 there, 1 here" in capfd.readouterr().err
     assert (folder / "run.json").read_bytes() == before
+
+
+def test_a_folder_in_which_another_process_trains_is_refused(
+    train: Train, recipe: Recipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run").mkdir()
+    with held(tmp_path / "run"):
+        code, folder = train(recipe)
+    assert code == 2
+    assert f"another process trains in {folder}: wait for its end" in capfd.readouterr().err
+    assert not any(folder.iterdir())
 
 
 def test_a_folder_with_other_files_is_refused(

@@ -155,9 +155,10 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 
 def in_metrics(folder: Path) -> list[int]:
-    log = RunLog(folder)
-    log.resume(9)
-    return [int(row["step"]) for row in log.rows]
+    whole, _, _ = (folder / "metrics.csv").read_text().rpartition("\n")
+    rows = [row.split(",") for row in whole.splitlines()]
+    assert {len(row) for row in rows} == {3}, rows
+    return [int(float(step)) for step, *_ in rows[1:]]
 
 
 def in_plans(folder: Path) -> list[int]:

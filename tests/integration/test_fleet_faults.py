@@ -244,8 +244,9 @@ def test_ctrl_c_on_a_full_disk_claims_no_checkpoint_that_is_not_there(
 class Full(JsonLines):
     """A file on a disk that is full."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("ab")
+    def __init__(self) -> None:
+        self._file = Path("/dev/full").open("ab", buffering=0)
+        self._path, self._end = Path("/dev/full"), 0
 
 
 def test_a_journal_that_cannot_be_written_ends_the_run_and_the_same_program_goes_on(
@@ -254,7 +255,7 @@ def test_a_journal_that_cannot_be_written_ends_the_run_and_the_same_program_goes
     def fill(state: FleetState, event: Event) -> None:
         if state.jobs["a"].step == 3:
             fleet._journal.close()
-            fleet._journal._file = Full(Path("/dev/full"))
+            fleet._journal._file = Full()
 
     fleet = make(tmp_path, quantum=1, watch=fill, checkpoint_minutes=1e-9)
     add(fleet, "a", PLAIN)
