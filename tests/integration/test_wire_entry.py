@@ -225,8 +225,27 @@ def test_who_greets_differently_is_refused(anchor: Listener, hello: bytes, said:
     with encrypted(anchor) as client:
         client.sendall(hello)
         refused = refusal(anchor)
+        # The other side can say so, too: it has heard this side's number.
+        assert client.recv(38)[:6] == b"PFEG" + VERSION.to_bytes(2, "big")
     assert isinstance(refused, BadFrame)
     assert said in str(refused)
+
+
+def test_a_listener_of_another_version_is_named_with_both_numbers() -> None:
+    context = certificate.server_context(certificate.make_certificate())
+    with socket.create_server((LOOPBACK, 0)) as listening, ThreadPoolExecutor(1) as pool:
+
+        def later_version() -> None:
+            raw, _ = listening.accept()
+            with context.wrap_socket(raw, server_side=True) as stream:
+                stream.recv(38)
+                stream.sendall(b"PFEG\0\7" + bytes(32))
+                stream.recv(1)
+
+        done = pool.submit(later_version)
+        with pytest.raises(Unreachable, match=r"version 1 of the protocol, .* version 7: install"):
+            connect([Address(LOOPBACK, listening.getsockname()[1])], SECRET, 20)
+        done.result(60)
 
 
 # ---- addresses ----------------------------------------------------------------------------------
