@@ -1,7 +1,8 @@
 // Scaled dot product attention of three libraries, by its definition, in float. Dropout's mask is
 // drawn anew in the backward from the seed that the forward returned. What differs between the
 // libraries is where log-sum and seed lie: on the device, or, for memory-efficient attention
-// outside of a capture, on the host.
+// outside of a capture, on the host; and the order in which results get memory and the generator is
+// asked, which is that of torch's kernels: a generator may take memory too.
 #pragma once
 
 #include <array>
@@ -103,12 +104,12 @@ inline FlashResults flash(const Tensor& query, const Tensor& key, const Tensor& 
                           double dropout, bool causal, bool, std::optional<double> scale) {
   c10::cuda::CUDAGuard guard(query.device());
   const auto how = attention_of(query, dropout, causal, scale);
-  const Draw draw = dropout_draw(query, dropout);
   Tensor output = by_rows(query);
   Tensor log_sum =
       at::empty({query.size(0), query.size(1), query.size(2)}, query.options().dtype(at::kFloat));
   Tensor random = at::empty({2}, query.options().dtype(at::kUInt64));
   Tensor unused = at::empty({}, query.options().dtype(at::kUInt64));
+  const Draw draw = dropout_draw(query, dropout);
   auto work = [=](Tensors& all) {
     const uint64_t seed = draw.random ? draw.seed() : 0;
     if (draw.random) tell_seed(all[5][0], all[5][1], seed);
@@ -151,13 +152,13 @@ inline EfficientResults efficient(const Tensor& query, const Tensor& key, const 
   const auto how = attention_of(query, dropout, causal, scale);
   const Draw draw = dropout_draw(query, dropout);
   const bool captured = capturing();
+  const auto where = captured ? query.device() : c10::Device(at::kCPU);
+  const auto options = at::TensorOptions().dtype(at::kLong).device(where);
+  Tensor seed = at::empty({}, options), offset = at::empty({}, options);
   const auto padded = (query.size(2) + EFFICIENT_ROWS - 1) / EFFICIENT_ROWS * EFFICIENT_ROWS;
   Tensor output = by_rows(query);
   Tensor log_sum = at::empty({query.size(0), query.size(1), with_log_sum ? padded : 0},
                              query.options().dtype(at::kFloat));
-  const auto where = captured ? query.device() : c10::Device(at::kCPU);
-  const auto options = at::TensorOptions().dtype(at::kLong).device(where);
-  Tensor seed = at::empty({}, options), offset = at::empty({}, options);
   const uint64_t known = draw.random && !captured ? draw.seed() : 0;
   if (!captured) tell_seed(seed, offset, known);
   auto work = [=](Tensors& all) {
@@ -203,9 +204,9 @@ inline FlashResults cudnn_attention(const Tensor& query, const Tensor& key, cons
                                     std::optional<double> scale) {
   c10::cuda::CUDAGuard guard(query.device());
   const auto how = attention_of(query, dropout, causal, scale);
-  const Draw draw = dropout_draw(query, dropout);
   const auto options = query.options().dtype(at::kLong);
   Tensor seed = at::empty({}, options), offset = at::empty({}, options);
+  const Draw draw = dropout_draw(query, dropout);
   Tensor output = by_rows(query), log_sum;
   if (with_log_sum) {
     log_sum = at::empty({query.size(0), query.size(1), query.size(2), 1},

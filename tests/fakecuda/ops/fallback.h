@@ -86,7 +86,6 @@ class Call {
   void run(Stack* stack) {
     c10::cuda::OptionalCUDAGuard guard;
     if (auto device = device_of()) guard.set_device(*device);
-    if (facts_.random) draw_ = draw_of();
     if (!deferred()) {
       run_now(stack);
     } else if (host_waits()) {
@@ -110,6 +109,7 @@ class Call {
   }
 
   Draw draw_of() const {
+    if (!facts_.random) return {};
     for (const auto& value : arguments_) {
       if (value.isGenerator() && value.toGenerator().device().is_cuda()) {
         return draw_from(at::check_generator<at::CUDAGeneratorImpl>(value.toGenerator()));
@@ -134,9 +134,10 @@ class Call {
   }
 
   void run_now(Stack* stack) {
+    const Draw draw = draw_of();
     Stack work = all_with_tensors(arguments_, on_cpu);
     const Tensors outs = replace_outs(facts_, work);
-    run_cpu(op_, facts_, arguments_, work, draw_);
+    run_cpu(op_, facts_, arguments_, work, draw);
     fill(memory_of_outs(outs), outs);
     const auto memory = push_results(stack, work);
     fill_results(memory, work);
@@ -157,7 +158,9 @@ class Call {
         all_with_tensors(arguments_, [](const Tensor&) { return Tensor(); }));
     const Tensors out_memory = memory_of_outs(told_outs);
     const auto memory = push_results(stack, told);
-    auto work = [op = op_, &facts = facts_, draw = draw_, arguments, scalars, out_memory, memory] {
+    // Last, as kernels do: a generator may take memory too.
+    const Draw draw = draw_of();
+    auto work = [op = op_, &facts = facts_, draw, arguments, scalars, out_memory, memory] {
       Stack work = *arguments;
       const Tensors outs = replace_outs(facts, work);
       run_cpu(op, facts, *scalars, work, draw);
@@ -234,7 +237,6 @@ class Call {
   const c10::OperatorHandle op_;
   const Facts& facts_;
   const Stack arguments_;
-  Draw draw_;
 };
 
 inline void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
