@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.fake_gpu import not_on_a_fake_gpu
 
 from loaders import Device, ReuseLoader
 from loaders.device import DeviceFeed
@@ -146,6 +147,7 @@ def test_a_pass_that_is_resumed_on_the_gpu_goes_on_as_on_the_cpu(reuse: int) -> 
     assert equal(head + tail, here)
 
 
+@not_on_a_fake_gpu("its streams take no time")
 def test_a_batch_is_copied_while_the_step_before_it_runs() -> None:
     feed = DeviceFeed(torch.device("cuda"))
     pixels = torch.arange(1 << 20, dtype=torch.int32).pin_memory()

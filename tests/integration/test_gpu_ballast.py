@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.fake_gpu import not_on_a_fake_gpu
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))  # as run.sh has it
@@ -113,6 +114,7 @@ def test_memory_that_somebody_took_meanwhile_is_noticed(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@not_on_a_fake_gpu("the driver gives no memory, and processes do not share it")
 def test_what_a_ballast_holds_torch_does_not_get_and_gets_back_after() -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r}); from gpu.ballast import main; main()"

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from support.fake_gpu import not_on_a_fake_gpu
 
 import offload
 from offload.measuring.calibration import MIB, Sizes, calibrate, rates
@@ -101,6 +102,7 @@ def test_the_users_precision_is_after_a_calibration_what_it_was(user: str, reads
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@not_on_a_fake_gpu("its rates are a CPU's")
 def test_a_gpu_is_calibrated_in_a_few_seconds_and_keeps_no_memory() -> None:
     torch.cuda.init()
     torch.zeros(1, device="cuda")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.fake_gpu import not_on_a_fake_gpu
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).parent / "sanitized_plan.py"
@@ -40,6 +41,7 @@ def test_the_small_plan_gives_the_same_loss_by_both_engines() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck"])
+@not_on_a_fake_gpu("it has no compiled kernels to look into")
 def test_compute_sanitizer_finds_nothing(engine: str, tool: str) -> None:
     found = shutil.which("compute-sanitizer") or next(
         filter(None, (shutil.which("compute-sanitizer", path=p) for p in TOOLKITS)), None
