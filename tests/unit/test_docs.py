@@ -227,3 +227,13 @@ def test_every_key_of_a_yaml_has_a_meaning(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(docs_reference, "key_notes", lambda model: {"seed": "A number."})
     with pytest.raises(RuntimeError, match=r"RunConfig\.model has no meaning"):
         docs_reference.yaml_page()
+
+
+def test_each_point_of_the_security_page_has_a_test_that_exists() -> None:
+    points = text(ROOT / "docs" / "security.md").split("\n- ")[1:]
+    assert len(points) > 10
+    for point in points:
+        found = re.findall(r"<!-- (\S+)::(\w+) -->", point)
+        assert found, point
+        for file, test in found:
+            assert f"def {test}(" in text(ROOT / "tests" / file), (file, test)
