@@ -61,7 +61,9 @@ def load_pretrained(model: Gpt2 | Llama, folder: Path) -> None:
     if not folder.is_dir():
         raise WeightsError(f"there is no folder {folder}: give one with config.json and weights")
     try:
-        theirs = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+        theirs = AutoModelForCausalLM.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
     except (OSError, ValueError) as error:
         raise WeightsError(f"{folder} cannot be read: {error}") from error
     if isinstance(model, Llama):

@@ -1,5 +1,6 @@
 """GPT-2, LLaMA and LoRA: sizes as published, causality, weights of others, what is learned."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,21 @@ def test_gpt2_gives_the_logits_of_transformers_with_its_weights(tmp_path: Path) 
     ids = torch.randint(0, 61, (2, 20))
     with torch.no_grad():
         torch.testing.assert_close(ours(ids), theirs(ids).logits, atol=1e-4, rtol=1e-4)
+
+
+def test_code_that_lies_beside_the_weights_is_never_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.setattr("builtins.input", lambda _: "y")  # transformers would ask
+    ran = tmp_path / "ran"
+    (tmp_path / "own.py").write_text(f"open({str(ran)!r}, 'w')\n")
+    auto = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": auto}))
+    ours = Gpt2(Gpt2Shape(layers=1, heads=1, width=8, positions=8), 9)
+    with pytest.raises(WeightsError, match="cannot be read"):
+        load_pretrained(ours, tmp_path)
+    assert not ran.exists()
 
 
 def llama_of_others(folder: Path, **changed: object) -> nn.Module:
