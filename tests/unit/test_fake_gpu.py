@@ -1,5 +1,6 @@
 """fakecuda/: where the fake GPU is not loaded, and what is said then."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,8 @@ def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess
 @pytest.fixture(params=DRIVERS)
 def driver(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
     """What stands for a real driver, with no device or with one, and its folder."""
+    if sys.platform != "linux" or not shutil.which("g++"):
+        pytest.skip("it plays Linux's driver, and g++ compiles it")
     source = tmp_path / "driver.c"
     source.write_text(DRIVERS[request.param], encoding="utf-8")
     command = ["g++", "-x", "c", "-shared", "-fPIC", source, "-o", tmp_path / "libcuda.so.1"]
@@ -53,6 +56,7 @@ def test_a_process_that_is_told_to_load_it_beside_a_driver_ends(driver: tuple[st
     assert "a real libcuda.so.1 is installed here" in done.stderr
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the fake plays Linux's driver")
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     done = run("-c", LOADED, FAKE_CUDA=str(tmp_path / "no"), PYTHONPATH=str(HERE / "site"))
     assert (done.returncode, done.stdout) == (1, "")
