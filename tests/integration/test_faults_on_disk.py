@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import resource
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from fuzz.fuzz_logs import JOURNAL, RUN, STEP_LOG, fuzz
+from fuzz.fuzz_logs import JOURNAL, RUN, STEP_LOG
 
 from offload.caching.plan_cache import PlanCache
 from perfect.grids.grid_folder import GridFolder
@@ -309,10 +308,6 @@ def test_a_log_that_is_torn_anywhere_is_cut_and_gone_on_with(
             assert [line.get("begins") for line in read_lines(path)][-1] == 7
             assert path.read_bytes().startswith(whole[:at].rpartition(b"\n")[0])
             assert ("half a line, which is cut off" in caplog.text) == torn
-
-
-def test_the_fuzzer_finds_no_traceback() -> None:
-    assert fuzz(1.0, seed=time.time_ns() % 10_000) > 20
 
 
 # ---- two at once --------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from fuzz import fuzz_results
 
 from perfect import compare, list_runs, replay
 from perfect.assembly.run import build_module
@@ -364,7 +363,3 @@ def test_a_run_goes_on_from_no_damaged_file(name: str, text: str, tmp_path: Path
         folder.open({"seed": 0})
         folder.resumed_at(5)
         RunLog(tmp_path).resume(9)
-
-
-def test_the_fuzzer_finds_nothing_at_once() -> None:
-    assert fuzz_results.fuzz(0.1, 0) >= 1

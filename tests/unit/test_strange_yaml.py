@@ -9,7 +9,6 @@ from perfect.config.grid_reader import read_recipe
 from perfect.config.settings import with_settings
 from perfect.config.yaml_reader import MOST_BYTES, MOST_PROBLEMS, read_document
 from perfect.errors import ConfigError
-from tests.fuzz.fuzz_yaml import fuzz
 
 NINES = "".join(
     f"{one}: &{one} [{', '.join(f'*{before}' for _ in range(9))}]\n"
@@ -100,7 +99,3 @@ def test_a_strange_value_of_an_option_is_a_problem_of_the_option(
     (tmp_path / "run.yaml").write_text(RUN, encoding="utf-8")
     document = with_settings(read_document(tmp_path / "run.yaml"), [f"seed={value}"])
     assert len(document.problems) == 1 and "is not a value of YAML" in document.problems[0]
-
-
-def test_the_fuzzer_finds_nothing_in_a_moment() -> None:
-    assert fuzz(seconds=0.5, seed=0) > 0
