@@ -7,10 +7,12 @@
 A folder or file that is named on the command line is collected whatever the tier.
 """
 
+import faulthandler
 import gc
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -102,6 +104,8 @@ def pytest_collection_finish() -> None:
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()  # libraries tell of objects that are left at the end
+    # A thread that hangs must not keep a worker, and so the whole run, from ending.
+    faulthandler.dump_traceback_later(120, exit=True, file=sys.__stderr__)
 
 
 def leaks() -> list[str]:
@@ -160,6 +164,7 @@ def no_leaks() -> Iterator[None]:
     deadline = time.monotonic() + 60
     while leaked := leaks():
         if time.monotonic() > deadline:
+            faulthandler.dump_traceback()  # where leaked threads stand
             pytest.fail(f"leaked: {', '.join(leaked)}")
         threading.Event().wait(0.02)
 
