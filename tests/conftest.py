@@ -12,7 +12,6 @@ import gc
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -105,7 +104,7 @@ def pytest_collection_finish() -> None:
 def pytest_unconfigure() -> None:
     gc.unfreeze()  # libraries tell of objects that are left at the end
     # A thread that hangs must not keep a worker, and so the whole run, from ending.
-    faulthandler.dump_traceback_later(120, exit=True, file=sys.__stderr__)
+    faulthandler.dump_traceback_later(120, exit=True, file=2)
 
 
 def leaks() -> list[str]:
