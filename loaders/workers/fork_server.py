@@ -1,13 +1,13 @@
 """The folder of multiprocessing's fork server. A process that is killed leaves it behind.
 
 /tmp/pymp-abcd/listener-wxyz       the server's socket, of multiprocessing
-               perfect-training    our mark: no other folder is removed
+               perfect-training    locked as long as the folder is used; no other folder is removed
 """
 
+import fcntl
 import multiprocessing
 import os
 import shutil
-import socket
 from contextlib import suppress
 from multiprocessing import util
 from pathlib import Path
@@ -16,23 +16,28 @@ MARK = "perfect-training"
 
 
 def prepare(module: str) -> None:
-    """Let this process's server import a module once. Remove the folders of dead ones."""
+    """Let this process's server import a module once. Remove the folders of dead processes."""
     multiprocessing.get_context("forkserver").set_forkserver_preload([module])
     mine = Path(util.get_temp_dir()) / MARK
     if not mine.exists():
-        mine.touch()
+        begun = mine.with_suffix(".begun")
+        _lock(os.open(begun, os.O_CREAT | os.O_RDWR, 0o600))  # until this process ends
+        begun.rename(mine)  # so nobody sees the mark without its lock
         for mark in mine.parents[1].glob(f"pymp-*/{MARK}"):
-            with suppress(OSError):  # Another process may remove it, too.
-                if mark.parent.lstat().st_uid == os.getuid() and _is_dead(mark.parent):
-                    shutil.rmtree(mark.parent)
+            with suppress(OSError):  # It is in use, or another process removes it, too.
+                _remove_unlocked(mark)
 
 
-def _is_dead(folder: Path) -> bool:
-    """Whether nobody has the socket. One of another type asks, and disturbs no server."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asking:
-        try:
-            for server in folder.glob("listener-*"):
-                asking.connect(str(server))
-        except OSError as error:
-            return isinstance(error, ConnectionRefusedError)
-    return False
+def _remove_unlocked(mark: Path) -> None:
+    if mark.parent.lstat().st_uid != os.getuid():
+        return
+    file = os.open(mark, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        _lock(file)
+        shutil.rmtree(mark.parent)
+    finally:
+        os.close(file)
+
+
+def _lock(file: int) -> None:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

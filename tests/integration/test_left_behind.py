@@ -1,9 +1,11 @@
 """What a process that is killed leaves behind, and who may open what it shares meanwhile."""
 
 import os
-import socket
 import stat
-from multiprocessing import util
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,38 +13,46 @@ import torch
 
 from loaders.sharing.lent_blocks import LentBlocks
 from loaders.sharing.parcels import pack
-from loaders.workers.fork_server import MARK, prepare
 from loaders.workers.staging import _nameless_file
 
+FOLDER = """
+import sys
+import tempfile
+from multiprocessing import util
+from loaders.workers import fork_server
+tempfile.tempdir = sys.argv[1]
+fork_server.prepare("json")
+print(util.get_temp_dir(), flush=True)
+sys.stdin.read()
+"""
 
-def server(folder: Path, *, marked: bool = True) -> socket.socket:
-    folder.mkdir()
-    if marked:
-        (folder / MARK).touch()
-    listening = socket.socket(socket.AF_UNIX)
-    listening.bind(str(folder / "listener-1"))
-    listening.listen()
-    return listening
+
+@contextmanager
+def process_with_a_folder(temporary: Path) -> Iterator[Path]:
+    """The folder of a process, which is killed at the end."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", FOLDER, str(temporary)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with process:
+        assert process.stdout is not None
+        try:
+            yield Path(process.stdout.readline().strip())
+        finally:
+            process.kill()
 
 
-def test_a_fork_servers_folder_is_removed_when_nobody_listens_there_and_it_is_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mine = tmp_path / "pymp-mine"
-    mine.mkdir()
-    monkeypatch.setattr(util, "get_temp_dir", lambda: str(mine))
-    server(tmp_path / "pymp-dead").close()
-    server(tmp_path / "pymp-of-others", marked=False).close()
-    (tmp_path / "pymp-begins").mkdir()
-    (tmp_path / "pymp-begins" / MARK).touch()
-    (tmp_path / "pymp-link").symlink_to(tmp_path / "pymp-begins")
-    with server(tmp_path / "pymp-alive") as alive:
-        prepare("json")
-        alive.setblocking(False)
-        with pytest.raises(BlockingIOError):  # It was asked, and did not notice.
-            alive.accept()
-    kept = {"pymp-mine", "pymp-of-others", "pymp-begins", "pymp-link", "pymp-alive"}
-    assert {path.name for path in tmp_path.iterdir()} == kept
+def test_a_fork_servers_folder_is_removed_when_its_process_was_killed(tmp_path: Path) -> None:
+    (tmp_path / "pymp-of-others").mkdir()
+    (tmp_path / "pymp-link").symlink_to(tmp_path / "pymp-of-others")
+    with process_with_a_folder(tmp_path) as alive:
+        (alive / "listener-dead").touch()  # a server that has died does not end its process
+        with process_with_a_folder(tmp_path) as killed:
+            assert killed.is_dir()
+        assert killed.is_dir()
+        with process_with_a_folder(tmp_path) as last:
+            kept = {"pymp-of-others", "pymp-link", alive.name, last.name}
+            assert {path.name for path in tmp_path.iterdir()} == kept
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="nameless files as Linux has them")
