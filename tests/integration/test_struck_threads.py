@@ -33,10 +33,12 @@ class Struck(Exception):
     """Nobody of ours raises this."""
 
 
-def is_end_of_with(event: str, called: Any) -> bool:
-    """Whether a `with` block is about to leave a lock. Nothing but a profiler can raise there: the
-    interpreter looks for signals and exceptions of other threads before, within the block."""
-    return event == "c_call" and called.__name__ == "__exit__"
+def keeps_lock(frame: FrameType, event: str, called: Any) -> bool:
+    """Whether a lock would never be left: at the end of a `with` block, and where the interpreter
+    imports a module. Nothing but a profiler can raise there: the interpreter looks for signals and
+    exceptions of other threads before, within the block."""
+    leaves_with = event == "c_call" and called.__name__ == "__exit__"
+    return leaves_with or frame.f_code.co_filename.startswith("<frozen importlib")
 
 
 class Strike:
@@ -53,7 +55,7 @@ class Strike:
 
     def __call__(self, frame: FrameType, event: str, called: Any) -> None:
         ours = threading.current_thread().name.startswith("perfect-decode")
-        if not ours or event not in ("call", "c_call") or is_end_of_with(event, called):
+        if not ours or event not in ("call", "c_call") or keeps_lock(frame, event, called):
             return
         number, code = next(self._numbers), frame.f_code
         here = f"{code.co_filename}:{code.co_qualname}"
