@@ -8,12 +8,12 @@ A run without `offload:` has none of the three. The pictures are files beside ru
 one is left out.
 """
 
+import base64
 from collections.abc import Mapping
 from html import escape
 from typing import Any
 
 from perfect.report.page import note, plot, section, table
-from perfect.report.panels import embedded
 from perfect.report.results import Run
 from perfect.report.time_bars import PARTS, Time, time_bars
 from perfect.report.words import DASH, brief, count, percent, seconds, size, times
@@ -72,21 +72,23 @@ def memory_section(run: Run) -> str:
     return section(
         "Memory over the step",
         table(("", "Bytes", "Share of what a step needs"), [row for row in rows if row[1] != DASH]),
-        *(_picture(run, row, number) for number, row in enumerate(found.get("plans") or ())),
+        *(_picture(run, row) for row in found.get("plans") or ()),
     )
 
 
-def _picture(run: Run, row: Row, number: int) -> str | None:
-    """Return the picture that the run has drawn, as a figure of the page."""
+def _picture(run: Run, row: Row) -> str | None:
+    """Return the picture that the run has drawn, as a figure of the page. It is an image, in which
+    a browser runs no script, as anybody may have put the file into the folder."""
     path = run.folder / str(row.get("picture"))
     if path.parent != run.folder or not path.is_file():
         return None
-    text = path.read_text(encoding="utf-8", errors="replace")
-    if "<svg" not in text:
+    svg = path.read_bytes()
+    if b"<svg" not in svg:
         return note(f"{path.name} is damaged and cannot be shown.")
     told = f"{row['part']}, batch of {row['inputs']}"
-    svg = embedded(text, f"Memory: {told}", own=f"m{number}-")
-    return plot(svg, f"{told[0].upper()}{told[1:]}: the plan as it was simulated.", broad=True)
+    source = f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
+    image = f'<img alt="{escape(f"Memory: {told}")}" src="{source}">'
+    return plot(image, f"{told[0].upper()}{told[1:]}: the plan as it was simulated.", broad=True)
 
 
 def steps_section(run: Run) -> str:

@@ -98,7 +98,7 @@ figure { margin: 0 0 10px; break-inside: avoid }
 .broad { margin: 24px 0 0 }
 @media screen and (min-width: 1120px) { .broad { margin: 24px -80px 0 }
   .broad figcaption { margin-left: 80px } }
-svg { display: block; width: 100%; height: auto }
+svg, img { display: block; width: 100%; height: auto }
 figure svg * { stroke-linejoin: round; stroke-linecap: butt }
 figure svg text { font-family: inherit !important }
 table { border-collapse: collapse; width: 100%; font-size: 13.5px }
@@ -115,7 +115,7 @@ pre { background: #f5f7f9; border-radius: 4px; padding: 14px 16px; margin: 0; wh
 .wide { overflow-x: auto }
 @media screen and (max-width: 700px) {
   main { padding: 24px 16px 48px } h1 { font-size: 24px } .lead { font-size: 16px }
-  figure svg { min-width: 800px }
+  figure svg, img { min-width: 800px }
   .headed, .headed tbody { display: block } .headed thead { display: none }
   .headed tr { display: block; border-bottom: 1px solid var(--rule); padding: 8px 0 }
   .headed td { display: flex; justify-content: space-between; gap: 20px; border: 0; padding: 1px 0;

@@ -124,14 +124,7 @@ def to_svg(figure: Figure, title: str) -> str:
     file = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": title}):
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
-    return embedded(file.getvalue(), title)
-
-
-def embedded(text: str, title: str, own: str = "") -> str:
-    """Return the <svg> element of a file that matplotlib wrote. `own` is put before the ids in it,
-    because figures that were made in different processes have some in common."""
-    if own:
-        text = re.sub(r'( id="|url\(#|href="#)', rf"\g<1>{own}", text)
+    text = file.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r"<style type=\"text/css\">.*?</style>", "", text, flags=re.DOTALL)
