@@ -105,6 +105,14 @@ def read_document(path: Path) -> Document:
     return Document(source, data, tuple(source.at(*problem) for problem in loader.problems))
 
 
+def read_dump(path: Path) -> Any:
+    """Return the data that we wrote into a file, or raise ConfigError. Text such as 1e-3, which
+    `yaml.safe_dump` writes without quotes, stays text."""
+    if problems := read_document(path).problems:  # as few aliases may stand for much
+        raise config_error(problems)
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
 def read_value(text: str) -> Any:
     """Return the value that a text stands for in a file. Raise what `with_settings` expects."""
     loader = _Loader(text)
@@ -132,14 +140,17 @@ def validated(
 
 
 def config_error(problems: Sequence[str]) -> ConfigError:
-    """Return the error that tells these problems, in the order of the file. What a terminal would
-    not show is escaped, and the middle of a long problem is left out."""
-    half = LONGEST // 2
-    short = [p if len(p) <= LONGEST else f"{p[:half]} ... {p[-half:]}" for p in problems]
-    shown = ["".join(c if c.isprintable() else repr(c)[1:-1] for c in one) for one in short]
-    first = sorted(shown, key=_line)[:MOST_PROBLEMS]
+    """Return the error that tells these problems, in the order of the file."""
+    first = sorted(map(shown, problems), key=_line)[:MOST_PROBLEMS]
     more = [f"only the first {MOST_PROBLEMS} problems are told: correct these"]
     return ConfigError(first if len(first) < MOST_PROBLEMS else [*first, *more])
+
+
+def shown(problem: str) -> str:
+    """Escape what a terminal would not show, and leave out the middle of a long problem."""
+    half = LONGEST // 2
+    short = problem if len(problem) <= LONGEST else f"{problem[:half]} ... {problem[-half:]}"
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in short)
 
 
 def _line(problem: str) -> int:

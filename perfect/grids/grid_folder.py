@@ -16,7 +16,8 @@ from typing import Any
 import yaml
 
 from perfect.config.grid import Grid
-from perfect.errors import FolderError
+from perfect.config.yaml_reader import read_dump
+from perfect.errors import ConfigError, FolderError
 from perfect.runs.folder import differences
 
 HOW = ("devices", "budget", "host_budget", "quantum", "hours")
@@ -52,8 +53,8 @@ class GridFolder:
 
     def _compare(self, mine: dict[str, Any]) -> None:
         try:
-            theirs = yaml.safe_load(self.grid.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            theirs = read_dump(self.grid)
+        except ConfigError as error:
             raise FolderError(f"{self.grid} is damaged ({error}): give another --out") from error
         odd = differences(_what(theirs), _what(mine))
         if odd:

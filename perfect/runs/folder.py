@@ -19,7 +19,7 @@ import yaml
 from lightning.pytorch.utilities import rank_zero_only
 
 from perfect.config.elastic_schema import OF_A_NODE
-from perfect.config.yaml_reader import read_document
+from perfect.config.yaml_reader import read_dump, shown
 from perfect.errors import ConfigError, FolderError
 from perfect.report.results import read_record
 from perfect.runs.record import write_run
@@ -56,9 +56,8 @@ class RunFolder:
                 f"{self.path} is not empty and holds no run (no config.yaml): give another --out"
             )
         try:
-            read_document(self.config)  # in its bounds: few aliases may stand for much
-            theirs = yaml.safe_load(self.config.read_text(encoding="utf-8"))
-        except (ConfigError, yaml.YAMLError, ValueError) as error:
+            theirs = read_dump(self.config)
+        except ConfigError as error:
             raise FolderError(f"{self.config} is damaged ({error}): give another --out") from error
         odd = differences(_without_how(theirs), _without_how(config))
         if odd:
@@ -131,4 +130,4 @@ def differences(theirs: Any, mine: Any, key: str = "") -> list[str]:
             for number, pair in enumerate(zip(theirs, mine, strict=True))
             for line in differences(*pair, f"{key}.{number}")
         ]
-    return [] if theirs == mine else [f"{key} is {theirs!r} there, {mine!r} here"]
+    return [] if theirs == mine else [shown(f"{key} is {theirs!r} there, {mine!r} here")]

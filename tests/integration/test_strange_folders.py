@@ -17,6 +17,7 @@ from perfect import compare, list_runs, replay
 from perfect.assembly.run import build_module
 from perfect.config.schema import RunConfig
 from perfect.errors import BuildError, FolderError
+from perfect.grids.grid_folder import GridFolder
 from perfect.report.report import write_report
 from perfect.runs.folder import RunFolder
 from perfect.runs.kept_runs import kept_below
@@ -346,7 +347,10 @@ FILES = {
         "a: &a [1]\nb: [*a, *a]\n" * 9999,
         "- 1",
         "{" * 9999,
+        BOMB,
         "d: 2001-99-99",
+        f"d: {'9' * 5000}",
+        f"d: {'1:' * 200}1",
     ],
     "run.json": ["[" * 99_999, "[]", '{"resumed_at": 5}', '{"name": "\\ud800"}', '{"a": 1'],
     "metrics.csv": ["lr\n1\n", "step\n5\n", "step,lr\n1,x\n", "step,lr\n1,2,3\n", "step\nx" * 9],
@@ -363,3 +367,20 @@ def test_a_run_goes_on_from_no_damaged_file(name: str, text: str, tmp_path: Path
         folder.open({"seed": 0})
         folder.resumed_at(5)
         RunLog(tmp_path).resume(9)
+
+
+@pytest.mark.parametrize("text", FILES["config.yaml"], ids=lambda text: text[:20])
+def test_a_grid_goes_on_from_no_damaged_file(text: str, tmp_path: Path) -> None:
+    (tmp_path / "grid.yaml").write_text(text)
+    with pytest.raises(FolderError, match=r"grid.yaml is damaged") as refused:
+        GridFolder(tmp_path)._compare({"seed": 0})
+    assert len(str(refused.value)) < 2000
+
+
+def test_what_another_folder_holds_is_told_in_short_lines_that_steer_no_terminal(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "grid.yaml").write_text(f'"\\e[2J{"k" * 400}": [{"1, " * 4000}]\nseed: 0')
+    with pytest.raises(FolderError, match="holds another grid") as refused:
+        GridFolder(tmp_path)._compare({"seed": 0})
+    assert len(str(refused.value)) < 1000 and str(refused.value).isprintable()
