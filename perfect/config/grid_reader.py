@@ -19,6 +19,7 @@ from perfect.config.point_names import key_names, point_name, unlike
 from perfect.config.schema import RunConfig
 from perfect.config.settings import with_settings
 from perfect.config.yaml_reader import (
+    MOST_PROBLEMS,
     UNREADABLE,
     Document,
     Path_,
@@ -32,6 +33,8 @@ from perfect.config.yaml_reader import (
 )
 
 MOST_POINTS = 1000
+ENOUGH = 10 * MOST_PROBLEMS
+"""Values with so many problems together are looked at, and no more: few of them are told."""
 OF_THE_FLEET = ("trainer.accelerator", "trainer.devices", "trainer.threads")
 """All jobs of a fleet share these."""
 OVERRIDDEN = (
@@ -63,9 +66,12 @@ class _Reading:
         fleet = self._fleet()
         axes = self._axes()
         points: tuple[Point, ...] = ()
-        if axes and not self._probe(axes) and not self._problems:
-            if fleet is not None and fleet.search is None:
-                points = self._points(axes)
+        all_run = fleet is not None and fleet.search is None
+        if all_run and (count := math.prod(len(axis.values) for axis in axes)) > MOST_POINTS:
+            why = f"has {count:,} points: give at most {MOST_POINTS:,}, or fleet.search to try some"
+            self._add([(("grid",), why)])
+        elif axes and not self._probe(axes) and not self._problems and all_run:
+            points = self._points(axes)
         elif not axes:
             self._add(check_run(self._base, self._document.source)[1])
         if fleet is not None:
@@ -103,6 +109,8 @@ class _Reading:
         seen: dict[str, str] = {}
         good = []
         for key, values in given.items():
+            if len(self._problems) > MOST_PROBLEMS:
+                break
             problems = [*self._key_problems(key, seen)]
             self._add([*problems, *_value_problems(key, values)])
             if not problems and isinstance(values, list) and values:
@@ -135,11 +143,15 @@ class _Reading:
         source = _with_paths(self._document.source, axes)
         firsts = [axis.values[0] for axis in axes]
         probes: list[tuple[int, int, list[Problem]]] = []
-        for number, axis in enumerate(axes):
-            for place, value in enumerate(axis.values):
-                values = [*firsts[:number], value, *firsts[number + 1 :]]
-                data = placed(self._base, axes, values)
-                probes.append((number, place, check_run(data, source)[1]))
+        so_far = 0
+        of_all = ((n, place) for n, axis in enumerate(axes) for place in range(len(axis.values)))
+        for number, place in of_all:
+            values = [*firsts[:number], axes[number].values[place], *firsts[number + 1 :]]
+            data = placed(self._base, axes, values)
+            found = check_run(data, source)[1]
+            probes.append((number, place, found))
+            if (so_far := so_far + len(found)) > ENOUGH:
+                break
         always = set.intersection(*({*found} for _, _, found in probes))
         of_the_run = [one for one in check_run(self._base, source)[1] if one in always]
         self._add(of_the_run)
@@ -175,11 +187,6 @@ class _Reading:
                     yield ("grid", axis.key), f"{why} keys get the same value"
 
     def _points(self, axes: tuple[Axis, ...]) -> tuple[Point, ...]:
-        count = math.prod(len(axis.values) for axis in axes)
-        if count > MOST_POINTS:
-            why = f"has {count:,} points: give at most {MOST_POINTS:,}, or fleet.search to try some"
-            self._add([(("grid",), why)])
-            return ()
         source = _with_paths(self._document.source, axes)
         names = [axis.name for axis in axes]
         combinations = [*itertools.product(*(axis.values for axis in axes))]

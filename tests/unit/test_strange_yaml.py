@@ -4,6 +4,7 @@
 from pathlib import Path
 
 import pytest
+from counted_calls import calls_of
 
 from perfect.config.grid_reader import read_recipe
 from perfect.config.settings import with_settings
@@ -85,6 +86,31 @@ def test_a_strange_yaml_is_refused_in_short_lines(
     assert len(problems) <= MOST_PROBLEMS + 1
     assert all(len(one) < 600 and one.isprintable() for one in problems)
     assert [*tmp_path.iterdir()] == [tmp_path / "run.yaml"], "no code has run"
+
+
+LARGE = {
+    "unknown keys beside many values": "".join(f"k{n}: 1\n" for n in range(300))
+    + f"{GRID}  optimizer.lr: [{', '.join(f'1e-{n}' for n in range(100))}]",
+    "many keys of a grid": f"{GRID.replace('name: resnet18', 'class_path: a.B')}"
+    + "".join(f"  model.init_args.k{n}: [1, 2]\n" for n in range(300)),
+    "many paths that do not exist": GRID
+    + "".join(f"  ? {','.join(f'k{n}{m}' for m in range(80))}\n  : [1, 2]\n" for n in range(100)),
+}
+
+
+@pytest.mark.parametrize("text", LARGE.values(), ids=LARGE)
+def test_a_large_grid_that_is_wrong_is_refused_in_a_few_times_what_reading_it_takes(
+    text: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(text, encoding="utf-8")
+    reading = calls_of(lambda: read_document(path))
+
+    def refuse() -> None:
+        with pytest.raises(ConfigError):
+            read_recipe(path)
+
+    assert calls_of(refuse) < 10 * reading
 
 
 def test_a_file_without_an_end_is_refused() -> None:
