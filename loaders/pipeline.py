@@ -22,7 +22,7 @@ from loaders.batches import BatchMaker, Gathered, each_view
 from loaders.blocks import Blocks
 from loaders.buffer_size import BufferSize
 from loaders.device import DeviceFeed, tensors_of
-from loaders.errors import BufferTooSmall
+from loaders.errors import OTHER_ITERATOR, BufferTooSmall, PassEnded
 from loaders.joint_parts import JointPart, check_once, joint_parts
 from loaders.opened_dataset import OpenedDataset
 from loaders.options import LoaderOptions
@@ -145,17 +145,22 @@ class Pipeline:
         plan: Iterator[tuple[int, Serve]],
     ) -> None:
         """Serve `jobs` of a pass, which may have been followed before, in `plan`'s batches."""
-        assert self.pool is not None
+        pool = self._open_pool()
         followed, self._followed = self._followed, None
         decoded_ahead = followed[1] if followed is not None and followed[0] is order else None
-        self.pool.begin(self._work(order, jobs, reuse, reaugment), plan, decoded_ahead)
+        pool.begin(self._work(order, jobs, reuse, reaugment), plan, decoded_ahead)
 
     def follow(self, order: PassOrder, reuse: int) -> None:
         """Decode the first samples of this pass as soon as slots fall free."""
-        assert self.pool is not None
-        work = self._work(order, PassJobs.all(len(order)), reuse, True)
+        pool, work = self._open_pool(), self._work(order, PassJobs.all(len(order)), reuse, True)
         self._followed = order, work
-        self.pool.follow(work)
+        pool.follow(work)
+
+    def _open_pool(self) -> Prefetcher:
+        """The workers that were begun. Another thread may have closed the loader since."""
+        if (pool := self.pool) is None:
+            raise PassEnded(OTHER_ITERATOR)
+        return pool
 
     def _work(self, order: PassOrder, jobs: PassJobs, reuse: int, reaugment: bool) -> DecodeWork:
         slab, maker, decoded = self.slab, self._maker, self.setup.opened.decoded
