@@ -16,7 +16,7 @@ from perfect.report.fleet_figures import DOES, TOLD_APART, WORKS, metric_figure,
 from perfect.report.fleet_record import STATES, FleetRecord, JobRecord, read_fleet
 from perfect.report.line_keys import KEY_CSS, line_key
 from perfect.report.page import Html, note, page, plot, section, table
-from perfect.report.words import DASH, count, duration, percent
+from perfect.report.words import DASH, count, duration, legible, percent
 
 CSS = """
 td .line { vertical-align: middle } th.n { white-space: normal }
@@ -65,7 +65,7 @@ def fleet_page(fleet: FleetRecord) -> str:
         section("Who waited for what", _waits(fleet)),
         section("Settings of the fleet", _settings(fleet)),
     ]
-    return page(f"Grid {fleet.folder.resolve().name}", summary(fleet), parts)
+    return page(f"Grid {legible(fleet.folder.resolve().name)}", summary(fleet), parts)
 
 
 def summary(fleet: FleetRecord) -> str:

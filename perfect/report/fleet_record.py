@@ -7,18 +7,32 @@
 Seconds are those in which the program ran: the time between a kill and the next start is left out.
 """
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, final
 
+from perfect.config.grid_schema import FleetConfig
+from perfect.config.yaml_reader import shown
 from perfect.errors import RunError
-from perfect.report.results import Run, read_run
+from perfect.report.results import Run, read_record, read_run
+from trainers.json_lines import fits, read_object, whole_lines
 
 STATES = ("finished", "stopped", "failed")
 """A job in another state goes on when the same command is given again."""
+JOB: Mapping[str, Any] = MappingProxyType(
+    {"name": str, "settings": dict, "state": str, "step": int, "metric": float | None,
+     "seconds": float, "why": str, "folder": str}
+)  # fmt: skip
+RESULTS: Mapping[str, Any] = MappingProxyType(
+    {"status": str, "metric": str, "mode": str, "axes": list[str], "fleet": dict, "jobs": list[JOB]}
+)
+CHANGE: Mapping[str, Any] = MappingProxyType({"job": str, "phase": str, "device": int | None})
+LATEST = 1e12
+"""No clock says more seconds."""
 
 
 @final
@@ -90,7 +104,10 @@ def read_fleet(folder: Path) -> FleetRecord:
     """Read the folder of a grid. Raise RunError if there is none in it."""
     path = folder / "grid.json"
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_record(path)
+        if not fits(found, RESULTS):
+            raise ValueError("it is not the results of a grid")
+        FleetConfig.model_validate(found["fleet"])
         spells, restarts = read_timeline(folder / "timeline.jsonl")
         jobs = tuple(_job(folder, row, spells.get(row["name"], ())) for row in found["jobs"])
         return FleetRecord(
@@ -107,8 +124,9 @@ def read_fleet(folder: Path) -> FleetRecord:
         raise RunError(
             f"{path} cannot be read ({error.strerror}); give the folder of a grid"
         ) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{path} is damaged ({error}); run the same command again") from error
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, nested too deep
+        why = shown(str(error))
+        raise RunError(f"{path} is damaged ({why}); run the same command again") from error
 
 
 def _job(folder: Path, row: Mapping[str, Any], spells: Sequence[Spell]) -> JobRecord:
@@ -116,8 +134,7 @@ def _job(folder: Path, row: Mapping[str, Any], spells: Sequence[Spell]) -> JobRe
         run = read_run(folder / row["folder"])
     except RunError:
         run = None
-    keys = ("name", "settings", "state", "step", "metric", "seconds", "why", "folder")
-    return JobRecord(**{key: row[key] for key in keys}, run=run, spells=tuple(spells))
+    return JobRecord(**{key: row[key] for key in JOB}, run=run, spells=tuple(spells))
 
 
 def read_timeline(path: Path) -> tuple[dict[str, list[Spell]], tuple[float, ...]]:
@@ -158,13 +175,10 @@ def read_timeline(path: Path) -> tuple[dict[str, list[Spell]], tuple[float, ...]
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the whole lines. A kill may have cut one short."""
-    if not path.exists():
-        return
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict) and "at" in row and ("program" in row or "job" in row):
-            yield row
+    """Yield the lines that say what a program or a job did. A kill may have cut one short."""
+    for line in whole_lines(path):
+        with suppress(ValueError):
+            row = read_object(line)
+            says = row.get("program") in ("begins", "ends") or fits(row, CHANGE)
+            if says and fits(row, {"at": float}) and abs(row["at"]) < LATEST:
+                yield row

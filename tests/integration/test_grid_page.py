@@ -14,6 +14,10 @@ from perfect.report.fleet_page import write_fleet_page
 from perfect.report.fleet_record import Spell, read_fleet, read_timeline
 
 RUN = {"status": "completed", "perplexity": 90.0, "perplexity_on": "test"}
+RESULTS = {
+    "status": "completed", "metric": "val_loss", "mode": "min", "axes": ["lr"],
+    "fleet": {"devices": "auto", "stop": {"rule": "halving", "first": 5, "eta": 2}},
+}  # fmt: skip
 METRICS = "step,wall_seconds,val_loss\n10,1.0,5.0\n20,2.0,4.5\n"
 
 
@@ -33,12 +37,7 @@ BEGINS, ENDS = {"program": "begins"}, {"program": "ends"}
 
 def make(folder: Path, jobs: list[Any], lines: list[dict[str, Any]], **more: Any) -> Path:
     """The folder of a grid whose jobs that have finished left metrics."""
-    results = {
-        "status": "completed", "metric": "val_loss", "mode": "min", "axes": ["lr"],
-        "fleet": {"devices": "auto", "stop": {"rule": "halving", "first": 5, "eta": 2}},
-        "jobs": jobs,
-    } | more  # fmt: skip
-    (folder / "grid.json").write_text(json.dumps(results))
+    (folder / "grid.json").write_text(json.dumps(RESULTS | {"jobs": jobs} | more))
     (folder / "timeline.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     for row in jobs:
         if row["state"] == "finished":
@@ -100,6 +99,37 @@ def test_the_time_between_a_kill_and_the_next_start_belongs_to_nobody(tmp_path: 
         Spell("running", 0, 7, 9),
     ]
     assert restarts == (4,)
+
+
+def test_lines_that_no_program_of_ours_wrote_are_left_out(tmp_path: Path) -> None:
+    strange: list[Any] = [
+        7, None, {}, {"at": 1001.0}, at(1, "a", "running") | {"at": "x"}, {"at": 1e999, **BEGINS},
+        at(1, "a", "running") | {"device": "x"}, {"at": 1001.0, "job": ["a"], "phase": "running"},
+        json.loads("[" * 900 + "]" * 900),
+    ]  # fmt: skip
+    make(tmp_path, [job("a"), job("b", "failed", None)], TWO[:1])
+    with (tmp_path / "timeline.jsonl").open("ab") as file:
+        file.write(b"\xff\n" + b"[" * 99_999 + b"\n" + b"9" * 5000 + b"\n")
+        file.write("".join(json.dumps(line) + "\n" for line in [*strange, *TWO[1:]]).encode())
+    spells, restarts = read_timeline(tmp_path / "timeline.jsonl")
+    (tmp_path / "timeline.jsonl").write_text("".join(json.dumps(line) + "\n" for line in TWO))
+    assert (spells, restarts) == read_timeline(tmp_path / "timeline.jsonl")
+
+
+NASTY = "</svg><script>'\"$_{\\x1b[2J" + "x" * 250
+
+
+@pytest.mark.parametrize("folder", ["<script>", "\udcff\udcfe", "x" * 250])
+def test_what_a_user_wrote_is_text_and_never_markup(folder: str, tmp_path: Path) -> None:
+    (tmp_path / folder).mkdir()
+    jobs = [
+        job("a", settings={NASTY: NASTY}),
+        job(NASTY, "failed", why=NASTY, folder=f"../{NASTY}", settings={NASTY: [NASTY]}),
+    ]
+    lines = [*TWO, at(1, NASTY, "running"), at(9, NASTY, "failed")]
+    more = {"axes": [NASTY], "metric": NASTY, "fleet": RESULTS["fleet"] | {"metric": NASTY}}
+    page = write_fleet_page(make(tmp_path / folder, jobs, lines, **more)).read_text("utf-8")
+    assert "<script" not in page and page.count("&lt;script&gt;") > 8
 
 
 def test_shares_of_stretches_of_time_add_up_to_all_of_it() -> None:
@@ -174,7 +204,20 @@ def test_a_stopped_job_is_not_best_however_good_it_was(tmp_path: Path) -> None:
     assert "No job has finished with a val_loss" in write_fleet_page(tmp_path).read_text()
 
 
-@pytest.mark.parametrize("wrong", ["", "{", "[]", '{"jobs": [{}]}'])
+def grid_of(**changes: Any) -> str:
+    return json.dumps(RESULTS | {"jobs": [job("a") | changes.pop("job", {})]} | changes)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *("", "{", "[]", '{"jobs": [{}]}', "[" * 99_999, '"\\ud800"'),
+        *(grid_of(job={"metric": value}) for value in ("x", [], 10**400)),
+        *(grid_of(job={"step": 0.5}), grid_of(axes=[["lr"]]), grid_of(mode=None)),
+        grid_of(fleet={"stop": {"rule": "halving", "first": 0, "eta": 1}}),
+    ],
+    ids=lambda wrong: wrong[:9],
+)
 def test_a_folder_without_a_grid_is_an_error_that_says_what_to_do(
     wrong: str, tmp_path: Path
 ) -> None:
