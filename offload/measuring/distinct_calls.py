@@ -69,8 +69,9 @@ def _frozen(tree: Any) -> Any:
 
 
 def sizes(call: Call) -> tuple[int, ...]:
-    """For each buffer, the bytes of it that the call touches."""
+    """For each buffer, the bytes of it that the call touches: none of an output that is not
+    made."""
     ends: dict[int, int] = {}
     for value in (*values_of((call.args, dict(call.kwargs))), *filter(None, call.outputs)):
         ends[value.buffer] = max(ends.get(value.buffer, 0), end_of(value))
-    return tuple(ends[b] for b in range(len(ends)))
+    return tuple(ends.get(b, 0) for b in range(max(ends, default=-1) + 1))

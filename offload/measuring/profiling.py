@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch.autograd.profiler import profile, record_function
 
+from offload.errors import OffloadError
 from offload.gate import only_python, stand_aside
 from offload.graph.memgraph import TASK, Access, Node, Place
 from offload.graph.taskgraph import RANKS, Task, TaskGraph
@@ -39,6 +40,7 @@ from offload.measuring.fake_answers import (
     results_of,
 )
 from offload.measuring.kept_costs import Cost, KeptCosts
+from offload.measuring.stopwatch import Cpu, Gpu
 from offload.memory.cpu_shim import Shim
 from offload.memory.cuda_shim import available_on
 from offload.memory.device_memory import measuring
@@ -166,6 +168,14 @@ def _notes(costs: Mapping[Any, Cost]) -> list[str]:
     return sorted(lines)
 
 
+class _DidNotRun(Exception):
+    """An op failed on made-up tensors. That says nothing of it in a step."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 class _Bench:
     """Runs calls in memory that it uses again and again."""
 
@@ -184,6 +194,7 @@ class _Bench:
         self._memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
         self._workspace = torch.empty(0, dtype=torch.uint8, device=device)
         self._bindings = Bindings()
+        self._timer = Gpu(device) if device.type == "cuda" else Cpu(time.perf_counter)
         self._wrong = ""
         self._answers: dict[Any, Answer] = {}
 
@@ -221,12 +232,16 @@ class _Bench:
             self._fill(call)
         try:
             return self._most([one(key, other) for other in _variants(call)])
-        except Misjudged:
-            raise
-        except Exception as error:
+        except _DidNotRun as failed:
+            error = failed.error
             failure = f"{name(call.op)}: {type(error).__name__}: {error}".splitlines()[0]
             outputs = self._rounded(sum(end_of(value) for value in filter(None, call.outputs)))
             return Cost(None, outputs, outputs, None, failure=failure)
+        except OffloadError:
+            raise
+        except Exception as error:
+            error.add_note(f"{self._uses[key].line}while {name(call.op)} was measured")
+            raise
 
     def _most(self, costs: Sequence[Cost]) -> Cost:
         """The cost of a call that calls other kernels at some steps. Nobody knows which before it
@@ -296,14 +311,19 @@ class _Bench:
         )
 
     def _watched(self, key: Any, run: Run) -> Run:
-        """The run, and an error if it gives a tensor among its arguments another size."""
-        if not isinstance(run, functools.partial):
-            return run
-        given = tensors_of((run.args, run.keywords))
+        """The run, which tells an op that fails from all that fails here, and an error if it gives
+        a tensor among its arguments another size."""
+        arguments = (run.args, run.keywords) if isinstance(run, functools.partial) else ()
+        given = tensors_of(arguments)
         before = [(tensor.size(), tensor.data_ptr()) for tensor in given]
 
         def watched() -> Any:
-            result = run()
+            try:
+                result = run()
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                raise _DidNotRun(error) from error
             for tensor, (size, address) in zip(given, before, strict=True):
                 if (tensor.size(), tensor.data_ptr()) != (size, address):
                     raise Misjudged(
@@ -324,11 +344,15 @@ class _Bench:
 
     def _seconds(self, run: Run) -> float:
         """The median: the lowest would promise more than a busy machine holds."""
-        timed = _timed if self._device.type == "cpu" else functools.partial(_spanned, self._device)
-        taken = [timed(run)]
+        taken = [self._timed(run)]
         while len(taken) < RUNS and sum(taken) < ENOUGH:
-            taken.append(timed(run))
+            taken.append(self._timed(run))
         return median_low(taken)
+
+    def _timed(self, run: Run) -> float:
+        if self._device.type == "cuda":
+            spin(SPIN)
+        return self._timer.timed(run)
 
     def _bound(self, call: Call, workspace: int, mode: str) -> Run:
         """The call on made-up tensors with arbitrary contents."""
@@ -360,24 +384,6 @@ class _Bench:
                 memory.normal_()
             else:
                 memory.fill_(1)
-
-
-def _timed(run: Run) -> float:
-    begin = time.perf_counter()
-    run()
-    return time.perf_counter() - begin
-
-
-def _spanned(device: torch.device, run: Run) -> float:
-    """Seconds between two events of the device."""
-    stream = torch.cuda.current_stream(device)
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    spin(SPIN)
-    begin.record(stream)
-    run()
-    end.record(stream)
-    end.synchronize()
-    return begin.elapsed_time(end) / 1000
 
 
 def _without(outputs: Sequence[Value | None], absent: Container[int]) -> tuple[Value | None, ...]:

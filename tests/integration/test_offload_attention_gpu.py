@@ -13,13 +13,26 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import offload
+from offload.plans.prefill import planned_prefill
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+EVERY_KERNEL = pytest.mark.parametrize(
+    "kernel",
+    [
+        SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION,
+        SDPBackend.MATH,
+    ],
+    ids=("flash", "efficient", "cudnn", "math"),
+)  # fmt: skip
 STEPS = 5
 SHAPE = (2, 4, 128, 64)
+
+
+def dtype_for(kernel: SDPBackend) -> torch.dtype:
+    return torch.float32 if kernel is SDPBackend.EFFICIENT_ATTENTION else torch.bfloat16
 
 
 def tensors(seed: int, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -39,17 +52,9 @@ def step(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 @pytest.mark.parametrize("engine", ["cuda", "cudagraph"])
-@pytest.mark.parametrize(
-    "kernel",
-    [
-        SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION,
-        SDPBackend.MATH,
-    ],
-    ids=("flash", "efficient", "cudnn", "math"),
-)  # fmt: skip
+@EVERY_KERNEL
 def test_masks_and_gradients_are_eagers(kernel: SDPBackend, engine: str) -> None:
-    dtype = torch.float32 if kernel is SDPBackend.EFFICIENT_ATTENTION else torch.bfloat16
-    batches = [tensors(n, dtype) for n in range(STEPS)]
+    batches = [tensors(n, dtype_for(kernel)) for n in range(STEPS)]
     with sdpa_kernel(kernel):
         torch.manual_seed(7)
         wanted = [step(*batch) for batch in batches]
@@ -64,3 +69,21 @@ def test_masks_and_gradients_are_eagers(kernel: SDPBackend, engine: str) -> None
         for one, other in zip(ours[1:], theirs[1:], strict=True):
             off = (one.float() - other.float()).norm() / other.float().norm()
             assert off < 0.01, f"step {number}: gradients of another mask, {off:.3f} apart"
+
+
+@EVERY_KERNEL
+def test_where_nobody_needs_gradients_it_runs_without_what_they_need(kernel: SDPBackend) -> None:
+    """cuDNN returns no log-sum then, and the fake of the trace has one."""
+    q, k, v, _ = tensors(0, dtype_for(kernel))
+
+    class Attention(torch.nn.Module):
+        def forward(self, q: torch.Tensor) -> torch.Tensor:
+            return scaled_dot_product_attention(q, k, v, is_causal=True) + 1
+
+    with sdpa_kernel(kernel):
+        wanted = Attention()(q)
+        planned, _ = planned_prefill(Attention(), q, device=torch.device("cuda"))
+        assert not any("did not run" in note for note in planned.graph.notes)
+        with offload.Runner(planned) as runner:
+            [found] = runner(q)
+    assert torch.equal(found, wanted)

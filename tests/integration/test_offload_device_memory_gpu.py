@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from offload.errors import MemoryTooSmall
 from offload.graph.builder import GraphBuilder
 from offload.graph.memgraph import TASK, Access, Node, Place
 from offload.graph.taskgraph import HOST, TaskGraph
@@ -285,3 +286,13 @@ def test_what_is_free_is_what_the_driver_says() -> None:
     left = device_left(DEVICE)
     assert 0 < left.free < left.total
     assert left.ours == torch.cuda.memory_reserved(DEVICE)
+
+
+def test_a_kernel_for_which_the_device_is_too_small_is_refused_where_it_is_measured() -> None:
+    whole = device_left(DEVICE).total
+
+    def op(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.empty(whole, dtype=torch.uint8, device=DEVICE)[:4]
+
+    with torch.no_grad(), pytest.raises(MemoryTooSmall, match="to measure every kernel once"):
+        graph_of(op, (randn(4),), (randn(4),))

@@ -21,6 +21,15 @@ aten = torch.ops.aten
 PLACED = pytest.mark.skipif(shim.available() is None, reason=shim.why_not() or "there is one")
 
 
+@pytest.fixture(params=[True, False], ids=["shim", "no shim"])
+def placed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Allocations are recorded, or only counted."""
+    if not request.param:
+        monkeypatch.setattr(profiling, "available_on", lambda device: None)
+    elif shim.available() is None:
+        pytest.skip(shim.why_not())
+
+
 def graph_of(*calls: Call) -> TaskGraph:
     """A task a call, over buffers of 4 KiB."""
     builder = GraphBuilder()
@@ -188,6 +197,30 @@ def test_an_op_that_fails_on_made_up_tensors_is_noted_and_charged_for_its_output
     assert (bad.seconds, bad.workspace, bad.unplaced) == (None, 192, 192)
     assert bad.kernel.allocations is None
     assert fine.seconds is not None
+
+
+def test_what_a_kernel_does_not_make_has_no_bytes_and_the_rest_is_measured(placed: None) -> None:
+    def op(x: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return x + 1, None, x + 2
+
+    outputs = (floats(1, 5), floats(2, 500), floats(3, 5))
+    graph = measured(graph_of(Call(op, (floats(0, 5),), outputs=outputs)))
+    [task] = graph.tasks
+    assert graph.notes == () and task.seconds is not None
+    assert task.kernel.outputs == (outputs[0], None, outputs[2])
+    assert 2 not in task.writes
+
+
+def test_a_fault_of_the_profiler_is_no_fault_of_the_op(
+    placed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(*_: Any) -> None:
+        raise KeyError("which buffer")
+
+    monkeypatch.setattr(profiling, "difference", wrong)
+    with pytest.raises(KeyError, match="which buffer") as found:
+        measured(graph_of(Call(aten.relu.default, (floats(0, 5),), outputs=(floats(1, 5),))))
+    assert found.value.__notes__ == ["while aten.relu.default was measured"]
 
 
 class Counted:
