@@ -156,12 +156,12 @@ def test_a_loader_that_is_closed_while_a_thread_is_struck_ends_its_consumer() ->
         ours.close()
 
 
-def test_a_loader_that_is_closed_while_a_pass_begins_says_that_it_has_ended() -> None:
-    ours = numbered(3, "thread")
-    say = ours.announcement.say
-    ours.announcement.say = lambda *args: (say(*args), ours.close())[0]
-    with pytest.raises(PassEnded, match="was closed"):
-        next(iter(ours))
-    ours.announcement.say = say
-    assert outcome_of(ours) == points(3, "thread", 1)[1]
-    ours.close()
+def test_a_loader_that_is_closed_while_a_pass_begins_says_that_it_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with numbered(3, "thread") as ours:
+        with monkeypatch.context() as patched:
+            patched.setattr(ours.announcement, "say", lambda *_: ours.close())
+            with pytest.raises(PassEnded, match="was closed"):
+                next(iter(ours))
+        assert outcome_of(ours) == points(3, "thread", 1)[1]
