@@ -1,6 +1,5 @@
 """Lets Optuna choose the points of a grid, one after the other: `fleet.search` in a YAML."""
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from perfect.config.grid import Grid
 from perfect.grids.grid_job import GridJob
 from trainers.fleet import Fleet, FleetResult
 from trainers.fleet.search import optuna_search_of
-from trainers.fleet.search.asked_trials import SEARCH_FILE
+from trainers.fleet.search.asked_trials import AskedTrials
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +44,8 @@ def settings_of(grid: Grid, folder: Path) -> dict[str, dict[str, Any]]:
     """Return the value of each axis, by the names of jobs and axes."""
     if grid.fleet.search is None:
         return {point.name: dict(point.settings) for point in grid.points}
-    path = folder / SEARCH_FILE
-    asked = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     names = {axis.key: axis.name for axis in grid.axes}
     return {
-        job: {names[key]: value for key, value in params.items()} for job, params in asked.items()
+        job: {names.get(key, key): value for key, value in params.items()}
+        for job, params in AskedTrials(folder).read().items()
     }

@@ -30,7 +30,7 @@ class AskedTrials:
     def note(self, job: str, params: Mapping[str, Any]) -> None:
         """Keep the parameters of a job. Raise `FleetError` if it had others before a restart."""
         if self._asked is None:
-            self._asked = self._read()
+            self._asked = self.read()
         now = json.loads(json.dumps(dict(params)))
         before = self._asked.setdefault(job, now)
         if before != now:
@@ -41,7 +41,8 @@ class AskedTrials:
             )
         self._write(self._asked)
 
-    def _read(self) -> dict[str, dict[str, Any]]:
+    def read(self) -> dict[str, dict[str, Any]]:
+        """Return the parameters of all jobs. Raise `FleetError` if their file is damaged."""
         if not self._path.exists():
             return {}
         try:
