@@ -12,12 +12,9 @@ import reprlib
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 def whole_lines(path: Path) -> list[str]:
@@ -40,38 +37,6 @@ def read_object(line: str) -> dict[str, Any]:
     if "\\u" in line:  # half a character has no UTF-8, which is a ValueError
         json.dumps(found, ensure_ascii=False).encode()
     return found
-
-
-def checked(found: T) -> T:
-    """Return a dataclass that was read. Raise `TypeError` if a field is not of the field's type."""
-    for name, kind in get_type_hints(type(found)).items():
-        if not fits(value := getattr(found, name), kind):
-            raise TypeError(f"{name} is {reprlib.repr(value)}")
-    return found
-
-
-def fits(value: Any, kind: Any) -> bool:
-    """Whether a value out of JSON is of a type. A mapping of types is the type of an object that
-    has at least its keys."""
-    if isinstance(kind, Mapping):
-        return isinstance(value, Mapping) and all(
-            name in value and fits(value[name], one) for name, one in kind.items()
-        )
-    origin, inner = get_origin(kind), get_args(kind)
-    if value is None:
-        return NoneType in inner
-    if origin is UnionType:
-        return any(fits(value, one) for one in inner)
-    if origin is Literal:
-        return value in inner
-    if origin in (list, tuple):
-        if not isinstance(value, list | tuple):
-            return False
-        kinds = inner if origin is tuple and inner[1:] != (...,) else inner[:1] * len(value)
-        return len(kinds) == len(value) and all(map(fits, value, kinds))
-    if isinstance(value, int) and kind is not bool:
-        return kind in (int, float) and not isinstance(value, bool) and value.bit_length() < 64
-    return isinstance(value, kind)
 
 
 class JsonLines:

@@ -20,7 +20,7 @@ PURE_FILES = (
     "offload/lowering/micro_batches.py",
     "perfect/errors.py",
     "trainers/elastic/errors.py",
-    "trainers/elastic/plain_values.py",
+    "trainers/plain_values.py",
     "trainers/elastic/wire/address.py",
     "trainers/elastic/wire/incoming.py",
     "trainers/elastic/wire/manifest.py",

@@ -14,5 +14,5 @@
 
 Pure: every file.
 
-May import: elastic.
+May import: plain_values.
 """

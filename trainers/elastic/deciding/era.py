@@ -9,9 +9,11 @@ So which steps count is known without a clock: those of different peers may be h
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from trainers.plain_values import typed, with_defaults
 
 UNKNOWN = ""
 """The id of steps from a time in which no era was noted. They are taken for one era."""
@@ -35,8 +37,9 @@ class Era:
         return asdict(self)
 
     @classmethod
-    def of_plain(cls, told: Mapping[str, Any]) -> "Era":
-        return cls(**told)
+    def of_plain(cls, told: object) -> "Era":
+        """Raise `ValueError` for what is no era."""
+        return typed(cls, with_defaults(cls, told), "an era")
 
 
 class TwoLives(ValueError):

@@ -7,11 +7,14 @@ as JSON of some hundred bytes.
 import json
 import math
 from dataclasses import asdict, dataclass
+from typing import Annotated
 
-from trainers.elastic.plain_values import typed
+from trainers.plain_values import typed
 
 UNIT = 2.0**-40
 """Losses and what is logged are summed as multiples of this, so no order of lanes changes a sum."""
+Units = Annotated[int, 2048]
+"""A sum of floats in units. None has more bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +22,9 @@ class LaneLogs:
     """What lanes of a step gave, summed over them and weighted by samples."""
 
     samples: int = 0
-    loss: int | None = 0
+    loss: Units | None = 0
     """In units. None: it is not finite."""
-    values: tuple[tuple[str, str, int | None], ...] = ()
+    values: tuple[tuple[str, str, Units | None], ...] = ()
     """What the module logged: its name, the options of the call as JSON, and the sum in units. A
     peer that has no lane in a step logs it all the same."""
     touched: str = "0x0"

@@ -34,21 +34,25 @@ from trainers.elastic.deciding.era import UNKNOWN, Era, TwoLives, steps_that_cou
 from trainers.elastic.deciding.peer_figures import PeerFigures
 from trainers.elastic.deciding.view import View
 from trainers.elastic.errors import LogDamaged
-from trainers.json_lines import JsonLines, checked, fits, read_object, whole_lines
+from trainers.json_lines import JsonLines, read_object, whole_lines
+from trainers.plain_values import typed
 
 Source = Literal["nothing", "checkpoint", "member"]
 """What a peer begins with: the first weights, a checkpoint of its own, or a member's state."""
+Added = tuple[str, tuple[int, ...]]
+"""A member, and the lanes that it has added."""
 FORMS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
+        "time": {"time": float},
         "run": {"run": {"lanes": int}},
         "begins": {"begins": int, "with": str},
-        "generation": {"generation": int, "members": list[str], "step": int},
+        "generation": {"generation": int, "members": tuple[str, ...], "step": int},
         "gap": {"gap": float, "why": str, "step": int},
-        "commit": {"commit": int, "added": list[tuple[str, list[int]]], "digest": str},
-        "peers": {"peers": list[tuple[str, int, float, int]]},
+        "commit": {"commit": int, "added": tuple[Added, ...], "digest": str},
+        "peers": {"peers": tuple[tuple[str, int, float, int], ...]},
     }
 )
-"""What a line has beside its time, by a key of it."""
+"""What a line has, by a key of it."""
 
 
 class StepLog:
@@ -112,7 +116,7 @@ class LoggedCommit:
     """What a log tells of a commit."""
 
     step: int
-    added: tuple[tuple[str, tuple[int, ...]], ...]
+    added: tuple[Added, ...]
     digest: str
 
 
@@ -182,7 +186,7 @@ def _lines(path: Path) -> Iterable[tuple[int, Mapping[str, Any]]]:
         try:
             told = read_object(line)
             _check(told)
-        except (ValueError, TypeError) as error:
+        except ValueError as error:
             raise LogDamaged(
                 f"{path}:{number} is damaged ({error}): move this file out of its folder; what it"
                 " tells is then known from the logs of other peers alone"
@@ -191,13 +195,12 @@ def _lines(path: Path) -> Iterable[tuple[int, Mapping[str, Any]]]:
 
 
 def _check(told: Mapping[str, Any]) -> None:
-    """Raise `TypeError` if a line is not as `StepLog` writes it."""
-    if not fits(told, {"time": float}):
-        raise TypeError("it has no time")
-    if wrong := [key for key, form in FORMS.items() if key in told and not fits(told, form)]:
-        raise TypeError(f"{wrong[0]} is not as a log has it")
+    """Raise `ValueError` if a line is not as `StepLog` writes it."""
+    for key, form in FORMS.items():
+        if key in told or key == "time":
+            typed(form, told, "it")
     if "begins" in told and "era" in told:
-        checked(Era.of_plain(told["era"]))
+        Era.of_plain(told["era"])
 
 
 def _commit(told: Mapping[str, Any]) -> LoggedCommit:

@@ -9,7 +9,7 @@ get. A message is a kind, fields that JSON can hold, and raw bytes. Nothing is e
       greeting: two nonces, two proofs <--->     each proof holds the certificate's digest
       Channel  --- kind, fields, payloads --->   Channel
 
-May import: elastic.
+May import: elastic, plain_values.
 """
 
 from trainers.elastic.wire.address import Address, parse_addresses

@@ -13,8 +13,8 @@ from reprlib import repr as shown
 from types import MappingProxyType
 from typing import Any
 
-from trainers.elastic.plain_values import NotOfType, typed, typed_fields
 from trainers.elastic.wire.wire_errors import BadFrame
+from trainers.plain_values import NotOfType, typed, typed_fields
 
 MAGIC = b"PFEW"
 VERSION = 1

@@ -16,10 +16,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any
 
-from trainers.fleet.deciding.events import EVENTS, Event, JobMemory
+from trainers.fleet.deciding.events import EVENTS, Event
 from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.deciding.fleet_state import FleetSettings
-from trainers.json_lines import JsonLines, checked, read_object, whole_lines
+from trainers.json_lines import JsonLines, read_object, whole_lines
+from trainers.plain_values import typed, with_defaults
 
 LOCK = "fleet.lock"
 
@@ -89,14 +90,11 @@ class Journal:
         found = self._parsed(line, number)
         try:
             if "settings" in found:
-                return checked(FleetSettings(**found["settings"]))
-            kind = KINDS[found.pop("event")]
-            if "memory" in found:
-                found["memory"] = checked(JobMemory(**found["memory"]))
-            if "waits_for" in found:
-                found["waits_for"] = tuple(found["waits_for"])
-            return checked(kind(**found))
-        except (KeyError, TypeError) as error:
+                kind, told = FleetSettings, found["settings"]
+            else:
+                kind, told = KINDS[found.pop("event")], found
+            return typed(kind, with_defaults(kind, told), kind.__name__)
+        except (KeyError, TypeError, ValueError) as error:
             raise FleetError(
                 f"{self.path}:{number} is no event of this version ({error}): delete the folder to"
                 " begin anew"

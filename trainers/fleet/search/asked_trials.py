@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from trainers.fleet.deciding.fleet_error import FleetError
-from trainers.json_lines import fits, read_object
+from trainers.json_lines import read_object
+from trainers.plain_values import typed
 
 SEARCH_FILE = "search.json"
 
@@ -47,9 +48,7 @@ class AskedTrials:
             return {}
         try:
             asked = read_object(self._path.read_text(encoding="utf-8"))
-            if not fits([*asked.values()], list[dict]):
-                raise ValueError("the parameters of a job are no object")
-            return asked
+            return typed(dict[str, dict[str, Any]], asked, "it")
         except (OSError, ValueError) as error:
             raise FleetError(
                 f"{self._path} is damaged ({error}): delete the fleet's folder to begin anew"

@@ -2,18 +2,19 @@
 
 typed(Member, {"name": "a", "host": "10.0.0.1", "port": 1})   Member("a", "10.0.0.1", 1)
 typed(tuple[int, ...], [1, "x"], "lanes")                     NotOfType: lanes[1] is 'x', no int
+typed({"step": int}, {"step": 1, "why": "b is gone"})         the same: `why` is not looked at
 """
 
 import re
 from collections.abc import Mapping
-from dataclasses import is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from reprlib import repr as shown
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-MOST = 1 << 2048
-"""No sum of floats is larger. Larger numbers could not be shown."""
+BITS = 63
+"""Larger whole numbers are refused, unless their type names another number of bits."""
 HALF_PAIR = re.compile("[\ud800-\udfff]")
 """What JSON may hold, and no text that is printed."""
 
@@ -24,17 +25,22 @@ class NotOfType(ValueError):
 
 def typed(kind: Any, value: Any, where: str) -> Any:
     """Return a value of JSON as `kind`: a plain type, `X | None`, a tuple, a dict by texts, a
-    dataclass, or `Any`. `where`: how an error calls its place."""
+    dataclass, or `Any`. A mapping of types stands for an object that has at least its keys.
+    `where`: how an error calls its place."""
+    kind, bits = get_args(kind) if get_origin(kind) is Annotated else (kind, BITS)
     origin, inner = get_origin(kind), get_args(kind)
     if kind is Any:
         return value
-    if origin is UnionType:
+    if origin in (Union, UnionType):
         return None if value is None else typed(inner[0], value, where)
+    if isinstance(kind, Mapping):
+        known = {name: part for name, part in typed(dict, value, where).items() if name in kind}
+        return value | typed_fields(kind, known, where)
     if isinstance(value, dict) and is_dataclass(kind):
         return _made(kind, typed_fields(_kinds_of(kind), value, where), where)
     if isinstance(value, dict) and origin is dict:
         return {typed(str, k, where): typed(inner[1], v, where) for k, v in value.items()}
-    if isinstance(value, list) and origin is tuple:
+    if isinstance(value, list | tuple) and origin is tuple:
         kinds = inner[:1] * len(value) if inner[-1] is ... else inner
         if len(kinds) == len(value):
             pairs = zip(kinds, value, strict=True)
@@ -43,7 +49,7 @@ def typed(kind: Any, value: Any, where: str) -> Any:
         case bool():
             fits = kind is bool
         case int():
-            fits = kind in (int, float) and abs(value) < MOST
+            fits = kind in (int, float) and value.bit_length() <= bits
         case str():
             fits = kind is str and not HALF_PAIR.search(value)
         case _:
@@ -70,4 +76,14 @@ def _made(kind: Any, fields: dict[str, Any], where: str) -> Any:
 
 @cache
 def _kinds_of(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
+    return get_type_hints(kind, include_extras=True)
+
+
+def with_defaults(kind: Any, value: Any) -> Any:
+    """Return an object, which an earlier version may have written, with the defaults of the fields
+    that it lacks. `kind`: the dataclass that it stands for."""
+    if not (is_dataclass(kind) and isinstance(value, dict)):
+        return value
+    known = _kinds_of(kind)
+    filled = {one.name: one.default for one in fields(kind) if one.default is not MISSING}
+    return filled | {name: with_defaults(known.get(name), part) for name, part in value.items()}
