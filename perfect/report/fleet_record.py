@@ -12,25 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, final
+from typing import Any, final, get_type_hints
 
 from perfect.config.grid_schema import FleetConfig
 from perfect.config.yaml_reader import shown
 from perfect.errors import RunError
 from perfect.report.results import Run, read_record, read_run
-from trainers.json_lines import fits, read_object, whole_lines
+from trainers.json_lines import read_object, whole_lines
+from trainers.plain_values import typed
 
 STATES = ("finished", "stopped", "failed")
 """A job in another state goes on when the same command is given again."""
-JOB: Mapping[str, Any] = MappingProxyType(
-    {"name": str, "settings": dict, "state": str, "step": int, "metric": float | None,
-     "seconds": float, "why": str, "folder": str}
-)  # fmt: skip
-RESULTS: Mapping[str, Any] = MappingProxyType(
-    {"status": str, "metric": str, "mode": str, "axes": list[str], "fleet": dict, "jobs": list[JOB]}
-)
-CHANGE: Mapping[str, Any] = MappingProxyType({"job": str, "phase": str, "device": int | None})
 LATEST = 1e12
 """No clock says more seconds."""
 
@@ -52,7 +44,7 @@ class JobRecord:
     """What came of a job."""
 
     name: str
-    settings: Mapping[str, Any]
+    settings: dict[str, Any]
     """The value of each key of the grid."""
     state: str
     step: int
@@ -76,7 +68,7 @@ class FleetRecord:
     metric: str
     mode: str
     axes: tuple[str, ...]
-    fleet: Mapping[str, Any]
+    fleet: dict[str, Any]
     """The section `fleet` of the YAML."""
     jobs: tuple[JobRecord, ...]
     """Best first."""
@@ -104,22 +96,13 @@ def read_fleet(folder: Path) -> FleetRecord:
     """Read the folder of a grid. Raise RunError if there is none in it."""
     path = folder / "grid.json"
     try:
-        found = read_record(path)
-        if not fits(found, RESULTS):
-            raise ValueError("it is not the results of a grid")
+        told = read_record(path)
+        found = _known(FleetRecord, told, "it", "folder", "jobs", "restarts")
         FleetConfig.model_validate(found["fleet"])
         spells, restarts = read_timeline(folder / "timeline.jsonl")
-        jobs = tuple(_job(folder, row, spells.get(row["name"], ())) for row in found["jobs"])
-        return FleetRecord(
-            folder,
-            found["status"],
-            found["metric"],
-            found["mode"],
-            tuple(found["axes"]),
-            found["fleet"],
-            jobs,
-            restarts,
-        )
+        rows = typed({"jobs": tuple[dict, ...]}, told, "it")["jobs"]
+        jobs = tuple(_job(folder, row, spells) for row in rows)
+        return FleetRecord(folder=folder, jobs=jobs, restarts=restarts, **found)
     except OSError as error:
         raise RunError(
             f"{path} cannot be read ({error.strerror}); give the folder of a grid"
@@ -129,12 +112,19 @@ def read_fleet(folder: Path) -> FleetRecord:
         raise RunError(f"{path} is damaged ({why}); run the same command again") from error
 
 
-def _job(folder: Path, row: Mapping[str, Any], spells: Sequence[Spell]) -> JobRecord:
+def _known(kind: type, told: object, where: str, *others: str) -> dict[str, Any]:
+    """Return the fields of a record that a file tells, which are all but `others`."""
+    kinds = {name: part for name, part in get_type_hints(kind).items() if name not in others}
+    return {name: part for name, part in typed(kinds, told, where).items() if name in kinds}
+
+
+def _job(folder: Path, told: object, spells: Mapping[str, Sequence[Spell]]) -> JobRecord:
+    row = _known(JobRecord, told, "a job", "run", "spells")
     try:
         run = read_run(folder / row["folder"])
     except RunError:
         run = None
-    return JobRecord(**{key: row[key] for key in JOB}, run=run, spells=tuple(spells))
+    return JobRecord(**row, run=run, spells=tuple(spells.get(row["name"], ())))
 
 
 def read_timeline(path: Path) -> tuple[dict[str, list[Spell]], tuple[float, ...]]:
@@ -176,9 +166,10 @@ def read_timeline(path: Path) -> tuple[dict[str, list[Spell]], tuple[float, ...]
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the lines that say what a program or a job did. A kill may have cut one short."""
+    of_job = {"at": float, "job": str, "phase": str, "device": int | None}
     for line in whole_lines(path):
         with suppress(ValueError):
             row = read_object(line)
-            says = row.get("program") in ("begins", "ends") or fits(row, CHANGE)
-            if says and fits(row, {"at": float}) and abs(row["at"]) < LATEST:
+            typed({"at": float, "program": str} if "program" in row else of_job, row, "it")
+            if abs(row["at"]) < LATEST and row.get("program", "begins") in ("begins", "ends"):
                 yield row
