@@ -4,5 +4,5 @@ May import: assembly, callbacks, command_line, config, errors, loaders, loaders.
     loaders.order, loaders.slots, method, offload, offload.memory, offload.sizes,
     report, runs, trainers, trainers.atomic_checkpoint, trainers.elastic,
     trainers.elastic.deciding, trainers.elastic.peer, trainers.fleet.jobs,
-    trainers.lightning_seams, trainers.read_checkpoint.
+    trainers.folder_lock, trainers.lightning_seams, trainers.read_checkpoint.
 """

@@ -32,7 +32,6 @@ from perfect.errors import FolderError, Interrupted, LossNotFinite, NotSaved, Ph
 from perfect.report.report import write_report
 from perfect.report.words import accuracy
 from perfect.runs.folder import RunFolder
-from perfect.runs.kept_runs import held
 from perfect.runs.record import RunLog, describe_run, measured
 from perfect.runs.stall_log import stall_log
 from perfect.runs.stderr_log import gloo_apart
@@ -40,6 +39,7 @@ from perfect.runs.swarm_figures import swarm_table
 from trainers.atomic_checkpoint import written
 from trainers.elastic.errors import ElasticError, Expelled
 from trainers.fleet.jobs.job_left import JobLeft
+from trainers.folder_lock import held
 
 log = logging.getLogger(__name__)
 

@@ -1,63 +1,19 @@
 """The folders of runs and grids as `perfect-runs` and the options --resume and --fresh handle them.
 
-A process that trains in a folder holds it: the system frees that at the process's end, however it
-comes. Nothing here imports torch.
+A process that trains in a folder holds it (trainers/folder_lock.py). Nothing here imports torch.
 """
 
-import os
 import shutil
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from perfect.errors import FolderError
+from trainers.folder_lock import held
 
 KINDS = ("config.yaml", "grid.yaml")
 """One of these makes a folder that of a run, or of a grid."""
 GOES_ON = ("last.ckpt", "final.ckpt", "journal.jsonl", "elastic")
 """From one of these a run goes on, or is seen to be complete."""
-
-
-@contextmanager
-def held(folder: Path) -> Iterator[bool]:
-    """Hold the folder during this block. False: another process holds it already."""
-    if sys.platform == "win32":  # where nothing is held
-        yield True
-        return
-    import fcntl
-
-    opened = os.open(folder, os.O_RDONLY)
-    held_here.opened.add(opened)
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        free = True
-    except OSError:
-        free = False
-    try:
-        yield free
-    finally:
-        if opened in held_here.opened:  # a fork has closed it
-            held_here.opened.remove(opened)
-            os.close(opened)
-
-
-class HeldHere:
-    """The folders that this process holds, and no fork of it: a loader's worker may live a little
-    longer than a run that was killed, and the run may go on meanwhile."""
-
-    def __init__(self) -> None:
-        self.opened: set[int] = set()
-
-    def let_go(self) -> None:
-        """Close them all, in a fork."""
-        while self.opened:
-            os.close(self.opened.pop())
-
-
-held_here = HeldHere()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=held_here.let_go)
 
 
 def is_kept(folder: Path) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from perfect.runs.kept_runs import held
+from trainers.folder_lock import held
 
 Train = Callable[..., tuple[int, Path]]
 Recipe = dict[str, Any]

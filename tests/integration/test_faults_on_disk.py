@@ -23,7 +23,7 @@ from fuzz.fuzz_logs import JOURNAL, RUN, STEP_LOG
 from offload.caching.plan_cache import PlanCache
 from perfect.grids.grid_folder import GridFolder
 from perfect.grids.timeline import Timeline
-from perfect.runs.kept_runs import held, is_held
+from perfect.runs.kept_runs import is_held
 from perfect.runs.record import RunLog, write_run
 from trainers.atomic_checkpoint import AtomicCheckpointIO
 from trainers.elastic.deciding.era import Era
@@ -33,6 +33,7 @@ from trainers.fleet import Fleet, FleetError
 from trainers.fleet.deciding.events import Added
 from trainers.fleet.keeping.journal import Journal
 from trainers.fleet.search.asked_trials import AskedTrials
+from trainers.folder_lock import held
 
 ERA = Era("x", 1)
 Begin = Callable[[Path, ExitStack], Callable[[int], None]]

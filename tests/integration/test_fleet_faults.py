@@ -55,11 +55,13 @@ def test_the_folder_of_another_fleet_or_with_other_jobs_is_refused(tmp_path: Pat
 HOLDER = """
 import sys
 from pathlib import Path
-from trainers.fleet.keeping.journal import FolderLock
-lock = FolderLock(Path(sys.argv[1]))
-lock.take()
-print("taken", flush=True)
-sys.stdin.read()
+from trainers.fleet.keeping.journal import LOCK
+from trainers.folder_lock import held
+lock = Path(sys.argv[1], LOCK)
+lock.touch()
+with held(lock):
+    print("taken", flush=True)
+    sys.stdin.read()
 """
 
 

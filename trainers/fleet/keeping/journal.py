@@ -10,20 +10,20 @@ It may leave half a line at the end, whose decision was never carried out (json_
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Any
+from typing import Any
 
 from trainers.fleet.deciding.events import EVENTS, Event
 from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.deciding.fleet_state import FleetSettings
+from trainers.folder_lock import held
 from trainers.json_lines import JsonLines, read_object, whole_lines
 from trainers.plain_values import typed, with_defaults
 
 LOCK = "fleet.lock"
-
 NAME = "journal.jsonl"
 KINDS = MappingProxyType({kind.__name__: kind for kind in EVENTS})
 
@@ -33,7 +33,7 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
-        self._lock = FolderLock(folder)
+        self._held = ExitStack()
         self._file: JsonLines | None = None
 
     def open(self, fleet: Mapping[str, Any]) -> list[Event | FleetSettings]:
@@ -41,7 +41,7 @@ class Journal:
         which they happened before them. `fleet`: what must stay the same. Raise `FleetError` if the
         journal is another's, or another process has it open."""
         try:
-            self._lock.take()
+            self._take(self.path.with_name(LOCK))
             lines = whole_lines(self.path)
             self._file = JsonLines(self.path)
         except OSError as error:
@@ -59,6 +59,16 @@ class Journal:
                 " Give another folder, or delete this one"
             )
         return [self._event(line, number) for number, line in enumerate(lines[1:], start=2)]
+
+    def _take(self, lock: Path) -> None:
+        """Make the folder this process's."""
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        lock.touch()
+        if not self._held.enter_context(held(lock)):
+            raise FleetError(
+                f"another process runs the fleet of {lock.parent}, or another Fleet of this one"
+                " does: wait for its end, end it with Ctrl-C, or give another folder"
+            )
 
     def begin(self, settings: FleetSettings) -> None:
         """Note the settings of this process. The rule is not kept: `open` has compared it."""
@@ -105,36 +115,4 @@ class Journal:
             with suppress(OSError):  # every line was flushed; what was not has been said
                 self._file.close()
             self._file = None
-        self._lock.free()
-
-
-class FolderLock:
-    """A folder belongs to one process at a time: two would write over each other's journal. Call
-    `take`, and `free` at the end, once or more often. The system frees the lock when the process
-    ends, in whatever way. Processes that it has started do not hold it."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._file: IO[bytes] | None = None
-
-    def take(self) -> None:
-        """Make the folder this process's. Raise `FleetError` if another process has it."""
-        import fcntl  # Windows has none
-
-        self._folder.mkdir(parents=True, exist_ok=True)
-        file = (self._folder / LOCK).open("wb")
-        try:
-            # Not flock: a loader's worker is a fork, and would hold that after this process's end.
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError) as error:
-            file.close()
-            raise FleetError(
-                f"another process runs the fleet of {self._folder}: wait for its end, end it with"
-                " Ctrl-C, or give another folder"
-            ) from error
-        self._file = file
-
-    def free(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._held.close()
