@@ -6,11 +6,14 @@ allows more: this is the one list, and Lightning goes by it, too (`fit(weights_o
 """
 
 import pickle
-from collections.abc import Mapping
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
+import lightning as L
 import torch
 
 Kind = TypeVar("Kind")
@@ -21,6 +24,20 @@ KINDS: Mapping[str, type] = MappingProxyType(
     }
 )  # fmt: skip
 """The types of what Lightning writes. A checkpoint may lack any of it."""
+RESTORED: Mapping[str, str] = MappingProxyType(
+    {
+        "restore_model": "state_dict", "restore_callbacks": "callbacks", "restore_loops": "loops",
+        "restore_optimizers": "optimizer_states", "restore_lr_schedulers": "lr_schedulers",
+    }
+)  # fmt: skip
+"""What Lightning's functions take out of a checkpoint."""
+USED: Mapping[str, str] = MappingProxyType(
+    {
+        "/loops/progress.py": "loops", "/torch/optim/lr_scheduler.py": "lr_schedulers",
+        "/torch/optim/": "optimizer_states",
+    }
+)  # fmt: skip
+"""The files of those who use it, first in the first step."""
 
 
 class CheckpointRefused(Exception):
@@ -61,3 +78,36 @@ def not_allowed(path: Path) -> list[str]:
         return torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
     except Exception:  # a damaged file: whatever its reader raises
         return []
+
+
+@contextmanager
+def going_on_from(path: Path | None, trainer: L.Trainer) -> Iterator[None]:
+    """Let the trainer fit from this checkpoint in the block (None: from the beginning). Raise
+    `CheckpointRefused` if it is none, or if what is in it ends the fit before the first step."""
+    begun = 0 if path is None else read_checkpoint(path, "global_step", int)
+    try:
+        yield
+    except Exception as error:
+        steps: object = trainer.global_step
+        first = not isinstance(steps, int) or steps <= begun
+        part = None if path is None else part_of(error, first)
+        if part is None:
+            raise
+        why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        raise CheckpointRefused(
+            f"{path} does not fit (its {part}: {why}): give the module and the Trainer that wrote"
+            " it, or delete it to begin anew"
+        ) from error
+
+
+def part_of(error: Exception, first: bool) -> str | None:
+    """Return the part of a checkpoint that Lightning or torch stumbled over; None if it was another
+    thing. An error of ours says by itself what is wrong, and later ones may be the module's."""
+    if type(error).__module__ != "builtins":
+        return None
+    frames = traceback.extract_tb(error.__traceback__)
+    found = [RESTORED[f.name] for f in frames if "checkpoint_connector" in f.filename
+             and f.name in RESTORED]  # fmt: skip
+    if first or isinstance(error, TypeError):
+        found += [part for place, part in USED.items() if place in frames[-1].filename]
+    return found[0] if found else None

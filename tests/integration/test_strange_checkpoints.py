@@ -5,8 +5,10 @@ import logging
 import os
 import pickle
 import re
+import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -104,6 +106,71 @@ def test_a_trial_of_tune_does_not_go_on_from_a_strange_checkpoint(
     job = {"module": PLAIN.module, "train": PLAIN.train, "trainer": PLAIN.trainer, "offload": False}
     with pytest.raises(CheckpointRefused, match=said):
         tune_trial.tune_trainable(lambda config: job)({})
+
+
+ADAM = replace(PLAIN, optimizer="adam")
+TAMPERED: dict[str, list[tuple[list[Any], Any]]] = {
+    "loops": [
+        ([], {}), (["fit_loop"], 5), (["fit_loop", "epoch_progress"], {}),
+        (["fit_loop", "epoch_progress", "current", "completed"], "x"),
+        (["fit_loop", "epoch_loop.batch_progress", "total", "ready"], "x"),
+    ],
+    "optimizer_states": [
+        ([0], 5), ([0], {}), ([0, "param_groups"], []), ([0, "state"], "x"),
+        ([0, "state", 0, "exp_avg"], "x"), ([0, "state", 0], {"step": torch.tensor(3.0)}),
+        ([0, "state", 0, "exp_avg"], torch.zeros(3, 3, 3)),
+        ([0, "param_groups", 0, "betas"], 5), ([0, "param_groups", 0, "lr"], {}),
+    ],
+    "lr_schedulers": [([0], 5), ([0, "step_size"], "x"), ([0, "last_epoch"], "x")],
+    "state_dict": [([], {}), (["net.0.weight"], torch.zeros(1, 2, 3)), (["net.0.weight"], "x")],
+    "callbacks": [(["JobCheckpoint"], 5), (["JobCheckpoint", "logs"], 5)],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint that a job has left after its third step."""
+    fleet = make(folder := tmp_path_factory.mktemp("fleet"), checkpoint_minutes=1e-9)
+    add(fleet, "a", replace(ADAM, fails_at=3))
+    fleet.fit()
+    return folder / "jobs" / "a" / LAST
+
+
+@pytest.mark.parametrize(
+    ("part", "keys", "value"),
+    [
+        pytest.param(part, *one, id=f"{part}-{number}")
+        for part, tried in TAMPERED.items()
+        for number, one in enumerate(tried)
+    ],
+)
+def test_a_job_names_the_part_of_a_checkpoint_that_was_tampered_with(
+    part: str, keys: list[Any], value: Any, left: Path, tmp_path: Path
+) -> None:
+    checkpoint = torch.load(left, weights_only=True)
+    assert checkpoint["global_step"] == 3
+    place = checkpoint
+    for key in (place_of := [part, *keys])[:-1]:
+        place = place[key]
+    place[place_of[-1]] = value
+    folder = tmp_path / "fleet" / "jobs" / "a"
+    folder.mkdir(parents=True)
+    torch.save(checkpoint, folder / LAST)
+    fleet = make(tmp_path / "fleet")
+    add(fleet, "a", ADAM)
+    why = fleet.fit().jobs["a"].why
+    assert f"{folder / LAST} does not fit (its {part}: " in why and "\n" not in why
+
+
+def test_what_a_module_raises_by_itself_is_no_fault_of_its_checkpoint(
+    left: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "fleet" / "jobs" / "a"
+    folder.mkdir(parents=True)
+    shutil.copy(left, folder / LAST)
+    fleet = make(tmp_path / "fleet")
+    add(fleet, "a", replace(ADAM, fails_at=3))
+    assert fleet.fit().jobs["a"].why == "ValueError: this job was made to fail"
 
 
 class Keeps(Net):

@@ -17,7 +17,7 @@ from trainers.fleet.jobs.job_checkpoint import FINAL, LAST, JobCheckpoint
 from trainers.fleet.jobs.job_program import JobProgram
 from trainers.fleet.jobs.mid_pass_loader import MidPassLoader, in_mid_pass
 from trainers.fleet.jobs.seat import Seat
-from trainers.read_checkpoint import read_checkpoint
+from trainers.read_checkpoint import going_on_from, read_checkpoint
 
 Module = L.LightningModule | Callable[[], L.LightningModule]
 OURS = ("strategy", "accelerator", "devices", "num_nodes", "default_root_dir")
@@ -98,15 +98,15 @@ class LightningJob:
         checkpoint = JobCheckpoint(seat)
         trainer.callbacks.append(checkpoint)  # pyright: ignore[reportAttributeAccessIssue]
         last = seat.folder / LAST
-        if resumed := last.exists():
-            read_checkpoint(last, "global_step", int)  # whoever gave the folder may have written it
-        trainer.fit(
-            module,
-            self._input(seat, checkpoint),
-            _made(self.val),
-            ckpt_path=str(last) if resumed else None,
-            weights_only=True,
-        )
+        resumed = last if last.exists() else None  # whoever gave the folder may have written it
+        with going_on_from(resumed, trainer):
+            trainer.fit(
+                module,
+                self._input(seat, checkpoint),
+                _made(self.val),
+                ckpt_path=resumed,
+                weights_only=True,
+            )
         final = seat.folder / FINAL
         if not written(trainer, final, weights_only=True):
             raise FleetError(

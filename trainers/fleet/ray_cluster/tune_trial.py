@@ -17,7 +17,7 @@ import lightning as L
 from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.ray_cluster.ray_package import import_tune
 from trainers.offloading.strategy import OffloadStrategy
-from trainers.read_checkpoint import read_checkpoint
+from trainers.read_checkpoint import going_on_from
 
 FILE = "trial.ckpt"
 QUIET = MappingProxyType(
@@ -83,9 +83,9 @@ def tune_trainable(
             return
         with before.as_directory() as folder:
             path = Path(folder) / FILE
-            read_checkpoint(path, "global_step", int)  # whoever gave the folder may have written it
             train = _called(made["train"])
-            trainer.fit(module, train, val, ckpt_path=path, weights_only=True)
+            with going_on_from(path, trainer):  # whoever gave the folder may have written it
+                trainer.fit(module, train, val, ckpt_path=path, weights_only=True)
 
     return trial
 
