@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from types import FrameType
 
 from perfect.command_line import new_parser, run_command
@@ -98,8 +99,12 @@ def _serve(anchor: Anchor) -> int:
 
 
 def _tell(line: str) -> None:
-    sys.stdout.write(f"{time.strftime('%H:%M:%S')} {line}\n")
-    sys.stdout.flush()
+    """A full disk or a closed pipe takes lines, and not the swarm its anchor."""
+    encoding = sys.stdout.encoding
+    shown = line.encode(encoding, errors="backslashreplace").decode(encoding)
+    with suppress(OSError):
+        sys.stdout.write(f"{time.strftime('%H:%M:%S')} {shown}\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -157,18 +157,20 @@ def test_an_anchor_that_was_frozen_takes_nobody_for_silent(
 # ---- newcomers ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("who", ["donor", "newcomer"])
+@pytest.mark.parametrize("who", ["donor", "frozen donor", "newcomer"])
 def test_a_death_while_the_state_is_given_harms_nobody(
     nursery: Nursery, expected: dict[int, str], tmp_path: Path, who: str
 ) -> None:
-    with Swarm(tmp_path, nursery, heartbeat=HEARTBEAT) as swarm:
+    frozen = who == "frozen donor"
+    with Swarm(tmp_path, nursery, heartbeat=SHORT if frozen else HEARTBEAT) as swarm:
         begin, later = hold(0, 2), hold(9, 2)
-        dies = fault("kill", "giving", 1, members=2)
+        dies = fault("stop" if frozen else "kill", "giving", 1, members=2)
         faults = [begin, hold(5, 3 if who == "newcomer" else 2), later]
         a = swarm.peer("a", **USUAL, faults=faults)
         # Newcomers have the state from who came last.
         until(lambda: "a has come" in swarm.told, "a", 60, a.said)
-        b = swarm.peer("b", **USUAL, faults=[*faults, *([dies] if who == "donor" else [])])
+        gives = [begin, hold(1, 3), dies]
+        b = swarm.peer("b", **USUAL, faults=faults if who == "newcomer" else gives)
         a.until_step(1)
         copying = [fault("kill", "copying", 0)] if who == "newcomer" else []
         c = swarm.peer("c", **USUAL, faults=copying)
@@ -177,6 +179,10 @@ def test_a_death_while_the_state_is_given_harms_nobody(
             comes = swarm.peer("d", **USUAL)
             end_well([a, b, comes], expected)
         else:
+            if frozen:
+                until(lambda: b.stopped, "the stop", 60, b.said)
+                until(lambda: c.step > 0, "the steps of the newcomer", 90, c.said)
+                b.kill()
             assert b.wait() == -9
             end_well([a, c], expected)
         assert_exact(swarm.peers, STEPS)

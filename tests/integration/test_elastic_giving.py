@@ -41,7 +41,7 @@ def commit(step: int) -> Commit:
 def given(donor: Donor, newcomer: DonatedState) -> None:
     """Let the newcomer have the state after step 5."""
     received: list[object] = []
-    thread = threading.Thread(target=lambda: received.append(newcomer.receive()))
+    thread = threading.Thread(target=lambda: received.append(newcomer.receive(lambda: False)))
     thread.start()
     while not donor.followed:
         donor.give(lambda: {"weights": torch.zeros(3)}, 5)

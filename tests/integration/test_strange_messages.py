@@ -1,9 +1,13 @@
 """What strangers and key holders may say: only their channel ends, and a line says so."""
 
+import errno
 import json
+import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,16 +16,20 @@ from support.strange_messages import COMMIT, HELLO, MEMBER, TO_ANCHOR, TO_PEER, 
 from support.wire_ends import LOOPBACK, SECRET
 from support.wire_frames import received
 
+import perfect.anchor
 from benchmarks.swarms.swarm import until
 from trainers.elastic.anchor import kinds
 from trainers.elastic.anchor.anchor import Anchor
 from trainers.elastic.deciding.header import Header
 from trainers.elastic.deciding.roster import Settings
 from trainers.elastic.deciding.view import Member
+from trainers.elastic.errors import Expelled
 from trainers.elastic.giving import donor as giving
 from trainers.elastic.giving.donated_state import DonatedState
 from trainers.elastic.giving.donor import Donor
 from trainers.elastic.membership.anchor_link import AnchorLink
+from trainers.elastic.swarm import swarm_commits
+from trainers.elastic.swarm.swarm_commits import SwarmCommits
 from trainers.elastic.wire import (
     BadFrame,
     Channel,
@@ -29,6 +37,7 @@ from trainers.elastic.wire import (
     Listener,
     Manifest,
     Message,
+    WireTimeout,
     connect,
 )
 from trainers.elastic.wire.message import MAGIC, PREFIX, VERSION, encode
@@ -172,6 +181,38 @@ def test_messages_out_of_place_end_their_channel(
     assert "the anchor cuts this peer off" in refusal(channel)
 
 
+ODD = "m\n12:00:00 all peers have ended\x1b[2J\u202e"
+
+
+def test_what_others_say_is_shown_as_one_line(
+    opened: Anchor, told: list[str], anchor: Listener
+) -> None:
+    with ExitStack() as stack:
+        for name, manifest in (("a", {"m": "1"}), ("b", {ODD: ODD}), ("c", {"m" * 9999: "1"})):
+            channel = stack.enter_context(connect([opened.address], SECRET, 20))
+            said = HELLO | {"manifest": manifest, "member": MEMBER | {"name": name}}
+            channel.send("hello", [], **said)
+            assert channel.receive(20).kind == ("welcome" if name == "a" else "refuse")
+    assert any("all peers have ended" in line for line in told)
+    assert all(line.isprintable() and len(line) < 5000 for line in told)
+    link = AnchorLink([anchor.address], SECRET, Member("a", LOOPBACK, 1), Manifest.of({}))
+    link._heard(heard("break", {"generation": 0, "why": ODD}, 0))
+    assert link._ended[0].isprintable() and "all peers" in link._ended[0]
+
+
+def test_an_anchor_serves_though_nobody_can_read_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+
+    def full(_text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for write in (written.append, full):
+        out = SimpleNamespace(encoding="ascii", write=write, flush=lambda: None)
+        monkeypatch.setattr(sys, "stdout", out)
+        perfect.anchor._tell("größe has come")
+    assert written[0].endswith("gr\\xf6\\xdfe has come\n")
+
+
 # ---- a peer -------------------------------------------------------------------------------------
 
 
@@ -221,10 +262,10 @@ def test_a_state_that_is_none_is_refused(anchor: Listener, tree: object) -> None
     with anchor.accept(20) as donor:
         donor.send("state", step=1, tree=tree, tensors=0)
         if tree == {"list": []}:
-            assert newcomer.receive() == ({}, 1)
+            assert newcomer.receive(lambda: False) == ({}, 1)
         else:
             with pytest.raises(BadFrame, match="gives a state that is none"):
-                newcomer.receive()
+                newcomer.receive(lambda: False)
     newcomer.close()
 
 
@@ -242,6 +283,28 @@ def test_a_commit_that_is_none_is_refused(anchor: Listener) -> None:
     newcomer.close()
 
 
+def test_a_newcomer_leaves_a_donor_that_is_silent_when_the_anchor_names_another(
+    anchor: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(swarm_commits, "LAST_COMMITS_SECONDS", -1.0)
+    silent = Member("silent", LOOPBACK, anchor.address.port)
+    link = AnchorLink([anchor.address], SECRET, Member("a", LOOPBACK, 1), Manifest.of({}))
+    newcomer = DonatedState(silent, SECRET)
+    unused: Any = None
+    commits = SwarmCommits(link, unused, unused, newcomer)
+    try:
+        for name, port in (("silent", silent.port), ("other", 9)):
+            donor = {"name": name, "host": LOOPBACK, "port": port}
+            link._heard(heard("copy", {"donor": donor}, 0))
+            assert link.names_another(silent) is (name == "other")
+        with pytest.raises(WireTimeout, match="names another one"):
+            newcomer.receive(lambda: link.names_another(silent))
+        with pytest.raises(Expelled, match="silent, whom this peer follows, is silent"):
+            commits.next(unused)
+    finally:
+        newcomer.close()
+
+
 def test_a_donor_gives_its_state_though_key_holders_take_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -253,7 +316,7 @@ def test_a_donor_gives_its_state_though_key_holders_take_nothing(
     try:
         until(lambda: len(donor._asked) == 4, "who asks", 20)
         donor.give(lambda: {"a": torch.zeros(1 << 24)}, 7)
-        state, step = newcomer.receive()
+        state, step = newcomer.receive(lambda: False)
         assert (state["a"].shape, step) == ((1 << 24,), 7)
         until(lambda: len(donor._followers) == 1, "the end of those who take nothing", 60)
     finally:

@@ -45,6 +45,7 @@ from trainers.elastic.wire import (
     Secret,
     WireError,
     WireTimeout,
+    as_line,
     difference,
 )
 
@@ -94,7 +95,7 @@ class Anchor:
     ) -> None:
         """`tell` is called with a line whenever something happens to the membership."""
         self.roster = Roster(settings, time.monotonic())
-        self._tell = tell
+        self._tell = lambda line: tell(as_line(line))
         self._listener = Listener(
             host, port, secret, insecure_network=insecure_network, send_seconds=SEND_SECONDS
         )

@@ -1,5 +1,7 @@
 """The newcomer's side: the state of a member, then every commit, until the newcomer is a member."""
 
+import time
+from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
 
@@ -17,6 +19,7 @@ from trainers.elastic.wire import (
     Message,
     Secret,
     WireTimeout,
+    as_line,
     connect,
 )
 from trainers.elastic.wire.message import Kinds
@@ -24,6 +27,7 @@ from trainers.elastic.wire.tensors import tensors_of
 
 CONNECT_SECONDS = 10.0
 STATE_SECONDS = 600.0
+POLL_SECONDS = 0.5
 MOST_BYTES = 1 << 41
 """A model may be large, and the sender knows the secret."""
 Added = tuple[tuple[str, tuple[int, ...]], ...]
@@ -45,12 +49,13 @@ class DonatedState:
         self._follows = False
         self._channel: Channel = connect([Address(donor.host, donor.port)], secret, CONNECT_SECONDS)
 
-    def receive(self) -> tuple[dict[str, Any], int]:
-        """Return the checkpoint of the donor, and the step after which it was made."""
-        fields = self._heard(self._channel.receive(STATE_SECONDS), "state")
+    def receive(self, replaced: Callable[[], bool]) -> tuple[dict[str, Any], int]:
+        """Return the checkpoint of the donor, and the step after which it was made. `replaced`:
+        whether the anchor names another donor, as it does when this one is silent."""
+        fields = self._heard(self._awaited(replaced), "state")
         tensors: list[Tensor] = []
         for _ in range(fields["tensors"]):
-            part = self._channel.receive(STATE_SECONDS, limit=MOST_BYTES)
+            part = self._awaited(replaced)
             self._heard(part, "tensor")
             tensors += tensors_of(part)
         try:
@@ -72,10 +77,21 @@ class DonatedState:
             raise BadFrame(f"{self.donor.name} gives a commit without a total")
         return Commit(**fields, total=tensors[0], buffers=tuple(tensors[1:]))
 
+    def _awaited(self, replaced: Callable[[], bool]) -> Message:
+        end = time.monotonic() + STATE_SECONDS
+        while True:
+            try:
+                return self._channel.receive(POLL_SECONDS, limit=MOST_BYTES)
+            except WireTimeout as error:
+                if replaced():
+                    raise WireTimeout("the anchor names another one meanwhile") from error
+                if time.monotonic() > end:
+                    raise
+
     def _heard(self, message: Message, kind: str) -> dict[str, Any]:
         fields = message.typed({name: OF_DONOR[name] for name in (kind, "refuse")})
         if message.kind == "refuse":
-            raise SwarmRefused(fields["why"])
+            raise SwarmRefused(as_line(fields["why"]))
         return fields
 
     def close(self) -> None:

@@ -29,6 +29,7 @@ from trainers.elastic.wire import (
     Unreachable,
     WireError,
     WrongSecret,
+    as_line,
     connect,
 )
 
@@ -134,6 +135,12 @@ class AnchorLink:
                 if time.monotonic() > end:
                     raise Expelled("the anchor named nobody else who has the state: start again")
             return self._role
+
+    def names_another(self, donor: Member) -> bool:
+        """Whether the anchor's newest order is to take the state from somebody else."""
+        with self._changed:
+            self._check()
+            return self._role is not None and self._role.donor != donor
 
     def alive(self) -> None:
         """Raise `GenerationEnded` if the present generation is over."""
@@ -320,6 +327,8 @@ class AnchorLink:
 
     def _heard(self, message: Message) -> None:
         fields = message.typed(TO_PEER)
+        if "why" in fields:
+            fields["why"] = as_line(fields["why"])
         with self._changed:
             match message.kind:
                 case "welcome":

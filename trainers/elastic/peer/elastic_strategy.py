@@ -14,6 +14,7 @@ import platform
 import socket
 import uuid
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +177,7 @@ class ElasticStrategy(ElasticFit):
             donated = None
             try:
                 donated = DonatedState(role.donor, self._secret)
-                return donated, *donated.receive()
+                return donated, *donated.receive(partial(link.names_another, role.donor))
             except WireError as error:
                 if donated is not None:
                     donated.close()

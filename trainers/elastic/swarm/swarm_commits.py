@@ -170,6 +170,7 @@ class SwarmCommits:
     def _followed(self) -> Commit | None:
         """Return the donor's next commit; None when this peer has become a member."""
         assert self._donated is not None
+        since = time.monotonic()
         while True:
             if self._formed is not None and self._step >= self._formed.step:
                 self._donated.close()
@@ -180,6 +181,12 @@ class SwarmCommits:
                 return commit
             if self._formed is not None:
                 raise Expelled(f"commit {self._step} of the donor did not come in {wait:g} s")
+            silent = time.monotonic() - since > LAST_COMMITS_SECONDS
+            if silent and self._link.names_another(self._donated.donor):
+                raise Expelled(
+                    f"{self._donated.donor.name}, whom this peer follows, is silent, and the anchor"
+                    " names another one: start this peer again"
+                )
             if not self._told_ready:
                 self._link.ready(self._donated.donor.name)
                 self._told_ready = True

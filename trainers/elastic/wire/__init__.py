@@ -17,7 +17,7 @@ from trainers.elastic.wire.channel import Channel
 from trainers.elastic.wire.connection import connect
 from trainers.elastic.wire.listener import Listener, check_host
 from trainers.elastic.wire.manifest import Manifest, difference
-from trainers.elastic.wire.message import Message, Payload, PayloadForm
+from trainers.elastic.wire.message import Message, Payload, PayloadForm, as_line
 from trainers.elastic.wire.secret import Secret, read_secret
 from trainers.elastic.wire.wire_errors import (
     AddressError,
@@ -49,6 +49,7 @@ __all__ = [
     "WireError",
     "WireTimeout",
     "WrongSecret",
+    "as_line",
     "check_host",
     "connect",
     "difference",

@@ -24,6 +24,7 @@ JOINED_BYTES = 16 << 10
 """Payloads up to this size travel with the header in one piece."""
 MOST_SIZE = 1 << 62
 """Bytes of a payload, and elements along a dimension. No machine has so much memory."""
+MOST_SHOWN = 2000
 MOST_DIMENSIONS = 64
 """As torch has."""
 
@@ -115,6 +116,13 @@ def raw(data: Bytes) -> Payload:
         raise BadFrame("the bytes of a payload do not lie one after the other: copy them first")
     view = view.cast("B") if view.nbytes else memoryview(b"")
     return Payload(view, PayloadForm(len(view)))
+
+
+def as_line(text: str) -> str:
+    """Return what others have said as one line to be shown, with no character that does more than
+    to be seen: what ends a line, or steers a terminal."""
+    shown = text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in shown)
 
 
 def _check_fields(kind: str, value: object, where: str = "") -> None:
