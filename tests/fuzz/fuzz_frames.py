@@ -1,32 +1,29 @@
 """Fuzzes what comes over the wire: bytes of frames, and messages of a key holder to an anchor.
 
-    python tests/fuzz/fuzz_frames.py --seconds 60 --seed 1
+    cd tests; python -m fuzz.fuzz_frames --seconds 60 --seed 0
 
 Each input is served, or refused with a `BadFrame`. Everything else ends the fuzzer with exit code
 1, the seed and the input. An anchor serves meanwhile, and must serve to the end.
 """
 
-import argparse
 import random
 import sys
 import threading
-import time
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
+from support.fuzzing import TryOne, main
+from support.strange_messages import HELLO, TO_ANCHOR, TO_PEER, WRONG
+from support.wire_ends import LOOPBACK, SECRET
 
-from support.strange_messages import HELLO, TO_ANCHOR, TO_PEER, WRONG  # noqa: E402
-from support.wire_ends import LOOPBACK, SECRET  # noqa: E402
-
-from trainers.elastic.anchor import kinds  # noqa: E402
-from trainers.elastic.anchor.anchor import Anchor  # noqa: E402
-from trainers.elastic.deciding.roster import Settings  # noqa: E402
-from trainers.elastic.wire import BadFrame, ChannelClosed, Message, connect  # noqa: E402
-from trainers.elastic.wire.incoming import IncomingFrame  # noqa: E402
-from trainers.elastic.wire.message import encode  # noqa: E402
-from trainers.elastic.wire.tensors import tensors_of  # noqa: E402
+from trainers.elastic.anchor import kinds
+from trainers.elastic.anchor.anchor import Anchor
+from trainers.elastic.deciding.roster import Settings
+from trainers.elastic.wire import BadFrame, ChannelClosed, Message, connect
+from trainers.elastic.wire.incoming import IncomingFrame
+from trainers.elastic.wire.message import encode
+from trainers.elastic.wire.tensors import tensors_of
 
 NUMBERS = [b"-1", b"9" * 4300, b"1e400", b"NaN", b"[0, 100000000000000000000]", b'"\\ud800"']
 PER_CONNECTION = 50
@@ -77,23 +74,23 @@ def say(anchor: Anchor, said: list[tuple[str, dict[str, Any]]]) -> None:
         channel.receive(60)
 
 
-def fuzz(seconds: float, seed: int) -> int:
-    """Return how many inputs were tried. Raise what a wrong one leads to, with it as a note."""
-    rng, tried, end = random.Random(seed), 0, time.monotonic() + seconds
+@contextmanager
+def fuzzer() -> Iterator[TryOne]:
+    """Give what tries one message, while an anchor serves."""
     known = {**kinds.TO_PEER, **kinds.TO_ANCHOR}
     samples = [*TO_ANCHOR.items(), *TO_PEER.items()]
     with Anchor(LOOPBACK, 0, SECRET, Settings(heartbeat=1e6), tell=lambda _: None) as anchor:
         thread = threading.Thread(target=anchor.run, daemon=True)
         thread.start()
-        while time.monotonic() < end:
-            tried += 1
+
+        def try_one(rng: random.Random) -> None:
             kind, good = rng.choice(samples)
             fields, given = changed_value(rng, good), b""
             said = [(kind, fields if isinstance(fields, dict) else good)]
             if kind != "hello":
                 said.insert(0, ("hello", HELLO))
             try:
-                if tried % PER_CONNECTION == 0 and kind != "ended":  # It may end the anchor.
+                if rng.random() < 1 / PER_CONNECTION and kind != "ended":  # It may end the anchor.
                     say(anchor, said)
                     assert thread.is_alive(), "the anchor has ended"
                 given = changed_bytes(rng, bytearray(b"".join(encode(*said[-1], [b"v"]))))
@@ -102,27 +99,15 @@ def fuzz(seconds: float, seed: int) -> int:
                 if (message := read(b"".join(encode(*said[-1], [b"v"])))) is not None:
                     message.typed(known)
             except BadFrame:
-                continue
+                return
             except Exception as error:
-                error.add_note(f"seed {seed}, input {tried}: {said!r}, then {given!r}")
+                error.add_note(f"{said!r}, then {given!r}")
                 raise
+
+        yield try_one
         anchor.stop()
         thread.join()
-    return tried
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Fuzz frames and messages.")
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--seed", type=int, default=1)
-    args = parser.parse_args()
-    try:
-        print(f"{fuzz(args.seconds, args.seed)} inputs, each of them served or refused")
-    except Exception as error:
-        print(f"{error!r}\n" + "\n".join(getattr(error, "__notes__", [])), file=sys.stderr)
-        return 1
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(__doc__, fuzzer))

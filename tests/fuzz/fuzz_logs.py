@@ -1,23 +1,23 @@
 """Mutates step logs, a fleet's journal and what a sampler was asked, and plan caches; reads them.
 
-    python tests/fuzz/fuzz_logs.py --seconds 60 --seed 0
+    cd tests; python -m fuzz.fuzz_logs --seconds 60 --seed 0
 
 A reader may refuse what it reads by an error of ours. Any other exception ends the program with
 exit code 1, after the seed of that input and the input.
 """
 
-import argparse
 import contextlib
 import json
 import logging
 import random
 import sys
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+
+from support.fuzzing import TryOne, damaged, deepened, main, mutated
 
 from offload.caching.plan_cache import PlanCache
 from perfect.runs.swarm_record import swarm_record
@@ -53,27 +53,6 @@ JOURNAL: list[dict[str, Any]] = [
     TURN,
     {"event": "Finished", "job": "a", "device": 0, "step": 10, "seconds": 0.1, "metric": 0.4},
 ]  # fmt: skip
-DEEP = "@deep@"
-VALUES: tuple[Any, ...] = (
-    None, True, -1, 0, 7, 10**400, 1e308, 0.5, float("nan"), float("inf"), "", "b", "\ud800", [],
-    [1], [["a", 1]], {}, {"": 1}, "\u2028", DEEP,
-)  # fmt: skip
-BYTES = (b"", b"\xff", b"\0" * 40, b"\n", b'"', b",", b"9" * 5000, b"1e999", b"\x0c", b"}")
-
-
-def mutated(value: Any, rng: random.Random) -> Any:
-    """Return the value with a part of it replaced, left out, or there twice."""
-    if not isinstance(value, dict | list) or not value or rng.random() < 0.1:
-        return rng.choice(VALUES)
-    whole = value.copy()
-    key = rng.choice([*value] if isinstance(value, dict) else range(len(value)))
-    if (dice := rng.random()) < 0.1:
-        del whole[key]
-    elif dice < 0.2 and isinstance(whole, list):
-        whole.insert(rng.randrange(len(whole)), whole[key])
-    else:
-        whole[key] = mutated(value[key], rng)
-    return whole
 
 
 def written(lines: list[Any], rng: random.Random) -> bytes:
@@ -81,13 +60,8 @@ def written(lines: list[Any], rng: random.Random) -> bytes:
     for _ in range(rng.randrange(3)):
         lines = mutated(lines, rng)
         lines = lines if isinstance(lines, list) else [lines]
-    depth = rng.choice((40, 900, 100_000))
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    data = text.replace(f'"{DEEP}"', "[" * depth + "]" * depth).encode() or b" "
-    if rng.random() < 0.6:
-        return data
-    at = rng.randrange(len(data))
-    return data[:at] + rng.choice(BYTES) + (data[at + rng.randrange(3) :] * rng.randrange(2))
+    data = deepened("".join(json.dumps(line) + "\n" for line in lines), rng) or b" "
+    return data if rng.random() < 0.6 else damaged(data, rng)
 
 
 def read_step_log(folder: Path, rng: random.Random) -> None:
@@ -129,32 +103,24 @@ READERS: tuple[Callable[[Path, random.Random], None], ...] = (
 )  # fmt: skip
 
 
-def fuzz(seconds: float, seed: int) -> int:
-    """Try inputs for so long, and return their number."""
-    end, tried = time.monotonic() + seconds, 0
+@contextlib.contextmanager
+def fuzzer() -> Iterator[TryOne]:
+    """Give what tries one input with one of the readers."""
+    logging.disable(logging.ERROR)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        while time.monotonic() < end:
-            read = READERS[tried % len(READERS)]
+
+        def try_one(rng: random.Random) -> None:
+            read = rng.choice(READERS)
             try:
-                read(folder, random.Random(seed + tried))
-            except Exception:
+                read(folder, rng)
+            except Exception as error:
                 left = {p.name: p.read_bytes()[:2000] for p in folder.rglob("*.json*")}
-                sys.stderr.write(f"seed {seed + tried}, {read.__name__}: {left}\n")
+                error.add_note(f"{read.__name__}: {left}")
                 raise
-            tried += 1
-    return tried
 
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Read mutated logs, journals and plan caches.")
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    logging.disable(logging.ERROR)
-    sys.stdout.write(f"{fuzz(given.seconds, given.seed)} inputs\n")
-    return 0
+        yield try_one
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(__doc__, fuzzer))

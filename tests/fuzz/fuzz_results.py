@@ -1,23 +1,23 @@
 """Mutates the records of a run and of its checkpoint, and looks at them with the commands.
 
-    python -m tests.fuzz.fuzz_results --seconds 60 --seed 0
+    cd tests; python -m fuzz.fuzz_results --seconds 60 --seed 0
 
 A command may refuse a folder, in one line and with exit code 2. Anything else ends the program with
 exit code 1, after the seed of that input and the input.
 """
 
-import argparse
 import contextlib
 import io
 import json
 import random
 import sys
 import tempfile
-import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from support.fuzzing import TryOne, damaged, deepened, main, mutated
 
 from perfect import compare, list_runs
 from perfect.errors import FolderError
@@ -34,35 +34,11 @@ RECORD: dict[str, Any] = {
 }  # fmt: skip
 METRICS = b"step,wall_seconds,decoded,lr,val_accuracy,train_loss\n1,1,9,0.1,,2\n2,2,,,0.5,\n"
 CHECKPOINT = {"global_step": 5, "epoch": 1, "state_dict": {}, "loops": {}, "lr_schedulers": []}
-DEEP = "@deep@"
-VALUES: tuple[Any, ...] = (
-    None, True, -1, 10**400, 1e308, -1e308, 5e-324, float("nan"), float("inf"), "", "x", "\ud800",
-    "\x1b[31m\0", "<script>", "[/red]", [], {}, [[]], [None], [{}], {"": 1}, DEEP,
-)  # fmt: skip
-BYTES = (b"", b"\xff", b"\0", b'"', b",", b"9" * 400, b"1e300", b"x" * 200_000)
-
-
-def mutated(value: Any, rng: random.Random) -> Any:
-    """Return the value with another one somewhere in it, or without a part of it."""
-    if not isinstance(value, dict | list) or not value or rng.random() < 0.2:
-        return rng.choice(VALUES)
-    whole, keys = type(value)(value), [*value] if isinstance(value, dict) else range(len(value))
-    key = rng.choice(keys)
-    whole[key] = mutated(value[key], rng)
-    if rng.random() < 0.1:
-        del whole[key]
-    return whole
-
-
-def damaged(text: bytes, rng: random.Random) -> bytes:
-    at = rng.randrange(len(text))
-    return text[:at] + rng.choice(BYTES) + text[at + rng.randrange(3) :]
 
 
 def try_one(folder: Path, rng: random.Random) -> None:
     """Make the run `b` of the folder, and look at it beside `a`."""
-    record, depth = mutated(mutated(RECORD, rng), rng), rng.choice((40, 900, 100_000))
-    text = json.dumps(record).replace(f'"{DEEP}"', "[" * depth + "]" * depth).encode()
+    text = deepened(json.dumps(mutated(mutated(RECORD, rng), rng)), rng)
     (folder / "b/run.json").write_bytes(damaged(text, rng) if rng.random() < 0.2 else text)
     (folder / "b/metrics.csv").write_bytes(damaged(METRICS, rng))
     runs = [str(folder / name) for name in "ab"]
@@ -78,35 +54,25 @@ def try_one(folder: Path, rng: random.Random) -> None:
         assert type(RunFolder(folder / "b").checkpoint_step()) is int
 
 
-def fuzz(seconds: float, seed: int) -> int:
-    """Try inputs for so long, and return their number."""
-    end, tried = time.monotonic() + seconds, 0
+@contextlib.contextmanager
+def fuzzer() -> Iterator[TryOne]:
+    """Give what tries one input, in a folder with two runs."""
     with tempfile.TemporaryDirectory() as scratch:
         for name in "ab":
             (folder := Path(scratch) / name).mkdir()
             (folder / "config.yaml").touch()
             (folder / "run.json").write_text(json.dumps(RECORD))
-        while time.monotonic() < end:
+
+        def try_noted(rng: random.Random) -> None:
             try:
-                try_one(Path(scratch), random.Random(seed + tried))
-            except Exception:
-                files = {
-                    path.name: path.read_bytes()[:2000] for path in Path(scratch, "b").iterdir()
-                }
-                sys.stderr.write(f"--seed {seed + tried}: {files}\n")
+                try_one(Path(scratch), rng)
+            except Exception as error:
+                files = {one.name: one.read_bytes()[:2000] for one in Path(scratch, "b").iterdir()}
+                error.add_note(str(files))
                 raise
-            tried += 1
-    return tried
 
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Looks at mutated folders of runs.")
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    sys.stdout.write(f"{fuzz(given.seconds, given.seed)} inputs\n")
-    return 0
+        yield try_noted
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(__doc__, fuzzer))

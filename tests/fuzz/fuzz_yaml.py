@@ -1,14 +1,16 @@
 """Mutates the YAMLs of configs/, and reads them: each is read, or refused by a `ConfigError`.
 
-python tests/fuzz/fuzz_yaml.py --seconds 60 --seed 0
+cd tests; python -m fuzz.fuzz_yaml --seconds 60 --seed 0
 """
 
-import argparse
 import random
 import sys
 import tempfile
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from support.fuzzing import TryOne, main
 
 from perfect.config.grid_reader import read_recipe
 from perfect.errors import ConfigError
@@ -48,37 +50,27 @@ def mutated(text: str, dice: random.Random) -> str:
     return "".join(lines)
 
 
-def fuzz(seconds: float, seed: int) -> int:
-    """Return how many inputs were tried. Raise what the first one raises that is no refusal, with
-    the input."""
-    dice = random.Random(seed)
-    ends = time.monotonic() + seconds
-    tried = 0
+@contextmanager
+def fuzzer() -> Iterator[TryOne]:
+    """Give what reads one mutated YAML."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.yaml"
-        while time.monotonic() < ends:
-            text = dice.choice(SEEDS).read_text(encoding="utf-8")
-            for _ in range(dice.randint(1, 4)):
-                text = mutated(text, dice)
+
+        def try_one(rng: random.Random) -> None:
+            text = rng.choice(SEEDS).read_text(encoding="utf-8")
+            for _ in range(rng.randint(1, 4)):
+                text = mutated(text, rng)
             path.write_bytes(text.encode("utf-8", "surrogateescape"))
-            tried += 1
             try:
                 read_recipe(path)
             except ConfigError as error:
                 assert error.problems and all(one.isprintable() for one in error.problems), text
-            except BaseException as error:
-                error.add_note(f"seed {seed}, input {tried}:\n{text!r}")
+            except Exception as error:
+                error.add_note(repr(text))
                 raise
-    return tried
 
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    sys.stdout.write(f"{fuzz(args.seconds, args.seed):,} inputs were read or refused\n")
+        yield try_one
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(__doc__, fuzzer))

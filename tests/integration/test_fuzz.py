@@ -12,11 +12,11 @@ FUZZERS = sorted((Path(__file__).parents[1] / "fuzz").glob("fuzz_*.py"))
 
 @pytest.mark.parametrize("fuzzer", FUZZERS, ids=lambda path: path.stem)
 def test_what_comes_from_outside_is_read_or_refused(fuzzer: Path) -> None:
-    command = [sys.executable, str(fuzzer), "--seconds", "15", "--seed", "0"]
-    root = str(Path(__file__).parents[2])
+    command = [sys.executable, "-m", f"fuzz.{fuzzer.stem}", "--seconds", "15", "--seed", "0"]
+    tests = FUZZERS[0].parents[1]
     done = subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=root,
-        env=os.environ | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"},
+        command, capture_output=True, text=True, check=False, cwd=tests,
+        env=os.environ | {"PYTHONPATH": str(tests.parent), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    assert int(done.stdout.split()[0].replace(",", "")) > 0
+    assert int(done.stdout.split()[0]) > 0
