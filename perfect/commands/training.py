@@ -181,6 +181,9 @@ def train_run(config: RunConfig, folder: RunFolder, berth: Berth) -> None:
         run_log.save()
         if status != "completed":
             run |= measured(switch, run_log, trainer) | swarm_table(trainer)
+        if (kept := run["not_saved_since"]) is not None:
+            said = "this run has not saved since step %d: free some space for %s"
+            log.error(said, kept, folder.checkpoint)
         unwritten = _write_results(folder, run | {"status": status})
         _report(folder, run, trainer, berth.console)
         data.close()

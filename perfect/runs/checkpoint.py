@@ -71,8 +71,7 @@ class RunCheckpoint(Checkpoint):
     In a swarm one peer writes. Where it dies, another one does from then on, and begins at once:
     the dead one may not have come to writing what was due.
 
-    If a save fails (disk full), the error is logged and the run keeps the previous checkpoint. At
-    its end the run says from which step on it has not saved.
+    If a save fails (disk full), the error is logged and the run keeps the previous checkpoint.
     """
 
     reads_weights_between_steps = False
@@ -91,19 +90,14 @@ class RunCheckpoint(Checkpoint):
         self._stop_asked = stop_asked
         self._due_from = 0
         self._saved_step = 0
-        self._failed = False
-        """Whether the newest save has failed."""
+        self.not_saved_since: int | None = None
+        """The step of the newest checkpoint, if one that came after it could not be written."""
         self._passes_waited = 0
         self._stops = False
         self._writes = True
         """Whether this process is the one that writes."""
         self._overdue = False
         """Whether it has come to write in the middle of the run, and has not written yet."""
-
-    @property
-    def not_saved_since(self) -> int | None:
-        """The step of the newest checkpoint, if one that came after it could not be written."""
-        return self._saved_step if self._failed else None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._due_from = self._saved_step = trainer.global_step
@@ -138,29 +132,13 @@ class RunCheckpoint(Checkpoint):
         if self._passes_waited > 1:  # a whole pass had no safe batch, so there will be none
             raise Interrupted(trainer.global_step)
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._tell()
-
-    def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
-    ) -> None:
-        self._tell()
-
-    def _tell(self) -> None:
-        if self._failed:
-            log.error(
-                "this run has not saved since step %d: free some space for %s",
-                self._saved_step,
-                self.path,
-            )
-
     def _save(self, trainer: L.Trainer) -> None:
         self._finite.check()
         weights = trainer.strategy.lightning_module_state_dict().values()
         if not all(bool(t.isfinite().all()) for t in weights if t.is_floating_point()):
             raise LossNotFinite(trainer.global_step - 1, float("nan"))
-        self._failed = not written(trainer, self.path)
+        saved = written(trainer, self.path)
         self._overdue = False
         self._due_from = trainer.global_step
-        if not self._failed:
-            self._saved_step = trainer.global_step
+        self._saved_step = trainer.global_step if saved else self._saved_step
+        self.not_saved_since = None if saved else self._saved_step

@@ -70,10 +70,9 @@ class RunFolder:
     @rank_zero_only
     def begin(self, config: dict[str, Any]) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
-        there = yaml.safe_load(self.config.read_text("utf-8")) if self.config.exists() else None
-        if there != config:
+        text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+        if not self.config.exists() or self.config.read_text("utf-8") != text:
             part = self.config.with_suffix(".part")
-            text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
             part.write_text(text, encoding="utf-8")
             os.replace(part, self.config)  # a kill must not leave half a file: it would be refused
 
