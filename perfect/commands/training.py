@@ -40,6 +40,7 @@ from trainers.atomic_checkpoint import written
 from trainers.elastic.errors import ElasticError, Expelled
 from trainers.fleet.jobs.job_left import JobLeft
 from trainers.folder_lock import held
+from trainers.read_checkpoint import CheckpointRefused, going_on_from
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +87,7 @@ def train(config: RunConfig, folder: RunFolder, berth: Berth) -> int:
         return 1
     except Expelled:
         raise
-    except (LossNotFinite, LoaderError, PhaseError, ElasticError) as error:
+    except (LossNotFinite, CheckpointRefused, LoaderError, PhaseError, ElasticError) as error:
         show_traceback()
         _say(errors, "; ".join([str(error), *getattr(error, "__notes__", [])]), style="red")
         return 1
@@ -118,7 +119,7 @@ def train_run(config: RunConfig, folder: RunFolder, berth: Berth) -> None:
     run_log = RunLog(folder.path, berth.clock, own_folder=berth.own_folder)
     trainer = build_trainer(config, folder.path, switch, run_log, berth, data)
     resumed_step = folder.checkpoint_step() if berth.loads_checkpoint else None
-    ckpt = None if resumed_step is None else str(folder.checkpoint)
+    ckpt = None if resumed_step is None else folder.checkpoint
     while_here = ExitStack()
     try:
         _take(folder, while_here)
@@ -153,7 +154,7 @@ def train_run(config: RunConfig, folder: RunFolder, berth: Berth) -> None:
         in_swarm = config.elastic is not None
         apart = gloo_apart(folder.path / "stderr.log") if in_swarm else nullcontext()
         log.info("training begins: the first batch is decoded")
-        with watched(trainer), apart:
+        with watched(trainer), apart, going_on_from(ckpt, trainer):
             trainer.fit(module, **loaders, ckpt_path=ckpt, weights_only=True)
             run |= measured(switch, run_log, trainer) | swarm_table(trainer)
             with switch.averaged(module):

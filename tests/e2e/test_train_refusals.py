@@ -203,6 +203,12 @@ def test_a_damaged_checkpoint_is_refused_and_left_alone(
 ) -> None:
     recipe["phases"][1]["lr"] = {"kind": "constant", "lr": 1e30}
     _, folder = train(recipe)
+    saved = torch.load(folder / "last.ckpt", weights_only=True)
+    saved["optimizer_states"] = [{"state": {}, "param_groups": []}]
+    torch.save(saved, folder / "last.ckpt")
+    capfd.readouterr()
+    assert train(recipe)[0] == 1
+    assert "last.ckpt does not fit (its optimizer_states: " in capfd.readouterr().err
     (folder / "last.ckpt").write_bytes(b"not a checkpoint")
     code, _ = train(recipe)
     assert code == 2
