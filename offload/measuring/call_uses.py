@@ -6,6 +6,7 @@ from typing import Any
 
 from offload.graph.taskgraph import TaskGraph
 from offload.measuring.distinct_calls import values_of
+from offload.program.kernels import Value
 
 
 @dataclass(slots=True)
@@ -14,6 +15,10 @@ class Use:
 
     line: str
     """The user's line at the first of them, and a colon; or nothing."""
+    reads: frozenset[int]
+    """The buffers that the first of them is given."""
+    makes: list[Sequence[Value | None]] = field(default_factory=list)
+    """The results of each of them, by position."""
     needed: set[int] = field(default_factory=set)
     """Positions of the results that somebody reads."""
     rewritten: bool = False
@@ -32,7 +37,9 @@ def uses_of(graph: TaskGraph, keys: Sequence[Sequence[Any]]) -> dict[Any, Use]:
     uses: dict[Any, Use] = {}
     for task, found in tasks:
         for key, call in zip(found, task.kernel.calls, strict=True):
-            use = uses.setdefault(key, Use(f"{task.where}: " if task.where else ""))
+            given = frozenset(v.buffer for v in values_of((call.args, dict(call.kwargs))))
+            use = uses.setdefault(key, Use(f"{task.where}: " if task.where else "", given))
+            use.makes.append(call.outputs)
             use.needed |= {n for n, v in enumerate(call.outputs) if v and v.buffer in read}
             use.rewritten |= not rewritten.isdisjoint(task.touches)
     return uses

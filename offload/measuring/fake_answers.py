@@ -6,10 +6,11 @@
     traced again, with what is learned
 
 A fake may err about sizes (workspaces), types, strides, and about which results share memory. A
-plan made of that would be wrong, or call other kernels than eager does.
+plan made of that would be wrong, or call other kernels than eager does. One pass over all kernels
+tells as many wrong fakes as it can. What is given a result of a wrong size does not run in it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from offload.errors import CaptureError
 from offload.measuring.call_uses import Use
 from offload.measuring.distinct_calls import at_zero, signature
 from offload.measuring.kept_costs import KeptCosts
-from offload.memory.placement import flat
+from offload.memory.placement import flat, name
 from offload.program.kernels import Call, Value, alignment_on
 from offload.program.layouts import KernelLayouts
 from offload.program.trees import mapped
@@ -108,43 +109,89 @@ def results_of(returned: Any) -> Answer:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How a kernel's results differ from its fake's."""
+    """How a kernel's result differs from its fake's."""
 
     text: str
+    position: int
     learnable: bool = True
-    fatal: bool = True
-    """Whether other ops must not run on made-up results: memory of another size."""
+    sized: bool = False
+    """Whether it is of another size, so that no op may be given the made-up result."""
 
 
-def difference(call: Call, results: Answer, given: int, use: Use) -> Difference | None:
+def differences(call: Call, results: Answer, given: int, use: Use) -> Iterator[Difference]:
     """How the results of a call differ from its outputs. `given`: the address of the memory that
     all arguments lie in."""
     if not isinstance(traced_op(call), OpOverload):
-        return None  # placement.py copies what a pass of ours returns in another layout
+        return  # placement.py copies what a pass of ours returns in another layout
     homes: dict[int, int] = {}
-    for position, value in enumerate(call.outputs):
+    for position, (value, found) in enumerate(zip(call.outputs, results, strict=True)):
         if value is None:
             continue
-        found = results[position] if position < len(results) else None
         if found is None:
             if position in use.needed:
                 text = f"result {position} is not made, and the trace has one"
-                return Difference(text, learnable=False)
+                yield Difference(text, position, learnable=False, sized=True)
+        elif (found.dtype, found.size) != (value.dtype, value.size):
+            yield Difference(_against(position, found, value), position, sized=True)
+        elif 0 in value.size:
             continue
-        if (found.dtype, found.size) != (value.dtype, value.size):
-            return Difference(_against(position, found, value))
-        if 0 in value.size:
-            continue
-        if use.rewritten and found.home == given:
+        elif use.rewritten and found.home == given:
             text = f"result {position} lies in an argument, and the trace has it in new memory"
-            return Difference(text, learnable=False)
-        if not _laid_out_alike(found, value):
-            return Difference(_against(position, found, value), fatal=False)
-        if homes.setdefault(value.buffer, found.home) != found.home:
-            return Difference(f"result {position} has memory of its own", fatal=False)
+            yield Difference(text, position, learnable=False)
+        elif not _laid_out_alike(found, value):
+            yield Difference(_against(position, found, value), position)
+        elif homes.setdefault(value.buffer, found.home) != found.home:
+            yield Difference(f"result {position} has memory of its own", position)
     if use.rewritten and len(set(homes.values())) < len(homes):
-        return Difference("two results share their memory", learnable=False)
-    return None
+        yield Difference("two results share their memory", 0, learnable=False)
+
+
+class WrongFakes:
+    """What is found wrong about the fakes of a graph while its calls are measured in order."""
+
+    def __init__(self, uses: Mapping[Any, Use], device: torch.device) -> None:
+        self._uses, self._device = uses, device
+        self._first = ""
+        self._answers: dict[Any, Answer] = {}
+        self._unknown: set[int] = set()
+        """Buffers whose true sizes are not known."""
+
+    def __bool__(self) -> bool:
+        return bool(self._first)
+
+    def admit(self, key: Any) -> bool:
+        """Whether a call may run, because what it is given has the sizes of a real step. What a
+        call that may not would make is not known either."""
+        use = self._uses[key]
+        if self._unknown.isdisjoint(use.reads):
+            return True
+        for position in range(len(use.makes[0])):
+            self._doubt(use, position)
+        return False
+
+    def compare(self, key: Any, call: Call, results: Answer, given: int) -> frozenset[int]:
+        """Note where results are not what their fakes are. Returns the positions of outputs that
+        were not made with the sizes of the trace. cuDNN's attention, for example, returns no sums
+        if no backward pass needs them."""
+        use, outputs = self._uses[key], call.outputs
+        every = (*results, *(None for _ in outputs[len(results) :]))[: len(outputs)]
+        absent = {n for n, found in enumerate(every) if found is None and outputs[n] is not None}
+        for found in differences(call, every, given, use):
+            if found.learnable:
+                self._answers[key_of(call, self._device)] = results
+            self._first = self._first or f"{use.line}{name(call.op)}: {found.text}"
+            if found.sized:
+                absent.add(found.position)
+                self._doubt(use, found.position)
+        return frozenset(absent)
+
+    def _doubt(self, use: Use, position: int) -> None:
+        self._unknown.update(v.buffer for made in use.makes if (v := made[position]) is not None)
+
+    def check(self) -> None:
+        """Raise an error if a result is not what its fake is."""
+        if self._first:
+            raise Misjudged(f"{self._first}. {ADVICE}", self._answers)
 
 
 def _laid_out_alike(found: Result, value: Value) -> bool:

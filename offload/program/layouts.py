@@ -1,12 +1,13 @@
-"""Finds layouts and dtypes of a kernel's results where fakes do not know them.
+"""Finds layouts, dtypes and sizes of a kernel's results where fakes do not know them.
 
     a picture of one pixel   (8, 64, 1, 1)   channels first or last? the next kernel depends on it
     batch norm               bfloat16 pictures, float32 weights: which dtype have the statistics?
 
 In these cases the real kernel runs once over zeros of the right shape, and the fake result is made
-like its result. For a step on a GPU it runs on the GPU if there is one; otherwise the fake's answer
-stays. All other wrong fakes are found when kernels are measured (fake_answers.py). Where nothing
-was measured, the first run copies an output of other strides, and refuses other sizes and dtypes.
+like its result. For a step on a GPU it runs on the GPU if there is one; otherwise, and where the
+kernel fails on zeros, the fake's answer stays. All other wrong fakes are found when kernels are
+measured (fake_answers.py). Where nothing was measured, the first run copies an output of other
+strides, and refuses other sizes and dtypes.
 """
 
 from dataclasses import dataclass
@@ -37,17 +38,20 @@ class KernelLayouts:
             return result
         arguments = _described((tuple(args), dict(kwargs)))
         true = self._real_results(func, arguments, torch.is_grad_enabled())
+        if true is None:
+            return result
         fakes = zip(leaves(result), true, strict=True)
         told = iter([found for fake, found in fakes if isinstance(fake, torch.Tensor)])
         return mapped(result, lambda fake: _alike(fake, next(told)))
 
 
 def _alike(fake: torch.Tensor, found: _Result | None) -> torch.Tensor:
-    """The fake, made anew if it is laid out in another way than the kernel's result."""
+    """The fake, made anew if the kernel's result has another size, dtype or layout."""
     if found is None:
         return fake
     size, stride, dtype = found
-    if fake.dtype == dtype and (not _is_ambiguous(fake) or fake.stride() == stride):
+    same = (fake.size(), fake.dtype) == (size, dtype)
+    if same and (not _is_ambiguous(fake) or fake.stride() == stride):
         return fake
     return torch.empty_strided(size, stride, dtype=dtype, device=fake.device)
 
@@ -108,13 +112,17 @@ def _restored(described: Any) -> Any:
     return value
 
 
-def _real_results(func: Any, arguments: Any, grad: bool) -> tuple[_Result | None, ...]:
-    """Size, strides and dtype of each of the kernel's results over zeros; None for no tensor."""
+def _real_results(func: Any, arguments: Any, grad: bool) -> tuple[_Result | None, ...] | None:
+    """Size, strides and dtype of each of the kernel's results over zeros; None for no tensor, and
+    for a kernel that fails on zeros."""
     with disable_current_modes(), torch.set_grad_enabled(grad):
         args, kwargs = _restored(arguments)
         cards = {t.device.index or 0 for t in tensors_of((args, kwargs)) if t.device.type == "cuda"}
         with torch.random.fork_rng(devices=sorted(cards)):
-            found = func(*args, **kwargs)
+            try:
+                found = func(*args, **kwargs)
+            except Exception:
+                return None  # profiling.py says so where it runs the kernel too
     return tuple(
         (out.size(), out.stride(), out.dtype) if isinstance(out, torch.Tensor) else None
         for out in leaves(found)

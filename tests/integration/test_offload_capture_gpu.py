@@ -15,6 +15,7 @@ from support import offload_models as models
 from support.offload_reference import Reference as reference
 from torch import nn
 
+import offload
 from offload.errors import CaptureError
 from offload.optimizer.updates import update_of
 from offload.tracing.capture import traced_training_step
@@ -189,3 +190,33 @@ def test_a_seed_within_a_step_is_seen() -> None:
             net, loss, optimizer, torch.ones(2, 3), torch.ones(2, 3), device="cuda"
         )
     assert torch.equal(torch.cuda.get_rng_state(), state)
+
+
+class Normed(nn.Module):
+    """Batch norms in half precision, each with another reserve that the fakes do not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(8 * n, 8 * n + 8, 1) for n in range(1, 4))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(8 * n + 8) for n in range(1, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda", torch.float16):
+            for conv, norm in zip(self.convs, self.norms, strict=True):
+                x = norm(conv(x))
+            return x.float().square().mean((1, 2, 3))
+
+
+@pytest.mark.parametrize("pixels", [1, 4])
+def test_reserves_are_learned_at_once_and_given_to_no_kernel_before(pixels: int) -> None:
+    ours, theirs = (model := Normed().cuda()), copy.deepcopy(model)
+    mine, other = (torch.optim.SGD(net.parameters(), 0.1) for net in (ours, theirs))
+    x, y = torch.randn(4, 8, pixels, pixels, device="cuda"), torch.randn(4, device="cuda")
+    graph = offload.capture_training_step(ours, nn.functional.mse_loss, mine, x, y)
+    with offload.Runner(offload.plan(graph)) as runner:
+        for _ in range(3):
+            other.zero_grad()
+            loss = nn.functional.mse_loss(theirs(x), y)
+            loss.backward()
+            other.step()
+            assert torch.equal(runner(x, y)[0], loss)

@@ -14,6 +14,7 @@ from torch.nn import functional
 import offload
 from offload import CaptureError, Runner
 from offload.memory import cpu_shim as shim
+from offload.tracing import capture
 
 PICTURE = (2, 4, 8, 8)
 
@@ -174,6 +175,48 @@ def test_what_a_fake_says_wrong_is_learned_from_the_kernel(wrong: str, placed: N
         with Runner(offload.plan(offload.capture(step, x))) as runner:
             for found, expected in zip(runner(x), step(x), strict=True):
                 assert torch.equal(found, expected) and found.stride() == expected.stride()
+
+
+def test_all_wrong_fakes_of_a_step_are_learned_together_and_never_given_on(
+    monkeypatch: pytest.MonkeyPatch, placed: None
+) -> None:
+    """Twice as many shapes as traces are tried, each with a reserve whose fake is empty."""
+    traces, given_on = 0, set[bool]()
+    real = capture._measured
+
+    def counted(*given: Any) -> Any:
+        nonlocal traces
+        traces += 1
+        return real(*given)
+
+    def there(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * 2, x + 1
+
+    def back(grad: torch.Tensor, reserve: torch.Tensor) -> torch.Tensor:
+        given_on.add(reserve.shape == grad.shape)
+        return grad * reserve
+
+    monkeypatch.setattr(capture, "_measured", counted)
+    with torch.library._scoped_library("perfect_reserves", "FRAGMENT") as library:
+        library.define("there(Tensor x) -> (Tensor, Tensor)")
+        library.define("back(Tensor grad, Tensor reserve) -> Tensor")
+        library.impl("there", there, "CompositeExplicitAutograd")
+        library.impl("back", back, "CompositeExplicitAutograd")
+        name = "perfect_reserves::there", "perfect_reserves::back"
+        torch.library.register_fake(name[0], lambda x: (empty_like(x), x.new_empty(0)), lib=library)
+        torch.library.register_fake(name[1], lambda grad, _: empty_like(grad), lib=library)
+        ops = torch.ops.perfect_reserves
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            made = [ops.there(x[:n]) for n in range(1, x.numel())]
+            return torch.cat([ops.back(y, reserve) for y, reserve in made])
+
+        x = torch.randn(2 * capture.ATTEMPTS)
+        graph = offload.capture(step, x)
+        assert traces <= 3 and given_on == {True}
+        assert not [note for note in graph.notes if "did not run" in note]
+        with Runner(offload.plan(graph)) as runner:
+            assert torch.equal(runner(x)[0], step(x))
 
 
 REFUSED: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {

@@ -217,7 +217,7 @@ def test_a_fault_of_the_profiler_is_no_fault_of_the_op(
     def wrong(*_: Any) -> None:
         raise KeyError("which buffer")
 
-    monkeypatch.setattr(profiling, "difference", wrong)
+    monkeypatch.setattr(profiling.WrongFakes, "compare", wrong)
     with pytest.raises(KeyError, match="which buffer") as found:
         measured(graph_of(Call(aten.relu.default, (floats(0, 5),), outputs=(floats(1, 5),))))
     assert found.value.__notes__ == ["while aten.relu.default was measured"]

@@ -60,6 +60,32 @@ def test_calls_that_differ_in_a_type_or_in_grad_mode_are_not_mixed_up(
     assert len(kernel_calls) == 4
 
 
+def reserved(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x + 1, x.new_empty(7)
+
+
+def moody(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    if not x.any():
+        raise ValueError("zeros")
+    return reserved(x)
+
+
+@pytest.mark.parametrize(("kernel", "size"), [(reserved, 7), (moody, 0)])
+def test_a_kernel_tells_a_size_too_and_one_that_fails_on_zeros_tells_nothing(
+    kernel: Any, size: int
+) -> None:
+    """A backward pass is never tried with a reserve of the fake's size."""
+    with torch.library._scoped_library("perfect_layouts", "FRAGMENT") as library:
+        library.define("op(Tensor x) -> (Tensor, Tensor)")
+        library.impl("op", kernel, "CompositeExplicitAutograd")
+        picture = one_pixel(mode := FakeTensorMode(), torch.contiguous_format)
+        with mode:
+            fakes = torch.empty_like(picture), torch.empty(0)
+        op = torch.ops.perfect_layouts.op.default
+        _, reserve = KernelLayouts().as_it_is(op, "op", (picture,), {}, fakes)
+    assert reserve.size() == (size,)
+
+
 def test_a_generator_does_not_draw() -> None:
     generator = torch.Generator().manual_seed(3)
     before, default = generator.get_state(), torch.get_rng_state()
