@@ -63,11 +63,15 @@ def only_first(*values: Any) -> list[Any]:
 
 
 def marked(axes: Sequence[Sequence[Any]], kept: Sequence[Row]) -> list[Any]:
-    return [
-        pytest.param(*(axis[place] for axis, place in zip(axes, row, strict=True)),
-                     marks=() if row in kept else pytest.mark.full)
-        for row in product(*(range(len(axis)) for axis in axes))
-    ]  # fmt: skip
+    """A value may be a `pytest.param` that has marks of its own."""
+    found = []
+    for row in product(*(range(len(axis)) for axis in axes)):
+        values = [axis[place] for axis, place in zip(axes, row, strict=True)]
+        given = [v if isinstance(v, type(pytest.param())) else pytest.param(v) for v in values]
+        marks = [mark for one in given for mark in one.marks]
+        marks += [] if row in kept else [pytest.mark.full]
+        found.append(pytest.param(*(value for one in given for value in one.values), marks=marks))
+    return found
 
 
 def examples(wanted: int) -> int:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from support import stage_jobs as jobs
 
-import offload
 from offload.errors import MemoryTooSmall, StepError
 from offload.graph.taskgraph import HOST
 from offload.memory import passages, room
@@ -18,11 +17,10 @@ from offload.memory.host_memory import HostMemoryLeft
 from offload.running.runner import Runner
 
 BUDGETS = (20_000, 24_000, 40_000, 60_000)
-ENGINES = ("serial", "threads", "cuda", "cudagraph")
 
 
 def planned(job: Any, budget: int) -> Any:
-    return offload.plan(job.graph, budget, placement="copy", recompute=False)
+    return jobs.planned(job.graph, budget)
 
 
 def in_other_places(job: Any, old: Any, new: Any) -> int:
@@ -31,12 +29,12 @@ def in_other_places(job: Any, old: Any, new: Any) -> int:
     return sum(job.tensors[name].nbytes for name in after if after[name] != before[name])
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", jobs.ENGINES)
 def test_a_runner_moves_between_plans_and_devices_of_one_kind(engine: str) -> None:
-    job = jobs.Job.mixed(5, 4096, BUDGETS[1])
+    job = jobs.Job.mixed(5, 4096, BUDGETS[1], engine=engine)
     with (
-        jobs.STAGES[engine]() as one,
-        jobs.STAGES[engine]() as other,
+        jobs.stage(engine) as one,
+        jobs.stage(engine) as other,
         Runner(job.plan, stage=one) as runner,
     ):
         job.step(runner)
@@ -52,7 +50,7 @@ def test_a_runner_moves_between_plans_and_devices_of_one_kind(engine: str) -> No
 def test_in_the_same_arenas_only_what_has_another_place_moves() -> None:
     job, large = jobs.Job.chain(4, 4096, BUDGETS[1]), jobs.Job.chain(12, 8192)
     with (
-        jobs.STAGES["serial"]() as stage,
+        jobs.stage("serial") as stage,
         Runner(large.plan, stage=stage),
         Runner(job.plan, stage=stage) as runner,
     ):
@@ -75,8 +73,8 @@ def test_in_the_same_arenas_only_what_has_another_place_moves() -> None:
 def test_what_stays_on_the_host_stays_when_the_device_changes() -> None:
     job = jobs.Job.chain(4, 4096, BUDGETS[1])
     with (
-        jobs.STAGES["serial"]() as one,
-        jobs.STAGES["serial"]() as other,
+        jobs.stage("serial") as one,
+        jobs.stage("serial") as other,
         Runner(job.plan, stage=one) as runner,
     ):
         job.step(runner)
@@ -132,8 +130,8 @@ def test_a_device_without_room_is_refused_before_anything_moves(
 ) -> None:
     job = jobs.Job.chain(4, 4096, BUDGETS[1])
     with (
-        jobs.STAGES["serial"]() as one,
-        jobs.STAGES["serial"]() as other,
+        jobs.stage("serial") as one,
+        jobs.stage("serial") as other,
         Runner(job.plan, stage=one) as runner,
     ):
         job.step(runner)
@@ -164,8 +162,8 @@ def test_a_move_that_is_broken_off_loses_no_value(
             yield step
 
     with (
-        jobs.STAGES["threads"]() as one,
-        jobs.STAGES["threads"]() as other,
+        jobs.stage("threads") as one,
+        jobs.stage("threads") as other,
         Runner(job.plan, stage=one) as runner,
     ):
         job.step(runner)
@@ -185,8 +183,8 @@ def test_a_move_that_is_broken_off_loses_no_value(
 def test_a_job_that_waits_for_its_turn_moves_out_of_its_waiting_place() -> None:
     job, neighbour = jobs.Job.chain(4, 4096, BUDGETS[1]), jobs.Job.chain(3, 1024)
     with (
-        jobs.STAGES["threads"]() as one,
-        jobs.STAGES["threads"]() as other,
+        jobs.stage("threads") as one,
+        jobs.stage("threads") as other,
         Runner(job.plan, stage=one) as runner,
         Runner(neighbour.plan, stage=one) as second,
     ):
@@ -279,7 +277,7 @@ def test_a_closed_runner_does_not_move() -> None:
 def test_a_runner_that_leaves_its_own_stage_closes_it() -> None:
     job = jobs.Job.chain(3, 1024)
     with (
-        jobs.STAGES["threads"]() as other,
+        jobs.stage("threads") as other,
         Runner(job.plan, "threads") as runner,
     ):
         own = runner.stage

@@ -28,7 +28,7 @@ BUDGET = 24_000
 def pair() -> Any:
     """Two jobs on a stage, of which the first one is parked."""
     one, other = jobs.Job.chain(4, 4096, BUDGET), jobs.Job.chain(3, 1024)
-    with jobs.STAGES["threads"]() as stage:
+    with jobs.stage("threads") as stage:
         first, second = Runner(one.plan, stage=stage), Runner(other.plan, stage=stage)
         one.step(first)
         resident = jobs.on_device(first, one)
@@ -86,7 +86,7 @@ def test_a_parked_tensor_is_not_astray(pair: Any) -> None:
 
 def test_what_hand_overs_cost_is_counted_in_bytes_and_seconds() -> None:
     one, other = jobs.Job.chain(4, 4096, BUDGET), jobs.Job.chain(3, 1024)
-    with jobs.STAGES["serial"]() as stage:
+    with jobs.stage("serial") as stage:
         clock = iter(range(1000))
         stage.clock = lambda: float(next(clock))
         first = Runner(one.plan, stage=stage)
@@ -104,7 +104,7 @@ def test_what_hand_overs_cost_is_counted_in_bytes_and_seconds() -> None:
 
 def test_a_stage_that_grows_frees_the_arena_that_was_too_small() -> None:
     small, large = jobs.Job.chain(2, 1024), jobs.Job.chain(6, 4096)
-    with jobs.STAGES["serial"]() as stage:
+    with jobs.stage("serial") as stage:
         first = Runner(small.plan, stage=stage)
         small.step(first)
         old = weakref.ref(stage._arena)
@@ -122,7 +122,7 @@ def test_a_stage_that_grows_frees_the_arena_that_was_too_small() -> None:
 def test_another_step_of_a_parked_job_begins_with_the_values_that_wait() -> None:
     """Its plan may have other residents, or lack some of the tensors."""
     one, other = jobs.Job.chain(4, 4096, BUDGET), jobs.Job.chain(3, 1024)
-    with jobs.STAGES["threads"]() as stage:
+    with jobs.stage("threads") as stage:
         first, second = Runner(one.plan, stage=stage), Runner(other.plan, stage=stage)
         first.add("again", jobs.part(one, 2))
         for _ in range(2):
@@ -245,7 +245,7 @@ def test_no_room_to_park_is_told_to_the_job_that_comes_and_not_to_the_next_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one, other = jobs.Job.chain(4, 4096, BUDGET), jobs.Job.chain(3, 1024)
-    with jobs.STAGES["serial"]() as stage:
+    with jobs.stage("serial") as stage:
         first = Runner(one.plan, stage=stage)
         one.step(first)
         asked = []

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support import stage_jobs as jobs
+from support.fake_gpu import not_on_a_fake_gpu
 
 from offload.graph.builder import GraphBuilder
 from offload.planning.host_tails import host_tail
@@ -19,16 +20,13 @@ from offload.running.stage import Stage
 
 MIB = 1 << 20
 COUNT, EACH = 64, 16 * MIB
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("engine", ["cuda", "cudagraph"])
 def test_jobs_that_take_turns_and_tails_have_the_bits_of_each_alone(engine: str) -> None:
-    one = jobs.Job.mixed(4, 4096, device="cuda")
-    other = jobs.Job.chain(3, 4096, device="cuda")
+    one = jobs.Job.mixed(4, 4096, engine="cuda")
+    other = jobs.Job.chain(3, 4096, engine="cuda")
     assert host_tail(one.plan.memgraph)
     with Stage(torch.device("cuda"), engine) as stage:
         first, second = Runner(one.plan, stage=stage), Runner(other.plan, stage=stage)
@@ -54,7 +52,7 @@ def test_jobs_that_take_turns_and_tails_have_the_bits_of_each_alone(engine: str)
 @pytest.mark.parametrize("engine", ["cuda", "cudagraph"])
 def test_a_job_moves_between_budgets_and_to_the_host_and_back(engine: str) -> None:
     """Its kernels are of whole numbers, so their bits are those of every device."""
-    job = jobs.Job.mixed(5, 4096, device="cuda")
+    job = jobs.Job.mixed(5, 4096, engine="cuda")
     program = replace(job.graph.program, device=torch.device("cpu"))
     here = plan(replace(job.graph, program=program), placement="copy", recompute=False)
     there = [
@@ -81,7 +79,7 @@ def test_a_job_moves_between_budgets_and_to_the_host_and_back(engine: str) -> No
 
 def test_a_step_moves_to_another_stage_between_two_of_its_nodes() -> None:
     """Two stages of one GPU stand for two like GPUs."""
-    job, over = jobs.Job.mixed(6, 4096, device="cuda"), threading.Event()
+    job, over = jobs.Job.mixed(6, 4096, engine="cuda"), threading.Event()
     ways: list[str] = []
     with (
         Stage(torch.device("cuda")) as one,
@@ -108,6 +106,7 @@ def test_a_step_moves_to_another_stage_between_two_of_its_nodes() -> None:
     assert job.is_right()
 
 
+@not_on_a_fake_gpu("it says nothing of time")
 def test_a_hand_over_takes_little_more_than_its_copies() -> None:
     def job() -> Any:
         builder = GraphBuilder()

@@ -17,13 +17,14 @@ from offload.running.engines.work import Record
 from offload.running.runner import Runner
 from offload.running.stage import Stage
 
-ENGINES = ("serial", "threads", "cuda", "cudagraph")
 
-
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", jobs.ENGINES)
 def test_two_jobs_that_take_turns_have_the_bits_of_each_alone(engine: str) -> None:
-    one, other = jobs.Job.chain(4, 4096, 24_000), jobs.Job.chain(3, 1024)
-    with jobs.STAGES[engine]() as stage:
+    one, other = (
+        jobs.Job.chain(4, 4096, 24_000, engine=engine),
+        jobs.Job.chain(3, 1024, engine=engine),
+    )
+    with jobs.stage(engine) as stage:
         first, second = Runner(one.plan, stage=stage), Runner(other.plan, stage=stage)
         for turn in (one, other, one, one, other, other, one):
             turn.step(first if turn is one else second)
@@ -38,7 +39,7 @@ def test_steps_of_two_threads_take_turns_on_a_stage(runners: int) -> None:
     running: list[int] = []
     together: list[bool] = []
     met = threading.Event()
-    with jobs.STAGES["serial"]() as stage:
+    with jobs.stage("serial") as stage:
         run_pieces_of = stage.run
 
         def run(pieces: Sequence[WorkPiece], record: Record) -> None:
@@ -66,7 +67,7 @@ def test_steps_of_two_threads_take_turns_on_a_stage(runners: int) -> None:
 
 def test_a_parked_job_keeps_its_host_arena_and_has_nothing_on_the_device() -> None:
     one, other = jobs.Job.chain(4, 4096, 24_000), jobs.Job.chain(3, 1024)
-    with jobs.STAGES["threads"]() as stage:
+    with jobs.stage("threads") as stage:
         first = Runner(one.plan, stage=stage)
         one.step(first)
         resident = jobs.on_device(first, one)
@@ -85,7 +86,7 @@ def test_a_parked_job_keeps_its_host_arena_and_has_nothing_on_the_device() -> No
 
 def test_the_arena_grows_for_the_largest_job_and_is_taken_once() -> None:
     small, large = jobs.Job.chain(2, 1024), jobs.Job.chain(6, 4096)
-    with jobs.STAGES["serial"]() as stage:
+    with jobs.stage("serial") as stage:
         first = Runner(small.plan, stage=stage)
         small.step(first)
         second = Runner(large.plan, stage=stage)
@@ -106,7 +107,7 @@ def test_the_arena_grows_for_the_largest_job_and_is_taken_once() -> None:
 def test_the_arena_shrinks_when_the_largest_job_leaves(there: str) -> None:
     """`there`: whose residents are in the arena when the largest job leaves."""
     small, large = jobs.Job.chain(3, 1024), jobs.Job.chain(6, 4096)
-    with jobs.STAGES["threads"]() as stage:
+    with jobs.stage("threads") as stage:
         first, second = Runner(small.plan, stage=stage), Runner(large.plan, stage=stage)
         for _ in range(2):
             small.step(first)
@@ -127,7 +128,7 @@ def test_the_arena_shrinks_when_the_largest_job_leaves(there: str) -> None:
 def test_a_job_that_leaves_touches_nothing_of_the_other(leaver: str) -> None:
     """Leaving gives pages back to the machine: never those of a tenant that is there now."""
     one, other = jobs.Job.chain(4, 64_000, 400_000), jobs.Job.chain(4, 64_000, 400_000)
-    with jobs.STAGES["threads"]() as stage:
+    with jobs.stage("threads") as stage:
         first, second = Runner(one.plan, stage=stage), Runner(other.plan, stage=stage)
         one.step(first)
         other.step(second)
@@ -142,9 +143,11 @@ def test_a_job_that_leaves_touches_nothing_of_the_other(leaver: str) -> None:
         stays.close()
 
 
-def test_a_stage_that_closes_leaves_every_value_with_its_owner() -> None:
-    one, other = jobs.Job.chain(4, 4096, 24_000), jobs.Job.chain(3, 1024)
-    stage = jobs.STAGES["cuda"]()
+@pytest.mark.parametrize("engine", jobs.ENGINES)
+def test_a_stage_that_closes_leaves_every_value_with_its_owner(engine: str) -> None:
+    one = jobs.Job.chain(4, 4096, 24_000, engine=engine)
+    other = jobs.Job.chain(3, 1024, engine=engine)
+    stage = jobs.stage(engine)
     first, second = Runner(one.plan, stage=stage), Runner(other.plan, stage=stage)
     one.step(first)
     other.step(second)
@@ -160,7 +163,7 @@ def test_a_stage_that_closes_leaves_every_value_with_its_owner() -> None:
 
 def test_what_a_stage_decides_cannot_be_asked_of_its_tenant() -> None:
     job = jobs.Job.chain(2, 1024)
-    with jobs.STAGES["serial"]() as stage:
+    with jobs.stage("serial") as stage:
         with pytest.raises(ValueError, match="engine='threads' has no effect beside a stage"):
             Runner(job.plan, "threads", stage=stage)
         with pytest.raises(ValueError, match="host_workers=2 has no effect"):
@@ -174,12 +177,12 @@ def test_what_a_stage_decides_cannot_be_asked_of_its_tenant() -> None:
 # ---- pieces -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", jobs.ENGINES)
 @pytest.mark.parametrize("every", [1, 5])
 def test_a_step_in_pieces_has_the_same_bits(engine: str, every: int) -> None:
-    job = jobs.Job.chain(4, 4096, 24_000)
+    job = jobs.Job.chain(4, 4096, 24_000, engine=engine)
     count = len(job.plan.memgraph.nodes)
-    with jobs.STAGES[engine]() as stage:
+    with jobs.stage(engine) as stage:
         runner = Runner(job.plan, stage=stage)
         pieces: dict[int, list[WorkPiece]] = {}
 
@@ -200,7 +203,7 @@ def test_a_step_in_pieces_has_the_same_bits(engine: str, every: int) -> None:
 
 def test_an_error_in_a_piece_names_the_node_of_the_step() -> None:
     job = jobs.Job.chain(4, 4096, 24_000)
-    with jobs.STAGES["serial"]() as stage:
+    with jobs.stage("serial") as stage:
         runner = Runner(job.plan, stage=stage)
         [one] = runner._enter(runner._plans.first).pieces
         bad = len(one.work.runs) - 2

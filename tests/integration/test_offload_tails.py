@@ -7,17 +7,18 @@ other        | body ... | tail
 import random
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from support import stage_jobs as jobs
+from support.fake_gpu import host_function
 
 from offload.errors import StepError
 from offload.planning.host_tails import host_tail
 from offload.running.runner import Runner
 
-ENGINES = ("serial", "threads", "cuda", "cudagraph")
 LONG = 60.0
 """Seconds after which a test gives up waiting."""
 
@@ -37,16 +38,16 @@ class Calls:
         self.log.append("tail_over")
 
 
-def hosted(count: int = 4, budget: int | None = 40_000) -> Any:
+def hosted(count: int = 4, budget: int | None = 40_000, engine: str = "serial") -> Any:
     """A job with updates on the host and, unless the budget is too small, residents."""
-    return jobs.Job.mixed(count, 4096, budget)
+    return jobs.Job.mixed(count, 4096, budget, engine)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", jobs.ENGINES)
 def test_a_step_in_two_parts_has_the_bits_of_the_step(engine: str) -> None:
-    job, calls = hosted(), Calls()
+    job, calls = hosted(engine=engine), Calls()
     tail = host_tail(job.plan.memgraph)
-    with jobs.STAGES[engine]() as stage, Runner(job.plan, stage=stage) as runner:
+    with jobs.stage(engine) as stage, Runner(job.plan, stage=stage) as runner:
         for hooked in (True, True, False, True, True, True):
             runner.tails = calls if hooked else None
             seen = [tensor._version for tensor in job.tensors.values()]
@@ -62,13 +63,13 @@ def test_a_step_in_two_parts_has_the_bits_of_the_step(engine: str) -> None:
     assert calls.log == ["on_tail", "tail_over"] * 5
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", jobs.ENGINES)
 def test_while_a_tail_runs_another_job_has_the_stage(engine: str) -> None:
     """It runs whole steps in there, and parks the residents of the first one."""
-    one, other = hosted(), jobs.Job.chain(3, 1024)
+    one, other = hosted(engine=engine), jobs.Job.chain(3, 1024, engine=engine)
     begun, go_on = threading.Event(), threading.Event()
     held = jobs.Held(one, host_tail(one.plan.memgraph), begun, go_on)
-    with jobs.STAGES[engine]() as stage:
+    with jobs.stage(engine) as stage:
         first, second = Runner(held.plan, stage=stage), Runner(other.plan, stage=stage)
         one.step(first)
         resident = jobs.on_device(first, one)
@@ -153,13 +154,17 @@ class Turns:
         self.baton.take(self.name)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", jobs.ENGINES)
 @pytest.mark.parametrize("count", [2, 3])
 def test_jobs_that_share_a_stage_by_tails_have_the_bits_of_each_alone(
     engine: str, count: int
 ) -> None:
     """Steps alternate at random, with and without handing on."""
-    found = [hosted(4), hosted(3, None), jobs.Job.chain(3, 1024)][:count]
+    found = [
+        hosted(4, engine=engine),
+        hosted(3, None, engine=engine),
+        jobs.Job.chain(3, 1024, engine=engine),
+    ][:count]
     baton = Baton(list(range(count)), seed=count)
     wrong: list[BaseException] = []
 
@@ -178,7 +183,7 @@ def test_jobs_that_share_a_stage_by_tails_have_the_bits_of_each_alone(
         finally:
             baton.leave(number)
 
-    with jobs.STAGES[engine]() as stage:
+    with jobs.stage(engine) as stage:
         runners = [Runner(job.plan, stage=stage) for job in found]
         threads = [threading.Thread(target=run, args=given) for given in enumerate(runners)]
         for thread in threads:
@@ -196,9 +201,9 @@ def test_jobs_that_share_a_stage_by_tails_have_the_bits_of_each_alone(
 # ---- errors -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", jobs.ENGINES)
 def test_a_tail_that_fails_says_so_and_the_runner_can_be_used_again(engine: str) -> None:
-    one, other = hosted(), jobs.Job.chain(3, 1024)
+    one, other = hosted(engine=engine), jobs.Job.chain(3, 1024, engine=engine)
     last = host_tail(one.plan.memgraph)[-1]
     handed_on = threading.Event()
     held = jobs.Held(one, [last], threading.Event(), handed_on)
@@ -207,7 +212,7 @@ def test_a_tail_that_fails_says_so_and_the_runner_can_be_used_again(engine: str)
         other.step(second)
         handed_on.set()
 
-    with jobs.STAGES[engine]() as stage:
+    with jobs.stage(engine) as stage:
         first, second = Runner(held.plan, stage=stage), Runner(other.plan, stage=stage)
         held.hold()
         first.tails = calls = Calls(at_tail)
@@ -227,11 +232,11 @@ def test_a_tail_that_fails_says_so_and_the_runner_can_be_used_again(engine: str)
         second.close()
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", jobs.ENGINES)
 @pytest.mark.parametrize("early", [False, True])
 def test_a_failure_before_the_tail_hands_nothing_on(engine: str, early: bool) -> None:
     """Of a kernel on the device, or of a node of the tail that runs beside it."""
-    job, calls = hosted(), Calls()
+    job, calls = hosted(engine=engine), Calls()
     nodes = job.plan.memgraph.nodes
     tail = host_tail(job.plan.memgraph)
     device = [n for n, node in enumerate(nodes) if node.lane == "compute"]
@@ -239,11 +244,15 @@ def test_a_failure_before_the_tail_hands_nothing_on(engine: str, early: bool) ->
     if early:  # the last kernel of the device waits until the early one has failed
 
         def late(kernel: Any, reads: Any, writes: Any) -> None:
-            assert held.error is None or held.struck.wait(LONG)
+            waits = partial(held.struck.wait, LONG if held.error else 0)
+            if reads[0].is_cuda:
+                host_function(waits)
+            else:
+                waits()
             kernel(reads, writes)
 
         held.plan = jobs.with_kernels(job, {nodes[device[-1]].task: late})
-    with jobs.STAGES[engine]() as stage, Runner(held.plan, stage=stage) as runner:
+    with jobs.stage(engine) as stage, Runner(held.plan, stage=stage) as runner:
         runner.tails = calls
         held.error = OSError("broken")
         with pytest.raises(OSError, match="broken"):
@@ -261,7 +270,7 @@ def test_an_error_of_on_tail_ends_the_step_and_the_stage_is_free() -> None:
     def fails() -> None:
         raise KeyboardInterrupt
 
-    with jobs.STAGES["threads"]() as stage, Runner(job.plan, stage=stage) as runner:
+    with jobs.stage("threads") as stage, Runner(job.plan, stage=stage) as runner:
         runner.tails = calls = Calls(fails)
         with pytest.raises(KeyboardInterrupt):
             runner(job.batch)
@@ -295,7 +304,7 @@ def test_close_waits_for_the_tail_of_another_thread_and_joins_the_crew() -> None
         runner.close()
         closed.set()
 
-    with jobs.STAGES["serial"]() as stage:
+    with jobs.stage("serial") as stage:
         runner = Runner(held.plan, stage=stage)
         held.hold()
         runner.tails = Calls()
@@ -323,7 +332,7 @@ def test_a_second_thread_waits_for_the_tail_of_the_same_runner() -> None:
         runner(job.batch)
         done.append(number)
 
-    with jobs.STAGES["threads"]() as stage, Runner(held.plan, stage=stage) as runner:
+    with jobs.stage("threads") as stage, Runner(held.plan, stage=stage) as runner:
         held.hold()
         runner.tails = Calls()
         threads = [threading.Thread(target=step, args=(number,)) for number in range(2)]

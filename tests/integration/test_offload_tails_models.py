@@ -5,7 +5,6 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 import torch
 from support import stage_jobs as jobs
 from torch import nn
@@ -102,8 +101,7 @@ class Turns:
         self.baton.take(self.name)
 
 
-@pytest.mark.parametrize("engine", ["threads", "cuda"])
-def test_two_trainings_that_go_on_in_each_others_tails_are_plain_pytorchs(engine: str) -> None:
+def test_two_trainings_that_go_on_in_each_others_tails_are_plain_pytorchs() -> None:
     found = [trained(1, 48, 0.0), trained(2, 64, 0.5)]
     baton, wrong = Baton(), []
 
@@ -117,7 +115,7 @@ def test_two_trainings_that_go_on_in_each_others_tails_are_plain_pytorchs(engine
             wrong.append(error)
         baton.give(name)
 
-    with jobs.STAGES[engine]() as stage:
+    with jobs.stage("threads") as stage:
         runners = [Runner(one.plan, stage=stage, poison=True) for one in found]
         threads = [threading.Thread(target=train, args=given) for given in enumerate(runners)]
         for thread in threads:

@@ -12,8 +12,6 @@ from offload.memory.arenas import Loan
 from offload.running.runner import Runner
 from offload.running.stage import Stage
 
-ENGINES = ("serial", "threads", "cuda", "cudagraph")
-
 
 @contextmanager
 def bystander(stage: Stage, meanwhile: Callable[[], object]) -> Iterator[list[int]]:
@@ -52,10 +50,13 @@ def fill(stage: Stage) -> None:
         region.tensor.fill_(0xA5)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", jobs.ENGINES)
 def test_steps_of_another_job_in_the_middle_of_a_step_change_no_bit(engine: str) -> None:
-    one, other = jobs.Job.chain(6, 4096, 40_000), jobs.Job.mixed(4, 4096, 24_000)
-    with jobs.STAGES[engine]() as stage:
+    one, other = (
+        jobs.Job.chain(6, 4096, 40_000, engine=engine),
+        jobs.Job.mixed(4, 4096, 24_000, engine=engine),
+    )
+    with jobs.stage(engine) as stage:
         stage.gate.armed = True
         runner = Runner(one.plan, stage=stage)
         one.step(runner)
@@ -85,7 +86,7 @@ def test_steps_of_another_job_in_the_middle_of_a_step_change_no_bit(engine: str)
 
 def test_another_job_waits_until_the_bytes_of_the_step_are_out() -> None:
     one, other = jobs.Job.chain(4, 4096, 24_000), jobs.Job.chain(3, 4096, 20_000)
-    with jobs.STAGES["threads"]() as stage:
+    with jobs.stage("threads") as stage:
         runner, later = Runner(one.plan, stage=stage), Runner(other.plan, stage=stage)
         one.step(runner)
         waited: list[bool] = []
@@ -120,7 +121,7 @@ def test_bytes_that_cannot_be_copied_out_keep_the_arena_from_others(
 ) -> None:
     one, other = jobs.Job.chain(4, 4096, 24_000), jobs.Job.chain(3, 4096, 20_000)
     told: list[str] = []
-    with jobs.STAGES["threads"]() as stage:
+    with jobs.stage("threads") as stage:
         runner = Runner(one.plan, stage=stage)
         monkeypatch.setattr(Loan, "keep", lambda self: (_ for _ in ()).throw(MemoryError("full")))
 
@@ -140,7 +141,7 @@ def test_bytes_that_cannot_be_copied_out_keep_the_arena_from_others(
 def test_the_job_that_comes_in_between_cannot_have_a_larger_arena() -> None:
     one, larger = jobs.Job.chain(4, 4096, 24_000), jobs.Job.chain(4, 1 << 16, 1 << 20)
     found: list[str] = []
-    with jobs.STAGES["threads"]() as stage:
+    with jobs.stage("threads") as stage:
         runner = Runner(one.plan, stage=stage)
 
         def meanwhile() -> None:
@@ -162,7 +163,7 @@ def test_the_job_that_comes_in_between_cannot_have_a_larger_arena() -> None:
 
 def test_a_job_that_leaves_meanwhile_leaves_the_arena_to_the_step() -> None:
     one, other = jobs.Job.chain(4, 4096, 24_000), jobs.Job.chain(3, 4096, 20_000)
-    with jobs.STAGES["threads"]() as stage:
+    with jobs.stage("threads") as stage:
         runner, leaver = Runner(one.plan, stage=stage), Runner(other.plan, stage=stage)
         one.step(runner)
         other.step(leaver)
@@ -177,7 +178,7 @@ def test_a_step_that_fails_in_between_leaves_the_other_one_whole() -> None:
     one, failing = jobs.Job.chain(4, 4096, 24_000), jobs.Job.chain(3, 4096, 20_000)
     held = jobs.Held(failing, range(2))
     held.error = ValueError("this kernel fails")
-    with jobs.STAGES["threads"]() as stage:
+    with jobs.stage("threads") as stage:
         runner = Runner(one.plan, stage=stage)
         failures: list[int] = []
 

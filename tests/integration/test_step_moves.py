@@ -22,7 +22,8 @@ from offload.planning.cuts import live_after
 from offload.running.runner import Runner
 from offload.running.runner_memory import IN_STEP
 
-ENGINES = ("serial", "threads", "cuda")
+ENGINES = jobs.ENGINES[:3]
+"""A captured step has no place to stop."""
 BUDGETS = (20_000, 24_000, 40_000, 60_000)
 PATIENCE = 60.0
 
@@ -97,14 +98,14 @@ def move_in_step(
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("budget", [BUDGETS[0], BUDGETS[3]])
 def test_a_step_goes_on_on_another_stage_from_any_of_its_kernels(engine: str, budget: int) -> None:
-    job = jobs.Job.mixed(5, 4096, budget)
+    job = jobs.Job.mixed(5, 4096, budget, engine=engine)
     ways = []
     for task in range(len(job.graph.tasks) - 1):
         paused = Paused(job, task)
         moved: list[Any] = []
         with (
-            jobs.STAGES[engine]() as one,
-            jobs.STAGES[engine]() as other,
+            jobs.stage(engine) as one,
+            jobs.stage(engine) as other,
             Runner(paused.plan, stage=one, poison=True) as runner,
         ):
             for here, there in ((one, other), (other, one)):
@@ -128,15 +129,13 @@ def test_a_step_goes_on_on_another_stage_from_any_of_its_kernels(engine: str, bu
 @pytest.mark.parametrize("engine", ENGINES)
 def test_moves_at_any_moment_keep_the_bits_and_lose_no_step(engine: str) -> None:
     """Steps, moves in a step and between two, to other budgets and back, as they come."""
-    job = jobs.Job.mixed(6, 4096, BUDGETS[1])
-    plans = [
-        offload.plan(job.graph, budget, placement="copy", recompute=False) for budget in BUDGETS
-    ]
+    job = jobs.Job.mixed(6, 4096, BUDGETS[1], engine=engine)
+    plans = [jobs.planned(job.graph, budget) for budget in BUDGETS]
     chance, over = random.Random(engine), threading.Event()
     ways: list[str] = []
     with (
-        jobs.STAGES[engine]() as one,
-        jobs.STAGES[engine]() as other,
+        jobs.stage(engine) as one,
+        jobs.stage(engine) as other,
         Runner(plans[1], stage=one, poison=True) as runner,
     ):
 
@@ -167,8 +166,8 @@ def test_only_what_is_still_needed_moves() -> None:
     paused = Paused(job, 2)
     moved: list[Any] = []
     with (
-        jobs.STAGES["serial"]() as one,
-        jobs.STAGES["serial"]() as other,
+        jobs.stage("serial") as one,
+        jobs.stage("serial") as other,
         Runner(paused.plan, stage=one) as runner,
     ):
         paused.pause()
@@ -192,8 +191,8 @@ def test_without_room_the_step_goes_on_where_it_is(monkeypatch: pytest.MonkeyPat
         struck.append(str(error.value))
 
     with (
-        jobs.STAGES["threads"]() as one,
-        jobs.STAGES["threads"]() as other,
+        jobs.stage("threads") as one,
+        jobs.stage("threads") as other,
         Runner(paused.plan, stage=one, poison=True) as runner,
     ):
         job.step(runner)
@@ -208,17 +207,17 @@ def test_without_room_the_step_goes_on_where_it_is(monkeypatch: pytest.MonkeyPat
     assert struck and job.is_right()
 
 
-@pytest.mark.parametrize("what", ["plan", "cudagraph"])
+@pytest.mark.parametrize("what", ["plan", pytest.param("cudagraph", marks=pytest.mark.gpu)])
 def test_what_cannot_go_on_in_a_step_moves_after_it(what: str) -> None:
     """Another plan has other places; a captured graph has no place to stop."""
-    job = jobs.Job.chain(5, 4096, BUDGETS[1])
-    other_plan = offload.plan(job.graph, BUDGETS[3], placement="copy", recompute=False)
+    here, engine = ("cuda", "cudagraph") if what == "cudagraph" else ("serial", "serial")
+    job = jobs.Job.chain(5, 4096, BUDGETS[1], engine)
+    other_plan = jobs.planned(job.graph, BUDGETS[3])
     paused = Paused(job, 2)
-    engine = "cudagraph" if what == "cudagraph" else "serial"
     moved: list[Any] = []
     with (
-        jobs.STAGES["serial"]() as one,
-        jobs.STAGES[engine]() as other,
+        jobs.stage(here) as one,
+        jobs.stage(engine) as other,
         Runner(paused.plan, stage=one) as runner,
     ):
         plan = other_plan if what == "plan" else None
@@ -233,8 +232,8 @@ def test_what_cannot_go_on_in_a_step_moves_after_it(what: str) -> None:
 def test_where_no_step_runs_it_moves_at_once() -> None:
     job = jobs.Job.chain(4, 4096, BUDGETS[1])
     with (
-        jobs.STAGES["serial"]() as one,
-        jobs.STAGES["serial"]() as other,
+        jobs.stage("serial") as one,
+        jobs.stage("serial") as other,
         Runner(job.plan, stage=one) as runner,
     ):
         job.step(runner)
@@ -260,8 +259,8 @@ def test_an_error_of_a_copy_that_was_under_way_is_not_lost() -> None:
 
     plan = jobs.with_kernels(job, {n: partial(around, n) for n in range(len(job.graph.tasks))})
     with (
-        jobs.STAGES["threads"]() as one,
-        jobs.STAGES["threads"]() as other,
+        jobs.stage("threads") as one,
+        jobs.stage("threads") as other,
         Runner(plan, stage=one) as runner,
     ):
         paused.plan = plan
@@ -279,7 +278,7 @@ def test_a_runner_that_leaves_its_own_stage_in_a_step_closes_it() -> None:
     job = jobs.Job.chain(5, 4096, BUDGETS[1])
     paused = Paused(job, 2)
     moved: list[Any] = []
-    with jobs.STAGES["threads"]() as other, Runner(paused.plan, "threads") as runner:
+    with jobs.stage("threads") as other, Runner(paused.plan, "threads") as runner:
         own = runner.stage
         paused.pause()
         with beside(partial(move_in_step, runner, paused, other, moved=moved)):
@@ -298,8 +297,8 @@ def test_guests_have_the_old_device_as_soon_as_the_bytes_are_gone() -> None:
     came: list[bool] = []
     over = threading.Event()
     with (
-        jobs.STAGES["serial"]() as one,
-        jobs.STAGES["serial"]() as other,
+        jobs.stage("serial") as one,
+        jobs.stage("serial") as other,
         Runner(paused.plan, stage=one) as runner,
     ):
         before = paused._around
@@ -327,12 +326,15 @@ def test_guests_have_the_old_device_as_soon_as_the_bytes_are_gone() -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_job_that_is_on_the_other_stage_makes_way_and_goes_on(engine: str) -> None:
-    job, host = jobs.Job.mixed(5, 4096, BUDGETS[1]), jobs.Job.chain(8, 8192)
+    job, host = (
+        jobs.Job.mixed(5, 4096, BUDGETS[1], engine=engine),
+        jobs.Job.chain(8, 8192, engine=engine),
+    )
     paused = Paused(job, 1)
     moved: list[Any] = []
     with (
-        jobs.STAGES[engine]() as one,
-        jobs.STAGES[engine]() as other,
+        jobs.stage(engine) as one,
+        jobs.stage(engine) as other,
         Runner(host.plan, stage=other) as there,
         Runner(paused.plan, stage=one, poison=True) as runner,
     ):

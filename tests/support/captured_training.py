@@ -9,10 +9,10 @@ from torch import nn
 from torch.nn import functional
 
 import offload
-from benchmarks.twins.twin_graph import GraphTwin
 from offload import Runner
 from offload.running.drivers.cuda_graph import GraphCuda
 
+CUDA = torch.device("cuda")
 STEPS = 7
 RATES = (0.02, 0.01, 0.003, 0.03, 0.001, 0.02, 0.005)
 
@@ -95,13 +95,13 @@ MODELS: dict[str, Any] = {
 class Trained:
     """A model and its optimizer from the same start, with the same numbers at every step."""
 
-    def __init__(self, model: str, optimizer: str, device: str = "cpu") -> None:
+    def __init__(self, model: str, optimizer: str) -> None:
         torch.manual_seed(1)
         made, batch = MODELS[model]
-        self.model = made().to(device)
+        self.model = made().to(CUDA)
         self.optimizer = OPTIMIZERS[optimizer](self.model)
         torch.manual_seed(2)
-        self.batches = [tuple(t.to(device) for t in batch()) for _ in range(STEPS)]
+        self.batches = [tuple(t.to(CUDA) for t in batch()) for _ in range(STEPS)]
 
     def numbers(self, step: int) -> None:
         for group in self.optimizer.param_groups:
@@ -171,14 +171,12 @@ class Counting:
         return replay
 
 
-def counting(device: str = "cpu", order: str = "random") -> Any:
-    if device == "cpu":
-        return Counting(GraphTwin(order=order, seed=7))
-    return Counting(GraphCuda(torch.device(device)))
+def counting() -> Any:
+    return Counting(GraphCuda(CUDA))
 
 
 def sums(driver: Any) -> tuple[Runner, nn.Linear]:
     """Of batches of any number of rows."""
-    layer = nn.Linear(8, 4)
-    graph = offload.capture(lambda x: (layer(x).sum(),), torch.ones(5, 8))
+    layer = nn.Linear(8, 4).to(CUDA)
+    graph = offload.capture(lambda x: (layer(x).sum(),), torch.ones(5, 8, device=CUDA))
     return Runner(offload.plan(graph), "cudagraph", driver=driver), layer

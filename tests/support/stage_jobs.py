@@ -6,23 +6,27 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from support import stream_graphs as graphs
 
 import offload
-from benchmarks.twins.twin_graph import GraphTwin
-from benchmarks.twins.twin_streams import Twin
 from offload.graph.taskgraph import TaskGraph
 from offload.program.kernels import CPU
 from offload.running.runner import Runner
 from offload.running.stage import Stage
 
-STAGES: dict[str, Callable[[], Stage]] = {
-    "serial": lambda: Stage(CPU, "serial"),
-    "threads": lambda: Stage(CPU, "threads"),
-    "cuda": lambda: Stage(CPU, "cuda", driver=Twin()),
-    "cudagraph": lambda: Stage(CPU, "cudagraph", driver=GraphTwin()),
-}
+CUDA = torch.device("cuda")
+DEVICES = {"serial": CPU, "threads": CPU, "cuda": CUDA, "cudagraph": CUDA}
+"""Of each engine."""
+ENGINES = tuple(
+    pytest.param(engine, marks=pytest.mark.gpu) if device == CUDA else engine
+    for engine, device in DEVICES.items()
+)
+
+
+def stage(engine: str) -> Stage:
+    return Stage(DEVICES[engine], engine)
 
 
 class Job:
@@ -33,22 +37,27 @@ class Job:
         self.tensors: Mapping[str, torch.Tensor] = graph.program.tensors
         self.plain = {name: tensor.to("cpu", copy=True) for name, tensor in self.tensors.items()}
         self._plainly = graphs.Plainly(graph, self.plain)
-        self.plan = offload.plan(graph, budget, placement="copy", recompute=False, **options)
+        self.plan = planned(graph, budget, **options)
         self.batch = graphs.batch(seed=len(graph.tasks))
 
     @classmethod
-    def chain(cls, count: int, wide: int, budget: int | None = None, device: str = "cpu") -> "Job":
-        return cls(graphs.bound(graphs.chain(count, wide), device), budget)
+    def chain(
+        cls, count: int, wide: int, budget: int | None = None, engine: str = "serial"
+    ) -> "Job":
+        """A job for the device of an engine."""
+        return cls(graphs.bound(graphs.chain(count, wide), DEVICES[engine]), budget)
 
     @classmethod
-    def mixed(cls, count: int, wide: int, budget: int | None = None, device: str = "cpu") -> "Job":
+    def mixed(
+        cls, count: int, wide: int, budget: int | None = None, engine: str = "serial"
+    ) -> "Job":
         """Every other update runs on the host, so every other weight may be resident."""
         graph = graphs.chain(count, wide, host_updates=True)
         updates = {f"update{n}" for n in range(1, count, 2)}
         tasks = [
             replace(task, lane="compute") if task.name in updates else task for task in graph.tasks
         ]
-        return cls(graphs.bound(graph.with_tasks(tasks), device), budget)
+        return cls(graphs.bound(graph.with_tasks(tasks), DEVICES[engine]), budget)
 
     def plainly(self) -> torch.Tensor:
         """One step by plain torch."""
@@ -67,6 +76,13 @@ class Job:
 
     def is_right(self) -> bool:
         return all(torch.equal(self.tensors[name].cpu(), self.plain[name]) for name in self.plain)
+
+
+def planned(graph: TaskGraph, budget: int | None, **options: Any) -> offload.Plan:
+    """`budget`: beside what a device's libraries keep."""
+    if budget is not None:
+        budget += offload.plan(graph).reserve
+    return offload.plan(graph, budget, placement="copy", recompute=False, **options)
 
 
 def on_device(runner: Runner, job: Job) -> list[str]:

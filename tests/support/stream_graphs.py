@@ -83,7 +83,7 @@ def chain(
     return builder.graph()
 
 
-def bound(graph: TaskGraph, device: str = "cpu") -> TaskGraph:
+def bound(graph: TaskGraph, device: str | torch.device = "cpu") -> TaskGraph:
     """The graph with a program."""
 
     def value(number: int) -> Value:

@@ -5,6 +5,8 @@
 
 #include <vector>
 
+#include "loss.h"
+
 namespace fake {
 
 namespace {
@@ -91,6 +93,7 @@ using fake::captures;
 using fake::stream_of;
 
 API cudaError_t cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCaptureMode mode) {
+  FAIL_IF_LOST();
   if (!handle || handle == cudaStreamLegacy) FAIL(cudaErrorStreamCaptureUnsupported);
   auto* stream = stream_of(handle);
   if (stream->capture) FAIL(cudaErrorIllegalState);

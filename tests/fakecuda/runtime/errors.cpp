@@ -57,6 +57,10 @@ API const char* cudaGetErrorString(cudaError_t error) {
       return "part or all of the requested memory range is already mapped";
     case cudaErrorHostMemoryNotRegistered:
       return "pointer does not correspond to a registered memory region";
+    case cudaErrorIllegalAddress:
+      return "an illegal memory access was encountered";
+    case cudaErrorLaunchFailure:
+      return "unspecified launch failure";
     case cudaErrorStreamCaptureUnsupported:
       return "operation not permitted when stream is capturing";
     case cudaErrorStreamCaptureInvalidated:

@@ -11,6 +11,7 @@
 
 #include "captures.h"
 #include "errors.h"
+#include "loss.h"
 #include "streams.h"
 
 namespace {
@@ -95,6 +96,7 @@ API cudaError_t cudaEventDestroy(cudaEvent_t event) {
 }
 
 API cudaError_t cudaEventRecordWithFlags(cudaEvent_t handle, cudaStream_t on, unsigned) {
+  FAIL_IF_LOST();
   auto* event = event_of(handle);
   auto* stream = fake::stream_of(on);
   if (stream->capture) {
@@ -116,6 +118,7 @@ API cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 }
 
 API cudaError_t cudaEventQuery(cudaEvent_t handle) {
+  FAIL_IF_LOST();
   auto* event = event_of(handle);
   if (event->capture) {
     event->capture->invalid = true;
@@ -126,6 +129,7 @@ API cudaError_t cudaEventQuery(cudaEvent_t handle) {
 }
 
 API cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
+  FAIL_IF_LOST();
   auto* event = event_of(handle);
   if (event->capture) {
     event->capture->invalid = true;
@@ -147,6 +151,7 @@ API cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cuda
 }
 
 API cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t what, unsigned) {
+  FAIL_IF_LOST();
   auto* event = event_of(what);
   auto* stream = fake::stream_of(handle);
   if (event->capture) return join(stream, *event);

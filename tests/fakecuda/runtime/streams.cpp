@@ -12,6 +12,7 @@
 #include "captures.h"
 #include "devices.h"
 #include "errors.h"
+#include "loss.h"
 #include "settings.h"
 
 namespace fake {
@@ -109,6 +110,7 @@ Stream* stream_of(cudaStream_t handle) {
 }
 
 cudaError_t enqueue(cudaStream_t handle, Work work, const char* name) {
+  FAIL_IF_LOST();
   Stream* stream = stream_of(handle);
   if (stream->capture) return add_node(stream, std::move(work), name);
   stream->push(std::move(work));
@@ -154,6 +156,7 @@ API cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* answer) {
 }
 
 API cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
+  FAIL_IF_LOST();
   auto* stream = stream_of(handle);
   if (stream->capture) {
     stream->capture->invalid = true;
@@ -164,6 +167,7 @@ API cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
 }
 
 API cudaError_t cudaStreamQuery(cudaStream_t handle) {
+  FAIL_IF_LOST();
   auto* stream = stream_of(handle);
   if (stream->capture) {
     stream->capture->invalid = true;
@@ -173,6 +177,7 @@ API cudaError_t cudaStreamQuery(cudaStream_t handle) {
 }
 
 API cudaError_t cudaDeviceSynchronize() {
+  FAIL_IF_LOST();
   if (fake::spoil_captures_on(fake::current_device())) {
     FAIL(cudaErrorStreamCaptureUnsupported);
   }

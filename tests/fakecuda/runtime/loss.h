@@ -1,0 +1,14 @@
+// The loss of the device: once it is lost, every call that waits, asks or gives it work fails.
+#pragma once
+
+#include "errors.h"
+
+namespace fake {
+
+// Why the device is lost, or cudaSuccess.
+cudaError_t lost();
+
+}  // namespace fake
+
+#define FAIL_IF_LOST() \
+  if (fake::lost() != cudaSuccess) FAIL(fake::lost())
