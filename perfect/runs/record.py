@@ -53,9 +53,8 @@ class RunLog(Logger):
         self.path = folder / "metrics.csv"
         self.rows: list[dict[str, float]] = []
         self._columns = list(FIRST_COLUMNS)
-        self._unwritten: list[dict[str, float]] = []
-        self._anew = False
-        """Whether the file has to be written as a whole, and not gone on with."""
+        self._kept = 0
+        """So many rows are in the file. 0: it has to be written as a whole."""
         self._full = False
         self._clock = clock
         self._started = clock()
@@ -91,6 +90,7 @@ class RunLog(Logger):
             raise FolderError(f"{self.path} is damaged ({why}): delete it to go on") from error
         self._started = self._clock()
         self._write_all()
+        self._kept = len(self.rows)
 
     @property
     def _writes(self) -> bool:
@@ -102,12 +102,10 @@ class RunLog(Logger):
         row = {"step": float(step or 0), "wall_seconds": round(self.wall_seconds, 3)}
         row |= {name: float(value) for name, value in metrics.items() if name != "epoch"}
         self.rows.append(row)
-        self._unwritten.append(row)
-        if any(name not in self._columns for name in row):
-            self._columns += [name for name in row if name not in self._columns]
-            self._anew = True
-            self.save()
-        elif len(self._unwritten) % 20 == 0:
+        if new := [name for name in row if name not in self._columns]:
+            self._columns += new
+            self._kept = 0
+        if new or (len(self.rows) - self._kept) % 20 == 0:
             self.save()
 
     def log_hyperparams(
@@ -118,20 +116,21 @@ class RunLog(Logger):
     def save(self) -> None:
         """Write what is not in the file yet. On a full disk that is logged, and tried again later:
         a run can do without."""
-        if not (self._unwritten and self._writes):
+        if self._kept == len(self.rows) or not self._writes:
             return
         try:
-            if self._anew:
-                self._write_all()
-            else:
+            if self._kept:
                 with self.path.open("a", newline="", encoding="utf-8") as file:
-                    csv.DictWriter(file, self._columns).writerows(self._unwritten)
-                self._unwritten = []
+                    csv.DictWriter(file, self._columns).writerows(self.rows[self._kept :])
+            else:
+                self._write_all()
+            self._kept = len(self.rows)
             self._full = False
         except OSError as error:
             if not self._full:
                 log.error("%s is not written (%s): free some space", self.path, error)
-            self._full = self._anew = True  # the last row may be torn
+            self._full = True
+            self._kept = 0  # the last row may be torn
 
     def finalize(self, status: str) -> None:
         self.save()
@@ -143,8 +142,6 @@ class RunLog(Logger):
             writer.writeheader()
             writer.writerows(self.rows)
         os.replace(part, self.path)
-        self._unwritten = []
-        self._anew = False
 
 
 def write_run(path: Path, run: dict[str, Any]) -> None:

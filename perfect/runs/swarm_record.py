@@ -11,7 +11,7 @@ not among the bytes (trainers/elastic/deciding/peer_figures.py).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 Line = Mapping[str, Any]
@@ -43,15 +43,9 @@ class _PeerSums:
         self.said = sent
 
     def plain(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "lanes": self.lanes,
-            "steps": self.steps,
-            "samples": self.samples,
-            "seconds": round(self.seconds, 3),
-            "present": round(self.present, 3),
-            "bytes_sent": self.bytes_sent,
-        }
+        told = asdict(self) | {key: round(getattr(self, key), 3) for key in ("seconds", "present")}
+        del told["said"]
+        return told
 
 
 def swarm_record(lines: Sequence[Line]) -> dict[str, Any]:
