@@ -12,9 +12,9 @@ and leaves that plan at its first whole lane.
 """
 
 import logging
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import lightning as L
 import torch
@@ -42,6 +42,8 @@ from trainers.offloading.tracing.closure import StepArguments, TrainingForward
 from trainers.offloading.tracing.hooks import Hooks
 
 log = logging.getLogger(__name__)
+
+Traced = TypeVar("Traced")
 
 
 class LaneGraphs:
@@ -159,15 +161,7 @@ class LaneGraphs:
         return group
 
     def _captured(self, given: StepArguments, share: float) -> LaneGraph:
-        forward, step = self._lane(given, share)
-        with torch.enable_grad():
-            graph = capture_step(
-                step,
-                *given.batch.tensors,
-                device=self._request.target.device,
-                reads=forward.reads,
-                learned=self._learned,
-            )
+        forward, graph = self._traced(capture_step, given, share)
         self._count(f"a lane of {shapes_of(given.batch.key)}")
         self._sums.check_whole()
         self._unwatched.say(forward.reads)
@@ -177,18 +171,13 @@ class LaneGraphs:
 
     def _retraced(self, given: StepArguments, share: float) -> Retraced:
         """Trace the lane once, without capturing it."""
-        forward, step = self._lane(given, share)
-        with torch.enable_grad():
-            sketch = retraced_step(
-                step,
-                *given.batch.tensors,
-                device=self._request.target.device,
-                reads=forward.reads,
-                learned=self._learned,
-            )
+        forward, sketch = self._traced(retraced_step, given, share)
         return Retraced(sketch, forward.recipe())
 
-    def _lane(self, given: StepArguments, share: float) -> tuple[TrainingForward, TrainingStep]:
+    def _traced(
+        self, trace: Callable[..., Traced], given: StepArguments, share: float
+    ) -> tuple[TrainingForward, Traced]:
+        """Return the forward pass of a lane, and what its step is traced to."""
         hooks = Hooks(self._module, self._optimizer)
         forward = TrainingForward(self._module, given, hooks)
 
@@ -202,7 +191,12 @@ class LaneGraphs:
         step = TrainingStep(
             weighted, self._optimizer, hooks.reaches(), False, sums, frozenset(sums)
         )
-        return forward, step
+        device, reads = self._request.target.device, forward.reads
+        with torch.enable_grad():
+            traced = trace(
+                step, *given.batch.tensors, device=device, reads=reads, learned=self._learned
+            )
+        return forward, traced
 
     def _situation(self) -> tuple[Any, ...]:
         return (

@@ -201,11 +201,6 @@ Event = (
     | DeviceEnded
     | Restarted
 )
-EVENTS = (
-    Added, Planned, TurnEnded, Finished, Failed, Left, StopAsked, InterruptAsked, TimeTold,
-    DeviceEnded, Restarted,
-)  # fmt: skip
-"""The classes of `Event`, for who reads a journal."""
 
 
 # ---- commands -----------------------------------------------------------------------------------

@@ -14,9 +14,9 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
-from trainers.fleet.deciding.events import EVENTS, Event
+from trainers.fleet.deciding.events import Event
 from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.deciding.fleet_state import FleetSettings
 from trainers.folder_lock import held
@@ -25,7 +25,7 @@ from trainers.plain_values import typed, with_defaults
 
 LOCK = "fleet.lock"
 NAME = "journal.jsonl"
-KINDS = MappingProxyType({kind.__name__: kind for kind in EVENTS})
+KINDS = MappingProxyType({kind.__name__: kind for kind in get_args(Event)})
 
 
 class Journal:
@@ -52,13 +52,13 @@ class Journal:
         if not lines:
             self._write({"fleet": dict(fleet)})
             return []
-        theirs = self._parsed(lines[0], 1).get("fleet")
+        theirs = self._read(lines[0], 1)
         if theirs != json.loads(json.dumps(dict(fleet))):
             raise FleetError(
                 f"{self.path} is the journal of another fleet: {theirs} there, {dict(fleet)} here."
                 " Give another folder, or delete this one"
             )
-        return [self._event(line, number) for number, line in enumerate(lines[1:], start=2)]
+        return [self._read(line, number) for number, line in enumerate(lines[1:], start=2)]
 
     def _take(self, lock: Path) -> None:
         """Make the folder this process's."""
@@ -88,17 +88,12 @@ class Journal:
                 " then goes on"
             ) from error
 
-    def _parsed(self, line: str, number: int) -> dict[str, Any]:
+    def _read(self, line: str, number: int) -> Any:
+        """Return what a line tells: of the first one the fleet, then an event or settings."""
         try:
-            return read_object(line)
-        except ValueError as error:
-            raise FleetError(
-                f"{self.path}:{number} is damaged ({error}): delete the folder to begin anew"
-            ) from error
-
-    def _event(self, line: str, number: int) -> Event | FleetSettings:
-        found = self._parsed(line, number)
-        try:
+            found = read_object(line)
+            if number == 1:
+                return found.get("fleet")
             if "settings" in found:
                 kind, told = FleetSettings, found["settings"]
             else:
@@ -106,8 +101,8 @@ class Journal:
             return typed(kind, with_defaults(kind, told), kind.__name__)
         except (KeyError, TypeError, ValueError) as error:
             raise FleetError(
-                f"{self.path}:{number} is no event of this version ({error}): delete the folder to"
-                " begin anew"
+                f"{self.path}:{number} is damaged, or of another version ({error}): delete the"
+                " folder to begin anew"
             ) from error
 
     def close(self) -> None:
