@@ -12,6 +12,7 @@ from typing import Protocol
 from torch import Tensor
 
 from trainers.elastic.deciding.header import LaneLogs
+from trainers.elastic.deciding.view import Added
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,8 +21,7 @@ class Commit:
 
     step: int
     """So many steps were applied before it."""
-    added: tuple[tuple[str, tuple[int, ...]], ...]
-    """Who added which lanes, in the order of the sum: members by rank, lanes in their order."""
+    added: Added
     total: Tensor
     """The sum of all gradients, flat, on the host."""
     logs: LaneLogs

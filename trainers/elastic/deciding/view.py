@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from reprlib import repr as shown
 
 MOST_LETTERS = 200
+Added = tuple[tuple[str, tuple[int, ...]], ...]
+"""Who added which lanes, in the order of the sum: members by rank, lanes in their order."""
 
 
 @dataclass(frozen=True, slots=True)

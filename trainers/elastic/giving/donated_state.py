@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trainers.elastic.commits.commit import Commit
 from trainers.elastic.deciding.header import LaneLogs
-from trainers.elastic.deciding.view import Member
+from trainers.elastic.deciding.view import Added, Member
 from trainers.elastic.errors import SwarmRefused
 from trainers.elastic.giving.plain_tree import put_together
 from trainers.elastic.wire import (
@@ -30,7 +30,6 @@ STATE_SECONDS = 600.0
 POLL_SECONDS = 0.5
 MOST_BYTES = 1 << 41
 """A model may be large, and the sender knows the secret."""
-Added = tuple[tuple[str, tuple[int, ...]], ...]
 OF_DONOR: Kinds = MappingProxyType(
     {
         "state": {"step": int, "tree": Any, "tensors": int},

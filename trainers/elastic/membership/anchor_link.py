@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trainers.elastic.anchor.kinds import TO_PEER
+from trainers.elastic.deciding.roster_words import Form
 from trainers.elastic.deciding.view import Member, View
 from trainers.elastic.errors import Expelled, GenerationEnded, SwarmRefused
 from trainers.elastic.wire import (
@@ -51,17 +52,6 @@ class Instruction:
     """It grows with every new order, as when a donor has died."""
 
 
-@dataclass(frozen=True, slots=True)
-class Formed:
-    """The next generation."""
-
-    view: View
-    step: int
-    """The steps that the one of its members has applied who has applied the most."""
-    finished: tuple[int, str] | None
-    """With which step and digest somebody has ended the run, if somebody has."""
-
-
 class AnchorLink:
     """One peer's. `open` it, and `close` it at the end."""
 
@@ -86,7 +76,7 @@ class AnchorLink:
         self._hung_up = threading.Event()
         self._view: View | None = None
         self._role: Instruction | None = None
-        self._formed: Formed | None = None
+        self._formed: Form | None = None
         self._ended: dict[int, str] = {}
         """Why each generation that is known to be over has ended."""
         self._announced: set[int] = set()
@@ -149,7 +139,7 @@ class AnchorLink:
             if self._view is not None and (why := self._over()):
                 raise GenerationEnded(why)
 
-    def formed(self) -> Formed | None:
+    def formed(self) -> Form | None:
         """Return the generation that has taken this newcomer in, if one has."""
         with self._changed:
             self._check()
@@ -164,7 +154,7 @@ class AnchorLink:
         with self._changed:
             return self._view is not None and self._view.generation in self._announced
 
-    def gate(self, step: int, idle: Callable[[], None], *, planned: bool) -> Formed:
+    def gate(self, step: int, idle: Callable[[], None], *, planned: bool) -> Form:
         """Wait for the next generation. `idle` is called again and again meanwhile. `planned`:
         whether all members come here between two steps."""
         with self._changed:
@@ -351,7 +341,7 @@ class AnchorLink:
                 case "form":
                     if self.member.name not in fields["view"].names:
                         raise BadFrame(f"{self.member.name} is in no generation that it is told of")
-                    self._formed = Formed(**fields)
+                    self._formed = Form(**fields)
                 case "value":
                     self._values[fields["ticket"]] = bytes(fields["payload"])
                 case "waits":

@@ -23,6 +23,7 @@ from torch import Tensor
 from offload import Plan
 from trainers.atomic_checkpoint import AtomicCheckpointIO
 from trainers.elastic.commits.commit import Commit, Commits
+from trainers.elastic.deciding.view import Added
 from trainers.elastic.errors import CannotBeElastic
 from trainers.elastic.peer.elastic_refusals import check_run
 from trainers.elastic.peer.lane_shares import LaneShare, LaneShares, lane_shares
@@ -67,7 +68,7 @@ class ElasticFit(OneDeviceStrategy):
         self._work: PlainWork | None = None
         self._commit: Commit | None = None
         self._told_of_short_passes = False
-        self.latest_added: tuple[tuple[str, tuple[int, ...]], ...] = ()
+        self.latest_added: Added = ()
         """Who had which lanes in the last step."""
 
     def _begin(self, trainer: L.Trainer, shares: LaneShares) -> Commits:

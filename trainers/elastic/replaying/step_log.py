@@ -32,15 +32,13 @@ from typing import Any, Literal
 from trainers.elastic.commits.commit import Commit
 from trainers.elastic.deciding.era import UNKNOWN, Era, TwoLives, steps_that_count
 from trainers.elastic.deciding.peer_figures import PeerFigures
-from trainers.elastic.deciding.view import View
+from trainers.elastic.deciding.view import Added, View
 from trainers.elastic.errors import LogDamaged
 from trainers.json_lines import JsonLines, read_object, whole_lines
 from trainers.plain_values import typed
 
 Source = Literal["nothing", "checkpoint", "member"]
 """What a peer begins with: the first weights, a checkpoint of its own, or a member's state."""
-Added = tuple[str, tuple[int, ...]]
-"""A member, and the lanes that it has added."""
 FORMS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "time": {"time": float},
@@ -48,7 +46,7 @@ FORMS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "begins": {"begins": int, "with": str},
         "generation": {"generation": int, "members": tuple[str, ...], "step": int},
         "gap": {"gap": float, "why": str, "step": int},
-        "commit": {"commit": int, "added": tuple[Added, ...], "digest": str},
+        "commit": {"commit": int, "added": Added, "digest": str},
         "peers": {"peers": tuple[tuple[str, int, float, int], ...]},
     }
 )
@@ -116,7 +114,7 @@ class LoggedCommit:
     """What a log tells of a commit."""
 
     step: int
-    added: tuple[Added, ...]
+    added: Added
     digest: str
 
 

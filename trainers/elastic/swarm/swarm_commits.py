@@ -35,11 +35,12 @@ from trainers.elastic.deciding.decision import (
 from trainers.elastic.deciding.header import Header, LaneLogs
 from trainers.elastic.deciding.lane_rate import LaneRate
 from trainers.elastic.deciding.peer_figures import PeerFigures, peer_figures
+from trainers.elastic.deciding.roster_words import Form
 from trainers.elastic.deciding.view import View
 from trainers.elastic.errors import Expelled, GenerationEnded, SwarmStopped
 from trainers.elastic.giving.donated_state import DonatedState
 from trainers.elastic.giving.donor import Donor
-from trainers.elastic.membership.anchor_link import AnchorLink, Formed
+from trainers.elastic.membership.anchor_link import AnchorLink
 from trainers.elastic.reducing import (
     TRANSFER_SECONDS,
     Graveyard,
@@ -91,7 +92,7 @@ class SwarmCommits:
         self._host = host
         self._donated = donated
         self._told_ready = False
-        self._formed: Formed | None = None
+        self._formed: Form | None = None
         self._group: Group | None = None
         self._graveyard = Graveyard()
         self._step = link.step
