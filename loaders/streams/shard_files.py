@@ -82,7 +82,8 @@ class ShardFile:
         return self._at
 
     def seek(self, offset: int) -> None:
-        assert offset >= self._at, "a shard is read from front to back"
+        if offset < self._at:
+            raise ValueError(f"byte {offset} is to come next, and a shard is read in its order")
         if offset == self._at:
             return
         if self._file is None or _can_go_to(self._file, offset):

@@ -73,14 +73,13 @@ def _members(file: ShardFile) -> Iterator[tarfile.TarInfo]:
             if info.isreg():
                 yield info
             info = tar.next()
-    except tarfile.TarError as error:
+    except (tarfile.TarError, ValueError) as error:  # the latter of sizes that are none
         raise _damaged(file, begin, str(error)) from error
     if file.last != bytes(tarfile.BLOCKSIZE):
         raise _damaged(file, begin, "there is no end of archive")
 
 
 def _contents(file: ShardFile, info: tarfile.TarInfo) -> bytes:
-    assert file.tell() <= info.offset_data
     file.seek(info.offset_data)
     data = file.read(info.size) if info.size else b""
     if len(data) != info.size:

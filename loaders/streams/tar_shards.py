@@ -121,7 +121,7 @@ class TarShards:
                         "size": file.size,
                     }
                     mark = f"{sample.key} at byte {sample.offset} of {file.size}"
-                    files = {KEY: sample.key, **sample.files}
+                    files = {**sample.files, KEY: sample.key}
                     yield RawSample(f"{path}:{sample.key}", files, here, mark)
                 if place is not None:
                     raise _elsewhere(path, place, "nothing")
