@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.fleet_outcomes import states, wrong
 
 from benchmarks.twins.fleet_jobs import BUDGET, KINDS, QUIET, Outcome, add, alone
+from trainers.dice import Dice
 from trainers.fleet import Fleet
 from trainers.fleet.deciding.events import DeviceEnded, Event, TurnEnded
 from trainers.fleet.deciding.fleet_state import FleetState
+from trainers.fleet.hosting.device_host import HostedJob
+from trainers.fleet.hosting.device_process import PROGRAM, PickledProgram, pickled
 from trainers.fleet.jobs.job_checkpoint import LAST
 
 pytestmark = [
@@ -33,6 +37,18 @@ def lone() -> Mapping[str, Outcome]:
 def made(folder: Path, devices: Any = "cpu", **more: Any) -> Fleet:
     usual = {"metric": "val_loss", "quantum": 2, "isolation": "process"}
     return Fleet(BUDGET, devices, folder=folder, **{**usual, **more})
+
+
+def test_a_program_is_not_written_through_a_link_that_was_put_there(tmp_path: Path) -> None:
+    (tmp_path / "others.txt").write_text("another's")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / PROGRAM).symlink_to(tmp_path / "others.txt")
+    program = importlib.import_module("fleet_deaths").write_levels
+    job = HostedJob(program, tmp_path / "a", Dice.now(torch.device("cpu")))
+    there = pickled("a", job).program
+    assert isinstance(there, PickledProgram) and there.path == tmp_path / "a" / PROGRAM
+    assert (tmp_path / "others.txt").read_text() == "another's"
+    assert not there.path.is_symlink() and there.path.stat().st_size
 
 
 def test_jobs_on_two_devices_have_their_own_bits_and_come_back_to_the_callers_modules(

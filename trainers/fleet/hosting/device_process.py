@@ -50,7 +50,8 @@ def pickled(name: str, job: HostedJob) -> HostedJob:
     path = job.folder / PROGRAM
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with path.open("wb") as file:
+        path.unlink(missing_ok=True)  # else a link that was put there would name what is written
+        with path.open("xb") as file:
             pickle.dump(job.program, file)
     except Exception as error:  # whatever a class raises that is not made to be pickled
         path.unlink(missing_ok=True)
