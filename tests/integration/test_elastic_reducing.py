@@ -1,7 +1,13 @@
 """Members as real processes reduce, exchange, and are killed and stopped in the middle of it."""
 
 import gc
+import os
+import resource
 import signal
+import socket
+import sys
+import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +40,7 @@ from elastic_jobs import (
 )
 from products import only_first
 
-from benchmarks.swarms.swarm import Nursery
+from benchmarks.swarms.swarm import Nursery, until
 from trainers.elastic.reducing import (
     Graveyard,
     GroupPlace,
@@ -43,6 +49,7 @@ from trainers.elastic.reducing import (
     reduce_in_order,
     sum_in_order,
 )
+from trainers.elastic.reducing.link_watch import open_sockets
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -157,6 +164,65 @@ def test_members_wait_for_one_that_does_not_connect_as_long_as_was_said(
     for told in beside_a_frozen_member(nursery, tmp_path, timeout=1.0, ends_after=FOR_EVER):
         assert (told.error, told.left) == ("GroupBroken", [])
         assert told.seconds >= 1.0
+
+
+GARBAGE = [b"", b"\0", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 8, b"\xff" * 5000, b"\1" + bytes(6)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a door is shut by a filter of Linux")
+def test_strangers_at_the_addresses_of_a_group_end_nobody_and_are_kept_out_once_it_is_there(
+    tmp_path: Path,
+) -> None:
+    """Gloo ends its process when it has no descriptor left for a connection."""
+    graveyard, before, store = Graveyard(), open_sockets(), Files(tmp_path)
+    sums: list[float] = []
+    here, strangers_were_here = threading.Barrier(3), threading.Event()
+
+    def member(rank: int) -> None:
+        group = form_group(store, GroupPlace(1, rank, 2, HOST), 60.0, always, graveyard)
+        here.wait(60)
+        strangers_were_here.wait()
+        total = torch.empty(3)
+        reduce_in_order(group, torch.ones(3), total, always)
+        sums.append(float(total.sum()))
+        group.abandon(graveyard)
+
+    def doors() -> list[tuple[str, int]]:
+        found = [socket.socket(fileno=os.dup(n)) for n in open_sockets() - before]
+        with ExitStack() as stack:
+            alive = [stack.enter_context(one) for one in found]
+            what = socket.SOL_SOCKET, socket.SO_ACCEPTCONN
+            return [one.getsockname() for one in alive if one.getsockopt(*what)]
+
+    threads = [threading.Thread(target=member, args=(rank,)) for rank in range(2)]
+    with ExitStack() as stack:
+        stack.callback(strangers_were_here.set)
+        threads[0].start()
+        until(lambda: len(doors()) == 1, "the first member's door", 60)
+        for garbage in GARBAGE * 3:
+            stranger = stack.enter_context(socket.create_connection(doors()[0], 60))
+            stranger.sendall(garbage)
+        threads[1].start()
+        here.wait(60)
+        for door in doors():
+            with pytest.raises(OSError):
+                socket.create_connection(door, 0.5)
+        assert len(doors()) == 2
+    for thread in threads:
+        thread.join()
+    graveyard.close()
+    assert sums == [6.0, 6.0]
+
+
+def test_a_peer_without_file_descriptors_says_so(tmp_path: Path) -> None:
+    graveyard, before = Graveyard(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 1, before[1]))
+    try:
+        with pytest.raises(ReducingError, match=r"no file descriptor is left .* 1 others: raise"):
+            form_group(Files(tmp_path), GroupPlace(1, 0, 2, HOST), 60.0, always, graveyard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    graveyard.close()
 
 
 class Empty:

@@ -1,5 +1,7 @@
 """A group of members for one generation, formed over callbacks."""
 
+import errno
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,7 +13,11 @@ from torch.distributed import Store, Work  # pyright: ignore[reportPrivateImport
 import trainers.torch_seams as torch_seams  # `from trainers` would import the public names
 from trainers.elastic.reducing.forming import Forming
 from trainers.elastic.reducing.graveyard import Graveyard, Remains
-from trainers.elastic.reducing.link_watch import end_when_unreachable, open_sockets
+from trainers.elastic.reducing.link_watch import (
+    end_when_unreachable,
+    open_sockets,
+    take_nobody_more,
+)
 from trainers.elastic.reducing.reducing_errors import GroupBroken, ReducingError
 
 _T = TypeVar("_T")
@@ -46,9 +52,12 @@ class _CallbackStore(Store):
         self._prefix = prefix
         self._seconds = timeout
         self.error: BaseException | None = None
+        self.told = b""
+        """What this member has left there: the addresses at which its gloo listens."""
 
     def set(self, key: str, value: bytes | str) -> None:
         data = value.encode("latin-1") if isinstance(value, str) else bytes(value)
+        self.told += data
         self._noted(lambda: self._rendezvous.set(self._prefix + key, data))
 
     def get(self, key: str) -> bytes:
@@ -175,9 +184,16 @@ def form_group(
     except RuntimeError as error:
         if inner.error is not None:
             raise inner.error from None
+        if os.strerror(errno.EMFILE) in str(error):
+            raise ReducingError(
+                f"generation {generation}: no file descriptor is left for the connections to"
+                f" {size - 1} others: raise the limit (`ulimit -n`), and start this peer again"
+            ) from error
         raise GroupBroken(
             f"generation {generation}: rank {rank} of {size} at {host} could not connect to the"
             f" others within {timeout:g} s"
         ) from error
-    end_when_unreachable(open_sockets() - before, timeout)
+    made = open_sockets() - before
+    end_when_unreachable(made, timeout)
+    take_nobody_more(made, inner.told)
     return Group(formed, place, transfer)
