@@ -81,18 +81,28 @@ def test_a_job_does_not_go_on_from_a_strange_checkpoint(
     assert re.search(said, result.jobs["a"].why)
 
 
-@strange
-def test_strange_final_weights_are_refused(write: Write, said: str, tmp_path: Path) -> None:
+OF_ANOTHER = {"of another module": (saved({"state_dict": {}}), r"ckpt does not fit \(Error.*: add")}
+FINALS = {**STRANGE, **OF_ANOTHER}
+
+
+@pytest.mark.parametrize(("write", "said"), FINALS.values(), ids=FINALS)
+def test_strange_final_weights_are_refused_and_the_other_jobs_have_theirs(
+    write: Write, said: str, tmp_path: Path
+) -> None:
     fleet = make(tmp_path / "fleet")
-    add(fleet, "a", PLAIN)
+    trained = {name: add(fleet, name, PLAIN) for name in ("before", "a", "z")}
     fleet.fit()
     final = tmp_path / "fleet" / "jobs" / "a" / FINAL
     final.unlink()
     write(final)
     again = make(tmp_path / "fleet")
-    add(again, "a", PLAIN)
+    modules = {name: add(again, name, PLAIN) for name in trained}
     with pytest.raises(CheckpointRefused, match=said):
         again.fit()
+    assert states(again.result()) == dict.fromkeys(trained, "finished")
+    for name in ("before", "z"):
+        weights = zip(modules[name].parameters(), trained[name].parameters(), strict=True)
+        assert all(torch.equal(mine, theirs) for mine, theirs in weights)
 
 
 @strange

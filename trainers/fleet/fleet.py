@@ -237,9 +237,10 @@ class Fleet:
             if asked and (left := self.result().unfinished):
                 raise KeyboardInterrupt(f"{said_left(left, self.folder)}: the same program goes on")
         self.close()
-        for name, program in self._programs.items():
-            if self._state.jobs[name].phase == "finished":
-                give_final_weights(program, self._jobs[name].folder)
+        with ExitStack() as last:  # All others get theirs before one that is refused is told.
+            for name, program in self._programs.items():
+                if self._state.jobs[name].phase == "finished":
+                    last.callback(give_final_weights, program, self._jobs[name].folder)
         return self.result()
 
     def result(self) -> FleetResult:

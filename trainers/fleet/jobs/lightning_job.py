@@ -17,7 +17,7 @@ from trainers.fleet.jobs.job_checkpoint import FINAL, LAST, JobCheckpoint
 from trainers.fleet.jobs.job_program import JobProgram
 from trainers.fleet.jobs.mid_pass_loader import MidPassLoader, in_mid_pass
 from trainers.fleet.jobs.seat import Seat
-from trainers.read_checkpoint import going_on_from, read_checkpoint
+from trainers.read_checkpoint import CheckpointRefused, going_on_from, read_checkpoint
 
 Module = L.LightningModule | Callable[[], L.LightningModule]
 OURS = ("strategy", "accelerator", "devices", "num_nodes", "default_root_dir")
@@ -146,7 +146,15 @@ def give_final_weights(program: JobProgram, folder: Path) -> None:
     module = program.module if isinstance(program, LightningJob) else None
     final = folder / FINAL
     if isinstance(module, L.LightningModule) and final.exists():
-        module.load_state_dict(read_checkpoint(final, "state_dict", dict))
+        weights = read_checkpoint(final, "state_dict", dict)
+        try:
+            module.load_state_dict(weights)
+        except Exception as error:  # whatever torch stumbles over in a mutated one
+            why = str(error).partition("\n")[0]
+            raise CheckpointRefused(
+                f"{final} does not fit ({why}): add the job with the module that wrote it, or give"
+                " the fleet another folder"
+            ) from error
 
 
 def _made(given: Any) -> Any:
