@@ -322,3 +322,26 @@ def computed_by_hooks(attributes: dict[str, Any]) -> list[tuple[str, str]]:
 def left_to_each_rank(module: torch.nn.Module) -> Any:
     """Names of tensors that DDP is to leave alone, where a user has set some."""
     return getattr(module, "_ddp_params_and_buffers_to_ignore", None)
+
+
+def float32_precisions() -> tuple[str, ...]:
+    """How exactly each library computes with float32. It can be read in whichever way the user set
+    it, unlike `torch.get_float32_matmul_precision()` and `allow_tf32`."""
+    return tuple(owner.fp32_precision for owner in _float32_owners())
+
+
+def set_float32_precisions(wanted: Sequence[str]) -> None:
+    """Set what `float32_precisions` read."""
+    for owner, precision in zip(_float32_owners(), wanted, strict=True):
+        if owner.fp32_precision != precision:
+            owner.fp32_precision = precision
+
+
+def _float32_owners() -> Sequence[Any]:
+    """What has such a setting. Those that others follow come first."""
+    every: Any = torch.backends
+    cudnn, mkldnn = every.cudnn, every.mkldnn
+    return (
+        every, cudnn, mkldnn, every.cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv,
+        mkldnn.rnn,
+    )  # fmt: skip

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from offload.torch_seams import float32_precisions, set_float32_precisions
+
 SEED_VARIABLES = ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")
 """The environment variables in which Lightning keeps a run's seed."""
 
@@ -28,7 +30,10 @@ class TorchSettings:
     warn_only: bool
     benchmark: bool
     cudnn_deterministic: bool
-    matmul_precision: str
+    matmul_precision: str | None
+    """None where the settings of the libraries are others: torch cannot say it then."""
+    float32: tuple[str, ...]
+    """The settings of the libraries."""
     dtype: torch.dtype
 
     @classmethod
@@ -38,7 +43,8 @@ class TorchSettings:
             torch.is_deterministic_algorithms_warn_only_enabled(),
             torch.backends.cudnn.benchmark,
             torch.backends.cudnn.deterministic,
-            torch.get_float32_matmul_precision(),
+            _matmul_precision(),
+            float32_precisions(),
             torch.get_default_dtype(),
         )
 
@@ -46,9 +52,17 @@ class TorchSettings:
         torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warn_only)
         torch.backends.cudnn.benchmark = self.benchmark
         torch.backends.cudnn.deterministic = self.cudnn_deterministic
-        if torch.get_float32_matmul_precision() != self.matmul_precision:
+        if self.matmul_precision not in (None, _matmul_precision()):
             torch.set_float32_matmul_precision(self.matmul_precision)
+        set_float32_precisions(self.float32)
         torch.set_default_dtype(self.dtype)
+
+
+def _matmul_precision() -> str | None:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from offload.torch_seams import float32_precisions
+
 PACKAGE = Path(__file__).parents[1]
 
 
@@ -18,14 +20,14 @@ def machine_of(device: torch.device) -> tuple[object, ...]:
     """What kernels depend on beside their arguments."""
     settings = (
         torch.are_deterministic_algorithms_enabled(),
-        torch.get_float32_matmul_precision(),
+        float32_precisions(),
         torch.backends.mkldnn.enabled,
     )
     there = (torch.__version__, _processor(), torch.get_num_threads(), settings)
     if device.type != "cuda":
         return there
     cudnn = torch.backends.cudnn
-    chosen = cudnn.version(), cudnn.enabled, cudnn.allow_tf32, cudnn.deterministic
+    chosen = cudnn.version(), cudnn.enabled, cudnn.deterministic
     return (*there, torch.version.cuda, torch.cuda.get_device_name(device), chosen)
 
 

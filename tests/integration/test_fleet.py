@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ from benchmarks.twins.fleet_jobs import (
     alone,
     make,
 )
-from trainers.dice import Dice
+from offload.caching.machine import machine_of
+from trainers.dice import Dice, TorchSettings
 from trainers.fleet import FleetError, Halving
 from trainers.fleet.deciding.events import Event, Planned, TurnEnded
 from trainers.fleet.deciding.fleet_state import FleetState
@@ -78,6 +80,24 @@ def test_a_job_that_seeds_the_whole_process_seeds_itself_alone(
     modules = {"adam": add(fleet, "adam", KINDS["adam"])}
     assert fleet.fit().jobs["seeding"].state == "finished"
     assert differences(lone, modules) == {"adam": []}
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+@pytest.mark.parametrize("owner", ["cuda.matmul", "cudnn.conv", "mkldnn.matmul", "cudnn", ""])
+def test_the_precision_of_float32_is_a_jobs_own_in_whichever_way_it_sets_it(owner: str) -> None:
+    """Torch refuses to read its older settings as long as a newer one says something else."""
+    before, key = TorchSettings.now(), machine_of(CPU)
+    where: Any = reduce(getattr, filter(None, owner.split(".")), torch.backends)
+    where.fp32_precision = "ieee" if where.fp32_precision == "tf32" else "tf32"
+    job = TorchSettings.now()
+    try:
+        assert machine_of(CPU) != key
+        for settings in (before, job, replace(before, float32=job.float32)):
+            settings.set()
+            assert TorchSettings.now().float32 == settings.float32
+    finally:
+        before.set()
+    assert TorchSettings.now() == before and machine_of(CPU) == key
     assert torch.get_float32_matmul_precision() == "highest"
 
 

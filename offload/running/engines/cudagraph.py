@@ -23,7 +23,11 @@ from offload.planning.cuts import Piece, pieces_by_host, shorter
 from offload.running.drivers.capturing import Capturing
 from offload.running.engines.streams import COMPUTE, HOST_LANES, Streams
 from offload.running.engines.work import LaneRecord, Record, Run, StepWork
-from offload.torch_seams import bf16_reduced_precision, fp16_reduced_precision
+from offload.torch_seams import (
+    bf16_reduced_precision,
+    float32_precisions,
+    fp16_reduced_precision,
+)
 
 PIECE_SECONDS = 2e-3
 """The compute seconds of a graph where guests are expected. All streams meet at its end."""
@@ -284,15 +288,13 @@ def flags() -> Hashable:
     (Which attention runs was chosen when the step was traced; `cudnn.benchmark` is always off.)"""
     cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
     return (
-        cuda.matmul.fp32_precision,
+        float32_precisions(),
         fp16_reduced_precision(),
         bf16_reduced_precision(),
         cuda.matmul.allow_fp16_accumulation,
         getattr(cuda.matmul, "prefer_cublaslt_grouped_gemm", None),  # later than torch 2.11
         cuda.preferred_blas_library(),
         cuda.preferred_linalg_library(),
-        cudnn.conv.fp32_precision,  # pyright: ignore[reportAttributeAccessIssue]
-        cudnn.rnn.fp32_precision,
         cudnn.enabled,
         cudnn.deterministic,
         getattr(cudnn, "depthwise_kernel", None),  # later than torch 2.11
