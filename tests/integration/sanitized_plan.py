@@ -2,7 +2,7 @@
 
     compute-sanitizer --tool memcheck python tests/integration/sanitized_plan.py cuda:0 cudagraph
 
-On the CPU (`cpu cuda`) the engines run over the twin of a device. Prints the last loss.
+Prints the last loss.
 """
 
 import sys
@@ -12,7 +12,6 @@ from torch import nn
 from torch.nn import functional
 
 import offload
-from benchmarks.twins.twin_graph import GraphTwin
 
 STEPS = 4
 
@@ -37,8 +36,7 @@ def main(device: str, engine: str) -> float:
     whole = offload.plan(graph)
     plan = offload.plan(graph, whole.peak_bytes // 2 + whole.reserve)
     assert any(node.kind != "task" for node in plan.memgraph.nodes), "nothing comes and goes"
-    driver = GraphTwin() if device == "cpu" else None
-    with offload.Runner(plan, engine, driver=driver) as runner:
+    with offload.Runner(plan, engine) as runner:
         losses = [runner(x, y)[0] for _ in range(STEPS)]
     return float(losses[-1])
 

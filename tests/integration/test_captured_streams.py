@@ -136,7 +136,7 @@ def test_a_device_that_is_lost_in_mid_replay_is_one_clear_error(
         assert lost and "illegal memory access" in str(lost.__cause__)
         with pytest.raises(DeviceLost, match="last checkpoint"):
             runner(graphs.batch())
-        runner.close()
+        runner.abandon()
     assert ours() == []
 
 

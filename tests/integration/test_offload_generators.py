@@ -12,7 +12,6 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import offload
-from benchmarks.twins.twin_graph import GraphTwin
 from offload import CaptureError, Runner
 from offload.tracing.capture import traced
 from trainers import OffloadStrategy
@@ -164,20 +163,24 @@ def test_a_literal_that_is_not_a_number_is_the_same_in_two_traces() -> None:
     assert len(graph.tasks) == 2
 
 
+@pytest.mark.gpu
 def test_a_step_with_a_generator_of_its_own_is_not_captured_into_a_graph_of_the_device() -> None:
-    own = torch.Generator().manual_seed(1)
+    own = torch.Generator("cuda").manual_seed(1)
 
     def step(x: torch.Tensor) -> torch.Tensor:
-        return x + torch.randn(3, generator=own)
+        return x + torch.randn(3, generator=own, device="cuda")
 
-    expected = [torch.ones(3) + torch.randn(3, generator=own) for _ in range(4)]
+    expected = [
+        torch.ones(3, device="cuda") + torch.randn(3, generator=own, device="cuda")
+        for _ in range(4)
+    ]
     own.manual_seed(1)
-    plan = offload.plan(offload.capture(step, torch.ones(3)))
+    plan = offload.plan(offload.capture(step, torch.ones(3, device="cuda")))
     with (
         pytest.warns(RuntimeWarning, match=r"draws from a torch.Generator of its own"),
-        Runner(plan, "cudagraph", driver=GraphTwin()) as runner,
+        Runner(plan, "cudagraph") as runner,
     ):
-        found = [runner(torch.ones(3))[0] for _ in range(4)]
+        found = [runner(torch.ones(3, device="cuda"))[0] for _ in range(4)]
     assert all(map(torch.equal, expected, found))
 
 

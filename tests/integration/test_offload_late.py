@@ -9,11 +9,11 @@ import pytest
 import torch
 from graph_edits import with_task
 from products import every_pair
+from support.fake_gpu import only_on_a_fake_gpu
 from torch import nn
 from torch.nn import functional
 
 import offload
-from benchmarks.twins.twin_graph import GraphTwin
 from offload import Costs, Runner, StepError, TaskGraph
 from offload.lowering.passes import host_updates
 from offload.lowering.rotation import Rotation, rotated, updates_of
@@ -44,13 +44,16 @@ def network() -> nn.Sequential:
 class Twins:
     """A network in a runner, and the same one trained by eager PyTorch."""
 
-    def __init__(self, make: Make, clip: Clip | None, where: str) -> None:
-        self.clip, self.model = clip, network()
+    def __init__(self, make: Make, clip: Clip | None, where: str, device: str = "cpu") -> None:
+        self.clip, self.model = clip, network().to(device)
         self.plain = copy.deepcopy(self.model)
         self.optimizer, self.oracle = (make(self.groups(m)) for m in (self.model, self.plain))
         generator = torch.Generator().manual_seed(1)
         self.batches = [
-            (torch.randn(16, WIDTH, generator=generator), torch.randint(0, 4, (16,)))
+            (
+                torch.randn(16, WIDTH, generator=generator).to(device),
+                torch.randint(0, 4, (16,)).to(device),
+            )
             for _ in range(STEPS)
         ]
         graph = capture_step(self.step(), *self.batches[0])
@@ -147,13 +150,15 @@ def test_late_updates_give_eagers_bits_with_the_numbers_of_their_own_step(
     assert not twins.differing(), "out of the arenas again"
 
 
+@pytest.mark.gpu
+@only_on_a_fake_gpu("the host's updates round otherwise than a GPU's")
 @pytest.mark.parametrize("where", ["host", "device"])
 def test_late_updates_in_a_captured_graph_have_the_numbers_of_their_own_step(where: str) -> None:
-    twins = Twins(OPTIMIZERS["adamw"], None, where)
+    kind = "adamw fused" if where == "host" else "adamw"
+    twins = Twins(OPTIMIZERS[kind], None, where, "cuda")
     rotation = twins.rotation(every=1 + (where == "device"))
-    driver = GraphTwin(order="random", seed=5)
     made = planned(rotation.steady)
-    with Runner(made, "cudagraph", poison=True, key="step", driver=driver) as runner:
+    with Runner(made, "cudagraph", poison=True, key="step") as runner:
         late = RotatedStep(runner, rotation, "step")
         for number, batch in enumerate(twins.batches):
             (loss,) = late.run(*batch)

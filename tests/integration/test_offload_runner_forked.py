@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from support import stream_graphs as graphs
+from support.stage_jobs import DEVICES, ENGINES
 
 import offload
-from benchmarks.twins.twin_graph import GraphTwin
 from offload.errors import StepError
 from offload.running.engines.cudagraph import CudaGraph
 from offload.running.runner import Runner
@@ -22,13 +22,12 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-@pytest.fixture(params=["threads", "cuda", "cudagraph"])
+@pytest.fixture(params=ENGINES[1:])
 def runner(request: pytest.FixtureRequest) -> Iterator[Runner]:
     """With threads for copies and for the host; it replays graphs, where that is what it does."""
-    graph = graphs.bound(graphs.chain(host_updates=True))
+    graph = graphs.bound(graphs.chain(host_updates=True), DEVICES[request.param])
     made = offload.plan(graph, placement="copy", recompute=False)
-    driver = None if request.param == "threads" else GraphTwin()
-    with Runner(made, request.param, host_workers=2, driver=driver) as found:
+    with Runner(made, request.param, host_workers=2) as found:
         for _ in range(3):
             found(graphs.batch())
         yield found

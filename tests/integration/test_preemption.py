@@ -10,28 +10,27 @@ from typing import Any
 
 import pytest
 from products import every_value
+from support.fake_gpu import only_on_a_fake_gpu
 from support.offload_training import trained_once
+from support.stage_jobs import DEVICES
 
 from benchmarks.twins.intruder import Intruder
-from benchmarks.twins.twin_graph import GraphTwin
-from benchmarks.twins.twin_streams import Twin
 from offload import Runner
 from offload.running.runner_memory import IN_STEP
 from offload.running.stage import Stage
 
-DRIVERS: dict[str, Callable[[], Any]] = {
-    "serial": lambda: None, "threads": lambda: None, "cuda": Twin, "cudagraph": GraphTwin,
-}  # fmt: skip
+ON_FAKE = (pytest.mark.gpu, only_on_a_fake_gpu("kernels of a GPU add in any order"))
+ENGINES = ("serial", "threads", *(pytest.param(n, marks=ON_FAKE) for n in ("cuda", "cudagraph")))
 
 
 @pytest.mark.parametrize(
     "name, engine, evicts",
-    every_value(["gpt", "resnet18", "vit", "llama"], list(DRIVERS), [True, False]),
+    every_value(["gpt", "resnet18", "vit", "llama"], ENGINES, [True, False]),
 )
 def test_a_step_that_is_stopped_anywhere_has_eagers_bits(
     name: str, engine: str, evicts: bool
 ) -> None:
-    case = trained_once(name)
+    case = trained_once(name, str(DEVICES[engine]))
     intruders: list[Intruder] = []
 
     def beside(runner: Runner) -> Intruder:
@@ -40,7 +39,7 @@ def test_a_step_that_is_stopped_anywhere_has_eagers_bits(
 
     made = case.planned(0.6, "auto")
     order = "priority" if engine == "cudagraph" else "random"
-    case.run(made, engine, 1, order, DRIVERS[engine](), beside)
+    case.run(made, engine, 1, order, beside=beside)
     assert intruders[0].visits > 10
 
 
@@ -78,17 +77,17 @@ class Nomad:
 
 
 @pytest.mark.parametrize(
-    "name, engine", every_value(["gpt", "resnet18", "vit", "llama"], ["serial", "threads", "cuda"])
+    "name, engine", every_value(["gpt", "resnet18", "vit", "llama"], ENGINES[:3])
 )
 def test_a_step_that_moves_to_other_stages_has_eagers_bits(name: str, engine: str) -> None:
-    case = trained_once(name)
+    case = trained_once(name, str(DEVICES[engine]))
     made = case.planned(0.6, "auto")
     nomads: list[Nomad] = []
 
     def beside(runner: Runner) -> Nomad:
         made_stage = partial(Stage, runner.stage.device, engine, "random")
-        nomads.append(Nomad(runner, made, lambda: made_stage(driver=DRIVERS[engine]())))
+        nomads.append(Nomad(runner, made, made_stage))
         return nomads[0]
 
-    case.run(made, engine, 1, "random", DRIVERS[engine](), beside)
+    case.run(made, engine, 1, "random", beside=beside)
     assert nomads[0].in_step > 2

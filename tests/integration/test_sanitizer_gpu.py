@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from support.fake_gpu import not_on_a_fake_gpu
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,16 +28,16 @@ def ran(*command: str) -> str:
     return done.stdout
 
 
+@pytest.mark.gpu
 @pytest.mark.full
 def test_the_small_plan_gives_the_same_loss_by_both_engines() -> None:
-    """On the CPU: the script is right before anybody needs it."""
-    losses = {ran(sys.executable, str(SCRIPT), "cpu", engine).split()[-1] for engine in ENGINES}
+    """The script is right before anybody needs it."""
+    losses = {ran(sys.executable, str(SCRIPT), "cuda:0", engine).split()[-1] for engine in ENGINES}
     assert len(losses) == 1 and float(losses.pop()) > 0
 
 
 @pytest.mark.gpu
 @pytest.mark.full
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck"])
 @not_on_a_fake_gpu("it has no compiled kernels to look into")

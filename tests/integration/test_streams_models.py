@@ -1,7 +1,7 @@
-"""Models over the CPU's twin of a device: eager PyTorch's bits, whichever stream is late.
+"""Models on streams: eager PyTorch's bits, whichever stream is late.
 
-Five steps each, compared as test_offload_models.py does, dead memory being NaN. What runs on a GPU
-is compared with eager there by benchmarks/gpu.
+Five steps each, compared as test_offload_models.py does, dead memory being NaN. On a GPU they are
+compared with eager by benchmarks/gpu: there kernels add in any order.
 """
 
 import copy
@@ -11,38 +11,37 @@ from typing import Any
 import pytest
 import torch
 from products import every_value, only_first
+from support.fake_gpu import only_on_a_fake_gpu
 from support.offload_training import trained_once
+from support.stream_runs import CUDA, HELD, driver
 from torch import nn
 
 import offload
-from benchmarks.twins.twin_graph import GraphTwin
-from benchmarks.twins.twin_streams import Twin
 from offload.lowering.passes import host_updates
 from offload.lowering.rotation import rotated, updates_of
 from offload.running.rotated_step import RotatedStep
 from offload.running.runner import Runner
 
-HELD = ("compute", "h2d", "d2h")
+pytestmark = [pytest.mark.gpu, only_on_a_fake_gpu("kernels of a GPU add in any order")]
 
 
 @pytest.mark.parametrize("name", only_first("gpt", "resnet18", "llama"))
 def test_a_model_at_the_smallest_budget_has_eagers_bits_whatever_is_late(name: str) -> None:
-    case = trained_once(name)
+    case = trained_once(name, "cuda")
     smallest = case.planned(0.0, "auto")
     for number, held in enumerate(HELD):
-        case.run(smallest, "cuda", number, "priority", Twin((held,)))
-    case.run(case.planned(0.6, "copy"), "cuda", 7, "random", Twin())
-    case.run(case.planned(1.0, "auto"), "cuda", 8, "random", Twin(("compute",)))
+        case.run(smallest, "cuda", number, "priority", driver(held))
+    case.run(case.planned(0.6, "copy"), "cuda", 7, "random", driver())
+    case.run(case.planned(1.0, "auto"), "cuda", 8, "random", driver("compute"))
 
 
 @pytest.mark.parametrize("name", only_first("llama", "resnet18", "gpt"))
 def test_a_captured_model_has_eagers_bits_in_any_order_that_its_edges_allow(name: str) -> None:
-    case = trained_once(name)
+    case = trained_once(name, "cuda")
     for share, placement in ((0.0, "auto"), (1.0, "copy")):
-        driver = GraphTwin(order="random", seed=11)
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # one would say that it was not captured
-            case.run(case.planned(share, placement), "cudagraph", 0, "priority", driver)
+            case.run(case.planned(share, placement), "cudagraph", 0, "priority")
 
 
 class Wide(nn.Module):
@@ -70,7 +69,7 @@ def eagerly(module: nn.Module, optimizer: Any, batch: Any) -> torch.Tensor:
 
 
 def fresh(dropout: float = 0.0) -> tuple[nn.Module, nn.Module, Any, Any, list[Any]]:
-    ours = Wide()
+    ours = Wide().to(CUDA)
     if dropout:
         ours.layers.insert(2, nn.Dropout(dropout))
     theirs = copy.deepcopy(ours)
@@ -78,8 +77,7 @@ def fresh(dropout: float = 0.0) -> tuple[nn.Module, nn.Module, Any, Any, list[An
     other = torch.optim.AdamW(theirs.parameters(), 1e-3, fused=True)
     generator = torch.Generator().manual_seed(1)
     batches = [
-        (torch.randn(8, 32, generator=generator), torch.randn(8, 64, generator=generator))
-        for _ in range(4)
+        tuple(torch.randn(8, n, generator=generator).to(CUDA) for n in (32, 64)) for _ in range(4)
     ]
     return ours, theirs, mine, other, batches
 
@@ -93,11 +91,11 @@ def alike(ours: nn.Module, theirs: nn.Module) -> bool:
 def test_huge_copies_beside_tiny_kernels_have_eagers_bits(held: str, optimizer: str) -> None:
     ours, theirs, mine, other, batches = fresh(dropout=0.3)
     graph = offload.capture_training_step(ours, loss_of, mine, *batches[0])
-    peak = offload.plan(graph).peak_bytes
-    made = offload.plan(graph, int(peak * 0.7), optimizer=optimizer)
+    whole = offload.plan(graph)
+    made = offload.plan(graph, int(whole.peak_bytes * 0.7) + whole.reserve, optimizer=optimizer)
     lanes = {node.lane for node in made.memgraph.nodes}
     assert {"compute", "h2d", "d2h"} <= lanes and ("host" in lanes) == (optimizer == "host")
-    with Runner(made, "cuda", "random", 1, poison=True, driver=Twin((held,))) as runner:
+    with Runner(made, "cuda", "random", 1, poison=True, driver=driver(held)) as runner:
         for step, batch in enumerate(batches):
             torch.manual_seed(step)
             (loss,) = runner(*batch)
@@ -127,9 +125,11 @@ def test_updates_that_wait_for_the_next_forward_pass_run_on_streams_too(held: st
     on_host = host_updates(graph, offload.Costs(), "host")
     rotation = rotated(on_host, updates_of(on_host))
     assert rotation is not None
-    peak = offload.plan(rotation.steady).peak_bytes
-    made = offload.plan(rotation.steady, int(peak * 0.7), recompute=False)
-    with Runner(made, "cuda", driver=Twin((held,)), key="steady") as runner:
+    whole = offload.plan(rotation.steady)
+    made = offload.plan(
+        rotation.steady, int(whole.peak_bytes * 0.7) + whole.reserve, recompute=False
+    )
+    with Runner(made, "cuda", driver=driver(held), key="steady") as runner:
         runner.tails = tails = Tails()
         late = RotatedStep(runner, rotation, "steady")
         for batch in batches:

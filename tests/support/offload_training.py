@@ -81,14 +81,16 @@ class Training:
 
 
 @functools.cache
-def trained_once(name: str) -> Training:
+def trained_once(name: str, device: str = "cpu") -> Training:
     """A case of offload_models that was captured, and trained by eager PyTorch, once a process."""
-    return trained(models.cases()[name])
+    return trained(models.cases()[name], device)
 
 
-def trained(case: Any) -> Training:
+def trained(case: Any, device: str = "cpu") -> Training:
     model, optimizer, other, plain = models.twin(case)
-    batches = case.batches(STEPS)
+    model.to(device)
+    other.to(device)
+    batches = [tuple(t.to(device) for t in batch) for batch in case.batches(STEPS)]
     with case.around():
         graph = offload.capture_training_step(model, case.loss, optimizer, *batches[0])
     start = {name: tensor.clone() for name, tensor in named(model, optimizer).items()}

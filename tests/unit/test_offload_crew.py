@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
+import torch
 
-from benchmarks.twins.twin_streams import Twin
+from offload.running.drivers.cuda import Cuda
 from offload.running.engines.crew import Crew, CrewStep, Worker
 from offload.running.engines.streams import Streams
 from offload.running.engines.threads import Threads
@@ -15,11 +16,11 @@ from offload.running.engines.work import Record, StepWork
 WAIT = 20.0
 ENGINES: dict[str, Callable[[], Any]] = {
     "threads": lambda: Threads(host_workers=2),
-    "streams": lambda: Streams(Twin(), host_workers=2),
+    "streams": lambda: Streams(Cuda(torch.device("cuda")), host_workers=2),
 }
 
 
-@pytest.fixture(params=ENGINES)
+@pytest.fixture(params=["threads", pytest.param("streams", marks=pytest.mark.gpu)])
 def engine(request: pytest.FixtureRequest) -> Iterator[Any]:
     made = ENGINES[request.param]()
     yield made
