@@ -2,6 +2,7 @@
 # make demo-long train on its pictures: without reuse, with a cache, with reuse, in half the memory
 # make test      the quick tests, JOBS=2 at a time; make test-ci: what CI runs; make test-all: all
 # make gpu-tests   the tests of the CUDA paths, on the GPU; without one, on a fake one of the CPU
+#                  TORCH=2.11: with that version of torch, in an environment of its own
 # make slow-tests  the quick tests, and which of them are dear: 1.0 is a fixed loop on this machine
 # make backends  install DALI and FFCV too (FFCV's system packages by apt), and test the backends
 # make ray       install Ray (500 MB), and test a fleet on two nodes, both of them on this machine
@@ -62,10 +63,18 @@ test-ci: .venv/dev
 test-all: .venv/dev
 	$(PYTEST) --tier all
 
+## Another version of torch brings its own torchvision and libraries of CUDA.
+.venv-torch-%/dev: .venv/run
+	$(PYTHON) -m venv $(@D)
+	grep -vE '^(torch|torchvision|nvidia-.*)==' constraints.txt > $(@D)/constraints.txt
+	$(BIN)/uv pip install --quiet --python $(@D) -c $(@D)/constraints.txt -e '.[dev]' 'torch==$*.*'
+	touch $@
+
 ## tests/fakecuda/ plays a GPU where there is none.
-gpu-tests: .venv/dev
-	OMP_NUM_THREADS=1 $(BIN)/python tests/fakecuda/on_gpu.py \
-		$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m gpu tests
+GPU_VENV = $(if $(TORCH),.venv-torch-$(TORCH),.venv)
+gpu-tests: $(GPU_VENV)/dev
+	OMP_NUM_THREADS=1 $(GPU_VENV)/bin/python tests/fakecuda/on_gpu.py \
+		$(GPU_VENV)/bin/python -m pytest -n $(JOBS) --dist worksteal -m gpu tests
 
 ## Without root or sudo, a laptop goes on without FFCV; CI does not.
 .venv/backends: .venv/dev scripts/install_ffcv_packages.sh

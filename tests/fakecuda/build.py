@@ -7,8 +7,9 @@
     libfakeops.so    ops/: the CPU's kernels for CUDA's ops
 
 The folder is `.fakecuda/KEY` in the root of the checkout. The key is torch's version and a hash of
-the sources, so that a second call finds it made. Needed: a CUDA build of torch, g++, nm and CUDA's
-headers, of the pip wheels that torch brings or of a system's CUDA.
+the sources, so that a second call finds it made. When a folder is made, others that no command took
+for a day are removed. Needed: a CUDA build of torch, g++, nm and CUDA's headers, of the pip wheels
+that torch brings or of a system's CUDA.
 """
 
 import hashlib
@@ -19,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,6 +39,8 @@ RUNTIME = "lib*/libcudart.so.[0-9][0-9]"
 SYSTEM = ("/usr/local/cuda", "/opt/cuda")
 HEADERS = ("cuda_runtime_api.h", "crt/host_defines.h")
 FLAGS = ("-std=c++20", "-O1", "-g1", "-fPIC", "-Wno-attributes")
+UNUSED = 24 * 3600.0
+"""Seconds without a command that took it, after which a folder is removed."""
 NOT_SUPPORTED = 801
 """cudaErrorNotSupported and CUDA_ERROR_NOT_SUPPORTED: what a stub returns."""
 
@@ -50,12 +54,14 @@ def build() -> Path:
     torch = _torch()
     folder = BUILDS / f"torch-{importlib.metadata.version('torch')}-{_hash()}"
     if folder.is_dir():
+        os.utime(folder)
         return folder
     for tool in ("g++", "nm"):
         if shutil.which(tool) is None:
             raise BuildError(f"the fake GPU is compiled, and there is no {tool} here: install it")
     includes, runtime = headers(torch.parent), _runtime(torch.parent)
     BUILDS.mkdir(exist_ok=True)
+    sweep()
     made = Path(tempfile.mkdtemp(dir=BUILDS))
     try:
         _build_runtime(made, runtime, includes)
@@ -68,6 +74,13 @@ def build() -> Path:
     finally:
         shutil.rmtree(made, ignore_errors=True)
     return folder
+
+
+def sweep() -> None:
+    """Remove what nobody uses any more: of older sources, and of builds that were cut short."""
+    for folder in BUILDS.iterdir():
+        if time.time() - folder.stat().st_mtime > UNUSED:
+            shutil.rmtree(folder)
 
 
 def _torch() -> Path:

@@ -1,8 +1,10 @@
 """fakecuda/: where the fake GPU is not loaded, and what is said then."""
 
+import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -83,3 +85,16 @@ def test_what_is_missing_for_a_build_is_said(
         path.touch()
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     assert build.headers(tmp_path / "elsewhere") == [tmp_path / "include"]
+
+
+def test_a_folder_that_nobody_took_for_a_day_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "BUILDS", tmp_path)
+    for name, days in (("used", 0.9), ("unused", 1.1)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "libfakeops.so").touch()
+        then = time.time() - days * 24 * 3600
+        os.utime(tmp_path / name, (then, then))
+    build.sweep()
+    assert [folder.name for folder in tmp_path.iterdir()] == ["used"]
