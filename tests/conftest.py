@@ -160,13 +160,15 @@ def equal_seeds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
-    """A decode thread, a process or shared memory that outlives its test is a leak."""
+    """A decode thread, a process or shared memory that outlives its test is a leak of that test,
+    and not of those after it."""
+    before = leaks()
     yield
-    if not leaks():
+    if leaks() == before:
         return
     gc.collect()  # a generator that was left half way closes when it is collected
     deadline = time.monotonic() + 60
-    while leaked := leaks():
+    while leaked := [one for one in leaks() if one not in before]:
         if time.monotonic() > deadline:
             faulthandler.dump_traceback()  # where leaked threads stand
             pytest.fail(f"leaked: {', '.join(leaked)}")
