@@ -1,11 +1,13 @@
 """A point of a grid as a job of a fleet: the run that `perfect-train` makes of its YAML alone."""
 
+import io
 import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -21,6 +23,7 @@ from trainers.fleet.jobs.seat import Seat
 from trainers.fleet.jobs.turns import STOPPED
 
 OUTPUT = "output.txt"
+log = logging.getLogger(__name__)
 
 OF_THE_FLEET = (OUTPUT, PROGRAM, STOPPED)
 """Files that the fleet and this program put into a job's folder, beside those of the run."""
@@ -52,7 +55,8 @@ def job_output(folder: Path) -> Iterator[Console]:
     Jobs are threads of one process, so a record goes by the thread that wrote it."""
     folder.mkdir(parents=True, exist_ok=True)
     root = logging.getLogger()
-    with (folder / OUTPUT).open("a", encoding="utf-8") as file:
+    kept = _WhatFits(folder / OUTPUT, "a")
+    with io.TextIOWrapper(io.BufferedWriter(kept), encoding="utf-8") as file:
         console = Console(file=file, soft_wrap=True, width=100)
         mine = RichHandler(console=console, show_path=False, show_time=False, show_level=False)
         mine.addFilter(_Thread(threading.get_ident(), passes=True))
@@ -67,6 +71,21 @@ def job_output(folder: Path) -> Iterator[Console]:
             root.removeHandler(mine)
             for handler in others:
                 handler.removeFilter(hush)
+    if kept.left_out:
+        log.error("%s lacks words (%s): free some space", folder / OUTPUT, kept.left_out)
+
+
+class _WhatFits(io.FileIO):
+    """Leaves out what has no room on its disk: a job goes on without its words."""
+
+    left_out: OSError | None = None
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.left_out = error
+            return len(data)
 
 
 class _Thread(logging.Filter):

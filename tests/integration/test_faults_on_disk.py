@@ -22,6 +22,7 @@ from fuzz.fuzz_logs import JOURNAL, RUN, STEP_LOG
 
 from offload.caching.plan_cache import PlanCache
 from perfect.grids.grid_folder import GridFolder
+from perfect.grids.grid_job import job_output
 from perfect.grids.timeline import Timeline
 from perfect.runs.kept_runs import is_held
 from perfect.runs.record import RunLog, write_run
@@ -244,6 +245,24 @@ def test_what_does_not_fit_is_told_and_what_was_there_stays(
     assert row.read(folder) == [1]
     write(4)
     assert row.read(folder) == [*row.left]
+
+
+def test_a_job_goes_on_though_its_words_have_no_room(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = ["x" * 5]
+    with job_output(tmp_path) as console:
+        console.print(said[0])
+        with full_disk(tmp_path):
+            for number in range(3):
+                console.print("y" * 9000)
+                logging.getLogger("job").warning("number %d", number)
+        assert not caplog.records
+        console.print(said[0])
+    [told] = caplog.messages
+    assert "output.txt lacks words ([Errno 27] File too large): free some space" in told
+    lines = (tmp_path / "output.txt").read_text().splitlines()
+    assert lines[0] == said[0] and lines[-1].endswith(said[0])
 
 
 # ---- damaged logs -------------------------------------------------------------------------------
