@@ -87,7 +87,8 @@ class Training:
 
     @property
     def device(self) -> torch.device:
-        return torch.device(self.on)
+        """With its number, as the guest's own step has it."""
+        return self.stage.device
 
     @property
     def stage(self) -> Stage:
