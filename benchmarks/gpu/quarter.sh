@@ -118,9 +118,9 @@ for device in ("cpu", "cuda"):
   "$python" -c 'from loaders.pixels.kernels import compiled; print("pixel kernels:", compiled())'
 }
 
-# named FILE: the test ids in it, into `ids`.
+# named LIST: the test ids in it, a line each.
 named() {
-  mapfile -t ids < <(grep -v -e '^#' -e '^$' "$1")
+  grep -v -e '^#' -e '^$' "$lists/$1"
 }
 
 # tests WORKERS ARGUMENT...: each test is a line of the log as soon as it is over.
@@ -132,24 +132,22 @@ tests() {
 }
 
 canaries() {
-  named $lists/canaries.txt
+  mapfile -t ids < <(named canaries.txt)
   tests "$workers" --tb=long --showlocals "${ids[@]}"
 }
 
-# The others, but what an hour is needed for, or what the machine lacks.
+# The others, without those that look into compiled kernels, which take minutes.
 others() {
-  local without=(--deselect tests/integration/test_sanitizer_gpu.py)
-  named $lists/canaries.txt
+  local id without=(--deselect tests/integration/test_sanitizer_gpu.py)
+  mapfile -t ids < <(named canaries.txt; named alone.txt)
   for id in "${ids[@]}"; do without+=(--deselect "$id"); done
-  named $lists/alone.txt
-  for id in "${ids[@]}"; do without+=(--deselect "$id"); done
-  mapfile -t files < <(grep -rlE 'mark\.gpu\b' tests --include='test_*.py')
+  local files=(tests)
   $smoke && files=(tests/unit/test_color.py tests/integration/test_streams_faults.py)
   tests "$workers" --tb=short "${without[@]}" "${files[@]}"
 }
 
 alone() {
-  named $lists/alone.txt
+  mapfile -t ids < <(named alone.txt)
   tests 1 --tb=long "${ids[@]}"
 }
 

@@ -7,7 +7,7 @@
 # A part is a folder of its own, below LIMIT_MB so that it travels in one piece; dali is not, and
 # says so: its files go one by one.
 #
-#     few         the five that a machine with torch and lightning may still lack: 3 MB
+#     few         what a machine with torch and lightning may still lack: 8 MB
 #     core        lightning and what it needs, what `perfect` needs, torchmetrics; no torch
 #     peers       deepspeed (built from its sdist: the index's wheel is from 2020), torchao,
 #                 accelerate, and what they need
@@ -43,8 +43,9 @@ fetch() {
 imports=()
 case $part in
   few)
-    fetch pydantic==2.14.3 pydantic-core==2.50.4 annotated-types==0.8.0 typing-inspection==0.4.5
-    imports=(pydantic)
+    fetch pydantic==2.14.3 pydantic-core==2.50.4 annotated-types==0.8.0 typing-inspection==0.4.5 \
+      shtab==1.13.0 cryptography==50.0.2 cffi==2.1.1 pycparser==3.12
+    imports=(pydantic shtab cryptography)
     ;;
   core)
     fetch lightning==2.6.6 pytorch-lightning==2.6.6 lightning-utilities==0.15.3 torchmetrics==1.9.0 \
