@@ -14,8 +14,15 @@ from perfect.config.schema import RunConfig
 Parts = tuple[str | int, ...]
 
 
+MOST_DIGITS = 20
+"""No list has as many entries as a number of more digits."""
+
+
 def parts_of(path: str) -> Parts:
-    return tuple(int(part) if part.isdecimal() else part for part in path.split("."))
+    return tuple(
+        int(part) if part.isdecimal() and len(part) < MOST_DIGITS else part
+        for part in path.split(".")
+    )
 
 
 def why_not(path: str, data: Mapping[str, Any], root: type[BaseModel] = RunConfig) -> str | None:

@@ -125,3 +125,19 @@ def test_a_strange_value_of_an_option_is_a_problem_of_the_option(
     (tmp_path / "run.yaml").write_text(RUN, encoding="utf-8")
     document = with_settings(read_document(tmp_path / "run.yaml"), [f"seed={value}"])
     assert len(document.problems) == 1 and "is not a value of YAML" in document.problems[0]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        *(f"phases.{'9' * 5000}.passes=1", f"{'k' * 5000}=1", f"{'.' * 3000}=1", "\x1b[2J=1"),
+        *("phases.-1.passes=1", "phases.\N{SUPERSCRIPT TWO}.passes=1", "=1", "seed=\ud800"),
+    ],
+    ids=lambda setting: ascii(setting[:20]),
+)
+def test_a_strange_option_is_refused_in_a_short_line(setting: str, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(RUN, encoding="utf-8")
+    with pytest.raises(ConfigError) as refusal:
+        read_recipe(tmp_path / "run.yaml", [setting])
+    [problem] = refusal.value.problems
+    assert problem.startswith("--set ") and len(problem) < 600 and problem.isprintable()
