@@ -2,7 +2,6 @@
 
 import gc
 import os
-import resource
 import signal
 import socket
 import sys
@@ -39,6 +38,7 @@ from elastic_jobs import (
     reduces_for_ever,
 )
 from products import only_first
+from support.wire_ends import few_descriptors
 
 from benchmarks.swarms.swarm import Nursery, until
 from trainers.elastic.reducing import (
@@ -215,13 +215,9 @@ def test_strangers_at_the_addresses_of_a_group_end_nobody_and_are_kept_out_once_
 
 
 def test_a_peer_without_file_descriptors_says_so(tmp_path: Path) -> None:
-    graveyard, before = Graveyard(), resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 1, before[1]))
-    try:
-        with pytest.raises(ReducingError, match=r"no file descriptor is left .* 1 others: raise"):
-            form_group(Files(tmp_path), GroupPlace(1, 0, 2, HOST), 60.0, always, graveyard)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    graveyard, said = Graveyard(), r"no file descriptor is left .* 1 others: raise"
+    with few_descriptors(left=1), pytest.raises(ReducingError, match=said):
+        form_group(Files(tmp_path), GroupPlace(1, 0, 2, HOST), 60.0, always, graveyard)
     graveyard.close()
 
 

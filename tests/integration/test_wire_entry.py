@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from support.wire_ends import LOOPBACK, OTHER, SECRET, Pair, plain
+from support.wire_ends import LOOPBACK, OTHER, SECRET, Pair, few_descriptors, plain
 
 from trainers.elastic.wire import (
     Address,
@@ -192,6 +192,21 @@ def test_many_silent_clients_never_keep_others_out_nor_take_many_threads(
         refused = anchor.refusals()
         assert len(refused) >= 7
         assert all("was not let in" in str(one) for one in refused)
+
+
+def test_a_listener_without_descriptors_waits_and_lets_peers_in_when_there_are_some(
+    anchor: Listener,
+) -> None:
+    with ExitStack() as clients:
+        flood = [clients.enter_context(socket.socket()) for _ in range(10)]
+        with few_descriptors():
+            for client in flood:
+                client.connect((anchor.address.host, anchor.address.port))
+            assert "Too many open files" in str(refusal(anchor))
+            threading.Event().wait(0.3)
+            assert len(anchor.refusals()) < listener.MOST_REFUSALS  # It did not spin.
+        with connect([anchor.address], SECRET, 60), anchor.accept(60):
+            pass
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The logs of a swarm as one history: what agrees, what is void, and what is damaged."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,18 @@ def test_the_eras_of_a_log_are_written_and_known_again(tmp_path: Path) -> None:
     log.close()
     assert newest_era([path]) == 2
     assert [line.get("era") for line in read_lines(path)] == [None, SECOND.plain(), "y"]
+
+
+def test_times_go_on_when_the_clock_goes_back_by_an_hour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = StepLog(tmp_path / "a.jsonl", RUN["run"])
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now - 3600.0)
+    log.begins(0, "nothing", FIRST)
+    log.close()
+    first, second = (line["time"] for line in read_lines(tmp_path / "a.jsonl"))
+    assert now - 60 < first <= second
 
 
 def test_a_log_whose_last_line_is_torn_is_gone_on_with(tmp_path: Path) -> None:

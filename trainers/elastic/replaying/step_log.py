@@ -22,7 +22,7 @@ It does not begin without the line that says with what, because the lines after 
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,10 +56,9 @@ FORMS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 class StepLog:
     """The log of one peer. A file that is there already is gone on with."""
 
-    def __init__(
-        self, path: Path, run: Mapping[str, Any], clock: Callable[[], float] = time.time
-    ) -> None:
-        self._clock = clock
+    def __init__(self, path: Path, run: Mapping[str, Any]) -> None:
+        self._ahead = time.time() - time.monotonic()
+        """Times never go back, also where the machine's clock is set back in a run."""
         self._path = path
         self._era = UNKNOWN
         with self._told():
@@ -93,7 +92,7 @@ class StepLog:
         self._file.write_if_it_fits(self._timed(line))
 
     def _timed(self, line: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {**line, "time": round(self._clock(), 3)}
+        return {**line, "time": round(self._ahead + time.monotonic(), 3)}
 
     @contextmanager
     def _told(self) -> Iterator[None]:

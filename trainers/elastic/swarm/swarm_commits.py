@@ -140,7 +140,7 @@ class SwarmCommits:
                 planned, ended_at = False, ended_at or time.monotonic()
                 of_gloo = error.__cause__
                 why = f"{error} ({of_gloo})" if of_gloo else str(error)
-                log.warning("step %d goes on in the next generation: %s", self._step, error)
+                log.warning("step %d goes on in the next generation: %s", self._step, why)
                 self._leave_group()
 
     def applied(self, commit: Commit) -> None:
