@@ -2,5 +2,5 @@
 
 `plan_cache.py` keeps small texts by key, `machine.py` says what a key must say of this machine.
 
-May import: nothing of ours.
+May import: torch_seams.
 """
