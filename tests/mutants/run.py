@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,6 +43,8 @@ class Tier:
     """Under tests/; empty: all of them."""
     arguments: tuple[str, ...]
     """Of pytest."""
+    fake_gpu: Mapping[str, str] | None = None
+    """Where it runs on the fake GPU (tests/fakecuda/): what the environment says of it."""
 
 
 TIERS = (
@@ -50,6 +52,15 @@ TIERS = (
     Tier("ci", (), ("-m", "not gpu", "--tier", "ci")),
     Tier("all", (), ("-m", "not gpu", "--tier", "all")),
 )
+GPU_TIERS = {
+    mode: Tier(f"gpu, {mode}", (), ("-m", "gpu", "--tier", "ci"), said)
+    for mode, said in (
+        ("in order", {}),
+        ("async", {"FAKE_CUDA_ASYNC": "1"}),
+        ("shuffled", {"FAKE_CUDA_SHUFFLE": "1"}),
+    )
+}
+ALL_TIERS = (*TIERS, *GPU_TIERS.values())
 OWN = "tests/unit/test_mutants.py"
 """Says that a mutant's lines are not there: while it is in its file they are not."""
 PYTEST = (
@@ -69,6 +80,8 @@ class Mutant:
     new: str
     suspects: tuple[str, ...]
     """Globs of test files under tests/, the likeliest first."""
+    fake_gpu: str = ""
+    """The mode of the fake GPU in which its tests run; empty: they run on the CPU."""
 
     def applied_to(self, source: str) -> str:
         count = source.count(self.old)
@@ -122,25 +135,30 @@ def files_of(suspects: Iterable[str], tests: Path) -> list[str]:
 
 
 def copy_tree(target: Path) -> None:
-    """What git knows of, as it is now, and the compiled kernels."""
+    """What git knows of, as it is now, and what was compiled."""
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     paths = [Path(name) for name in listed.stdout.split("\0") if name]
     paths += [path.relative_to(ROOT) for path in ROOT.glob("loaders/**/_pictures*.so")]
+    paths += [path.relative_to(ROOT) for path in ROOT.glob(".fakecuda/**/*")]
     for path in paths:
         if (ROOT / path).is_file():
             (target / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / path, target / path)
 
 
-def pytest_in(tree: Path, arguments: Sequence[str], limit: float) -> Outcome:
-    """One run over a copy of the tree."""
+def pytest_in(tree: Path, tier: Tier, arguments: Sequence[str], limit: float) -> Outcome:
+    """One run over a copy of the tree, on the machine or the fake GPU of the tier."""
     paths = os.pathsep.join((str(tree), str(tree / "tests" / "mutants")))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    command = [sys.executable, "-m", "pytest", *PYTEST, *arguments]
+    if tier.fake_gpu is not None:
+        environment |= tier.fake_gpu
+        command = [sys.executable, str(tree / "tests" / "fakecuda" / "on_gpu.py"), *command]
     shutil.rmtree(tree / ".hypothesis", ignore_errors=True)  # no example of another mutant
     process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", *PYTEST, *arguments],
+        command,
         cwd=tree,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -185,7 +203,7 @@ def _tried(mutant: Mutant, tree: Path, deadline: float, whole_tier: bool) -> tup
     passed: set[tuple[tuple[str, ...], str]] = set()
     ran = False
     for whole in (False, True) if whole_tier else (False,):
-        for tier in TIERS:
+        for tier in (GPU_TIERS[mutant.fake_gpu],) if mutant.fake_gpu else TIERS:
             folders = tier.folders or ("",)
             files = [f for f in suspects if f.startswith(folders)]
             if whole:
@@ -194,7 +212,7 @@ def _tried(mutant: Mutant, tree: Path, deadline: float, whole_tier: bool) -> tup
             if not files:
                 continue
             arguments = ["-x", *tier.arguments, *(f"tests/{file}" for file in files)]
-            outcome = pytest_in(tree, arguments, deadline - time.monotonic())
+            outcome = pytest_in(tree, tier, arguments, deadline - time.monotonic())
             if outcome.code is None:
                 return SLOW, tier.name, ""
             if outcome.code == 1 and outcome.failed:
@@ -208,15 +226,19 @@ def _tried(mutant: Mutant, tree: Path, deadline: float, whole_tier: bool) -> tup
 
 def without_mutants(results: list[Result], tree: Path, limit: float) -> list[Result]:
     """Who was caught by a test that fails anyway was not."""
-    tests = sorted({one.test for one in results if one.verdict == CAUGHT})
-    if not tests:
-        return results
-    outcome = pytest_in(tree, tests, limit)
-    if outcome.code not in (0, 1):
-        print(f"the tests could not be run without mutants: {outcome.last_words}")
-        return results
-    anyway = {*outcome.failed}
-    return [replace(one, verdict=ANYWAY) if one.test in anyway else one for one in results]
+    anyway: set[tuple[str, str]] = set()
+    for tier in ALL_TIERS:
+        caught = [one for one in results if (one.verdict, one.tier) == (CAUGHT, tier.name)]
+        tests = sorted({one.test for one in caught})
+        if not tests:
+            continue
+        outcome = pytest_in(tree, tier, tests, limit)
+        if outcome.code not in (0, 1):
+            print(f"{tier.name}: the tests could not be run again: {outcome.last_words}")
+        anyway |= {(tier.name, test) for test in outcome.failed}
+    return [
+        replace(one, verdict=ANYWAY) if (one.tier, one.test) in anyway else one for one in results
+    ]
 
 
 def row(result: Result) -> str:
@@ -226,7 +248,7 @@ def row(result: Result) -> str:
 
 
 def summary(results: Sequence[Result]) -> str:
-    counts = {tier.name: 0 for tier in TIERS}
+    counts = {tier.name: 0 for tier in ALL_TIERS}
     for one in results:
         key = one.tier if one.verdict == CAUGHT else one.verdict
         counts[key] = counts.get(key, 0) + 1
@@ -249,7 +271,7 @@ def write(results: Sequence[Result], path: Path) -> None:
         "changed_since": bool(git("status", "--porcelain", "--untracked-files=no")),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "tiers": [asdict(tier) for tier in TIERS],
+        "tiers": [asdict(tier) for tier in ALL_TIERS],
         "summary": summary(results),
         "mutants": [asdict(one) for one in results],
     }

@@ -35,6 +35,12 @@ def test_every_mutant_has_a_name_of_its_own_and_a_file_of_its_list(mutants: Any)
         assert [line for line in files if not line.startswith(f'file = "{package}/')] == []
 
 
+def test_faults_of_cuda_code_run_on_the_fake_gpu(mutants: Any) -> None:
+    faults = [one for one in mutants.read() if one.fake_gpu]
+    assert len(faults) >= 10
+    assert {one.fake_gpu for one in faults} == set(mutants.GPU_TIERS)
+
+
 def test_there_are_enough_of_every_package(mutants: Any) -> None:
     found = Counter(one.file.split("/")[0] for one in mutants.read())
     assert set(found) == set(LEAST)
