@@ -246,7 +246,7 @@ def test_a_step_that_changes_gradients_changes_those_of_no_other_parameter() -> 
 def test_a_parents_step_that_torch_wraps_after_the_capture_is_the_same_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    step = optim.Adam.step
+    step: Any = optim.Adam.step
     unwrapped = step.__wrapped__ if hasattr(step, "hooked") else step
     monkeypatch.setattr(optim.Adam, "step", unwrapped)
     monkeypatch.delattr(unwrapped, "hooked", raising=False)
