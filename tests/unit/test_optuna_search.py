@@ -316,6 +316,15 @@ def test_a_pruner_by_its_name() -> None:
         optuna_pruner_of("PercentilePruner", "val_loss", every=5)
 
 
+@pytest.mark.parametrize("data", [b"\xff\0" * 999, b"text", b"SQLite format 3\0" + b"\0" * 2000])
+def test_a_damaged_storage_is_refused_by_its_name(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "search.db").write_bytes(data)
+    url = f"sqlite:///{tmp_path / 'search.db'}"
+    search: dict[str, Any] = {"sampler": "TPESampler", "trials": 1, "at_once": 1, "seed": 3}
+    with pytest.raises(FleetError, match=r"search\.db' cannot be used \(.*is not a database"):
+        optuna_search_of(FakeFleet(tmp_path), VALUES, make, **search, storage=url).fit()
+
+
 def test_what_is_sent_to_a_device_can_be_pickled(tmp_path: Path) -> None:
     fleet = FakeFleet(tmp_path)
     optuna_search_of(fleet, VALUES, make, sampler="TPESampler", trials=1, at_once=1, seed=3).fit()
