@@ -89,6 +89,14 @@ def test_the_first_steps_are_compared_and_nothing_is_said() -> None:
     assert ol.differences(plain("plain"), result) == []
 
 
+def test_micro_batches_of_streamed_weights_are_compared_too() -> None:
+    """A user's settings: plain Lightning leaves gradients on the device from one to the next."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*OffloadStrategy.*")
+        result = train(offloading("60%"), **RUNS["accumulated"])
+    assert ol.differences(plain("accumulated"), result) == []
+
+
 class Saves(L.Callback):
     """In the middle of the fit, where some tensors are on the device and some are not."""
 

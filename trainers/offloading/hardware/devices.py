@@ -9,7 +9,7 @@
 The tensor objects stay the same; only their `.data` changes.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -62,11 +62,21 @@ def _plainly() -> Iterator[None]:
         yield
 
 
-def move(tensors: Iterable[torch.Tensor], device: torch.device) -> None:
+def move(tensors: Sequence[torch.Tensor], device: torch.device) -> None:
     with _plainly():
         for tensor in tensors:
             if tensor.device != device:
                 tensor.data = tensor.data.to(device)
+    bring_gradients(tensors)
+
+
+def bring_gradients(tensors: Iterable[torch.Tensor]) -> None:
+    """Have the gradient of each tensor on the device where the tensor is now."""
+    with _plainly():
+        for tensor in tensors:
+            gradient = tensor.grad if tensor.is_leaf else None
+            if gradient is not None and gradient.device != tensor.device:
+                tensor.grad = gradient.to(tensor.device)
 
 
 class MovedTensors:
@@ -86,12 +96,13 @@ class MovedTensors:
             raise
 
     def back(self) -> None:
-        """Return the tensors home with the values that they have now."""
+        """Return the tensors home with the values and gradients that they have now."""
         homes, self._homes = self._homes, []
         with _plainly():
             for tensor, home in homes:
                 home.copy_(tensor.data)
                 tensor.data = home
+        bring_gradients(tensor for tensor, _ in homes)
 
 
 def bring_along(trainer: L.Trainer, old: torch.device, new: torch.device) -> None:

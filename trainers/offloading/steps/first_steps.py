@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from offload import Plan, TaskGraph
 from offload.watching.watched_state import WatchedState, brief
-from trainers.offloading.hardware.devices import MovedTensors, tensors_of
+from trainers.offloading.hardware.devices import MovedTensors, bring_gradients, tensors_of
 from trainers.offloading.hardware.generators import generators_of
 from trainers.offloading.hardware.target import Target
 from trainers.offloading.steps.comparison import (
@@ -139,11 +139,15 @@ class FirstSteps:
         everything = [*tensors_of(module, optimizers), *step.outside.values()]
         if steps.by_hand:  # plain Lightning adds to the sums, which are in .grad
             start.restore({**self._state(module), **sums})
-            steps.hold(held)
+            steps.hold(frozenset())
             everything += steps.sums.values()
         else:
             start.restore(self._state(module))
         self._moved = MovedTensors(everything, device)
+        if steps.by_hand:  # where parameter and sum are on one device now
+            steps.hold(held)
+        else:
+            bring_gradients(everything)
 
     def compare_loss(self, eager: Any) -> None:
         if self.expected is not None:

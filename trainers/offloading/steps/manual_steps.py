@@ -90,11 +90,6 @@ class ManualSteps(MovableSteps):
     def pass_over(self, step: StepGraph) -> None:
         self.hold(step.holds)
 
-    def give_gradients(self) -> None:
-        """Plain Lightning goes on: it needs the gradients themselves in `.grad`."""
-        for p in self.held:
-            p.grad = self.sums[p].to(p.device, copy=True)
-
     # ---- graphs ---------------------------------------------------------------------------------
 
     def _key(self, micro: MicroBatch, parts: BatchParts) -> tuple[Any, ...]:

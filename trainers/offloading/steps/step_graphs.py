@@ -253,7 +253,7 @@ class StepGraphs:
     def give_gradients(self) -> None:
         """Copy the sums to `.grad`, because plain Lightning goes on with these micro-batches."""
         for p in self.held:
-            p.grad = self.sums[p].clone()
+            p.grad = self.sums[p].to(p.device, copy=True)
 
     def close(self) -> None:
         if self.runner is not None:
