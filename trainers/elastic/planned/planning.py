@@ -34,7 +34,10 @@ class Planning:
     def find_target(self, strategy: Any) -> None:
         """Plan for the device of this strategy of Lightning's."""
         target = target_of("auto", strategy.accelerator, strategy.root_device)
-        self.request = replace(self.request, target=target.measured(strategy.precision_plugin))
+        # A GPU's peers have the same bits, and the host's updates would have others.
+        where = "auto" if target.device.type == "cpu" else "device"
+        measured = target.measured(strategy.precision_plugin)
+        self.request = replace(self.request, target=measured, optimizer=where)
 
     def check_run(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Raise `CannotBeElastic` if it is known that this run cannot be planned."""
