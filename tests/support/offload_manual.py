@@ -38,7 +38,7 @@ class ByHand(L.LightningModule):
         self.generator, self.critic = nets()
 
     def noise(self, real: torch.Tensor) -> torch.Tensor:
-        return torch.randn(real.shape[0], LATENT).type_as(real)
+        return torch.randn(real.shape[0], LATENT, device=real.device)
 
     def judged(self, x: torch.Tensor, real: bool) -> torch.Tensor:
         out = self.critic(x)
