@@ -52,7 +52,7 @@ def fit(devices: dict[int, str], **more: Any) -> tuple[dict[str, torch.Tensor], 
     data = DataLoader(TensorDataset(x, x[:, :4].argmax(1)), batch_size=8)
     trainer = L.Trainer(
         max_epochs=1, accelerator="gpu", devices=1, logger=False, callbacks=[moving],
-        strategy=OffloadStrategy("100%", check_first_steps=0), enable_checkpointing=False,
+        strategy=OffloadStrategy("100%"), enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0, **more,
     )  # fmt: skip
     trainer.fit(module, data, data)
