@@ -54,7 +54,7 @@ SMOKE = (
     "integration/test_lightning_seams.py",
     # OffloadStrategy: clipping and accumulation, validation, why it trains eagerly
     "integration/test_offload_strategy.py::"
-    "test_a_run_is_plain_lightnings_to_the_last_bit[accumulated and clipped-40%]",
+    "test_a_run_is_plain_lightnings_to_the_last_bit[accumulated and clipped-40%-cpu]",
     "integration/test_offload_strategy_evaluation.py::"
     "test_a_model_larger_than_the_budget_gives_the_bits_of_plain_lightning[0.3-validate]",
     "integration/test_offload_strategy_faults.py::"

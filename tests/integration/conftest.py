@@ -1,5 +1,6 @@
 """What tests that put several parts together share."""
 
+import functools
 import multiprocessing
 import os
 import select
@@ -9,10 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from support import accelerators
 from support.shared_streams import BATCHES, lone
 from support.wire_ends import LOOPBACK, SECRET, Pair
 
 from loaders import SharedStream
+from trainers import OffloadStrategy
 from trainers.elastic.wire import Listener, connect
 
 Ended = Callable[[], bool]
@@ -26,6 +29,20 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def accelerator(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Where the trainers of the test are, for which it may be parametrized (accelerators.py)."""
+    chosen = getattr(request, "param", accelerators.CPU)
+    if chosen == accelerators.GPU:
+        if not torch.cuda.is_available():
+            pytest.skip("no CUDA device here")
+        # An update on the host has other last bits than one on a GPU (docs/offload/gpu.md).
+        on_device = functools.partialmethod(OffloadStrategy.__init__, optimizer="device")
+        monkeypatch.setattr(OffloadStrategy, "__init__", on_device)
+    with accelerators.trainers_on(chosen):
+        yield chosen
 
 
 @pytest.fixture

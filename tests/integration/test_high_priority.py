@@ -10,6 +10,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
+from support.accelerators import here, on_each_accelerator
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -107,7 +108,7 @@ def fitted(
     torch.manual_seed(1)
     module = Trained()
     trainer = L.Trainer(
-        max_epochs=1, accelerator="cpu", devices=1, strategy=strategy,
+        max_epochs=1, **here(), strategy=strategy,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
         **{"logger": False, "callbacks": [clients] if clients else [], **options},
     )  # fmt: skip
@@ -140,9 +141,10 @@ def answers_alone(net: nn.Module) -> torch.Tensor:
 # ---- bits ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("budget", "reserve"), [(None, None), ("1MiB", "64KiB")])
+@on_each_accelerator
+@pytest.mark.parametrize(("budget", "reserve"), [(None, None), ("256MiB", "64MiB")])
 def test_answers_and_the_training_have_the_bits_that_each_has_alone(
-    budget: str | None, reserve: str | None
+    budget: str | None, reserve: str | None, accelerator: str
 ) -> None:
     alone = fitted(OffloadStrategy(budget=budget))
     net = served()
@@ -274,7 +276,8 @@ def test_a_call_from_the_trainings_own_thread_is_refused() -> None:
     assert len(errors) == STEPS - 1
 
 
-def test_a_guest_whose_net_raises_leaves_the_training_as_it_is() -> None:
+@on_each_accelerator
+def test_a_guest_whose_net_raises_leaves_the_training_as_it_is(accelerator: str) -> None:
     class Broken(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             raise ValueError("my own mistake")

@@ -8,6 +8,7 @@ import pytest
 import torch
 from products import every_value, only_first
 from support import offload_lightning as ol
+from support.accelerators import GPU, kept_of_each, on_each_accelerator, unchecked
 
 from trainers import OffloadStrategy
 
@@ -32,19 +33,23 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
-@functools.cache
+@kept_of_each
 def plain(name: str) -> ol.Result:
     return ol.train(**RUNS[name])
 
 
+@on_each_accelerator
 @pytest.mark.parametrize("name, budget", every_value(RUNS, [None, "60%", "100%", "40%"]))
-def test_a_run_is_plain_lightnings_to_the_last_bit(name: str, budget: str | None) -> None:
-    # Nothing is checked on the fly: every step is the plan's.
-    result = ol.train(OffloadStrategy(budget=budget, check_first_steps=0), **RUNS[name])
+def test_a_run_is_plain_lightnings_to_the_last_bit(
+    name: str, budget: str | None, accelerator: str, request: pytest.FixtureRequest
+) -> None:
+    if accelerator == GPU and name.count("accumulated") and budget in ("60%", "40%"):
+        why = "gradients of streamed weights stay on the GPU between micro-batches"
+        request.applymarker(pytest.mark.xfail(strict=True, raises=RuntimeError, reason=why))
+    result = ol.train(OffloadStrategy(budget=budget, **unchecked()), **RUNS[name])
     assert ol.differences(plain(name), result) == []
     if budget in ("60%", "40%"):
-        plan = result.strategy.plan
-        assert plan.device_bytes <= plan.peak_bytes * float(budget[:-1]) / 100
+        assert ol.keeps_share(result.strategy.plan, budget)
 
 
 @pytest.mark.parametrize("name", only_first("accumulated and clipped", "plain"))

@@ -10,6 +10,7 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 from products import every_value
 from support import offload_evaluation
 from support import offload_lightning as ol
+from support.accelerators import here, on_each_accelerator
 from support.offload_evaluation import HOST, METHODS, both, run
 from torch import nn
 
@@ -78,13 +79,17 @@ class Gathers(L.Callback):
         self.seen.append(outputs)
 
 
+@on_each_accelerator
 @pytest.mark.parametrize("method, precision", every_value(METHODS, ["32-true", "bf16-mixed"]))
-def test_several_loaders_each_with_graphs_of_its_own(method: str, precision: Any) -> None:
+def test_several_loaders_each_with_graphs_of_its_own(
+    method: str, precision: Any, accelerator: str
+) -> None:
     loaders = [ol.data(20), ol.data(12)]
     both(method, Several, loaders=loaders, precision=precision)
 
 
-def test_callbacks_get_what_the_steps_return() -> None:
+@on_each_accelerator
+def test_callbacks_get_what_the_steps_return(accelerator: str) -> None:
     seen = []
     for make in (lambda: OffloadStrategy(budget="60%"), lambda: "auto"):
         writes, gathers = Writes(), Gathers()
@@ -281,14 +286,15 @@ def test_afterwards_every_tensor_has_memory_of_its_own_outside_of_inference_mode
         assert len({t.untyped_storage().data_ptr() for t in tensors}) == len(tensors)
 
 
-def test_a_fit_goes_on_after_an_evaluation() -> None:
+@on_each_accelerator
+def test_a_fit_goes_on_after_an_evaluation(accelerator: str) -> None:
     results = []
     for strategy in (OffloadStrategy(budget="60%"), "auto"):
         torch.manual_seed(3)
         module = ol.Module()
         trainer = L.Trainer(
             strategy=strategy, max_epochs=1, logger=False, enable_checkpointing=False,
-            enable_progress_bar=False, accelerator="cpu",
+            enable_progress_bar=False, **here(),
         )  # fmt: skip
         trainer.validate(module, ol.data(20), verbose=False)
         trainer.fit(module, ol.data(), ol.data(20))

@@ -7,6 +7,7 @@ import lightning as L
 import pytest
 import torch
 from support import offload_lightning as ol
+from support.accelerators import here
 
 from trainers import OffloadStrategy
 from trainers.offloading.steps.evaluation import Evaluation
@@ -46,7 +47,7 @@ def run(
         "enable_checkpointing": False,
         "enable_progress_bar": False,
         "enable_model_summary": False,
-        "accelerator": "cpu",
+        **here(),
     }
     trainer = L.Trainer(strategy=strategy, **{**defaults, **options})
     torch.manual_seed(4)

@@ -10,9 +10,11 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from support.accelerators import here
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from offload import Plan
 from offload.running.engines.cudagraph import CudaGraph
 from trainers import OffloadStrategy
 
@@ -138,7 +140,7 @@ def train(
         "enable_progress_bar": False,
         "enable_model_summary": False,
         "num_sanity_val_steps": 0,
-        "accelerator": "cpu",
+        **here(),
     }
     trainer = L.Trainer(strategy=strategy, callbacks=[rates, *callbacks], **{**defaults, **options})
     # A resumed run draws other dropout masks than one that went on: all begin alike.
@@ -149,9 +151,9 @@ def train(
         data(20) if validate else None,
         ckpt_path=ckpt_path,
     )
-    metrics = {f"callback {k}": v for k, v in trainer.callback_metrics.items()}
-    metrics |= {f"logged {k}": v for k, v in trainer.logged_metrics.items()}
-    metrics |= {f"loss of batch {n}": loss for n, loss in enumerate(rates.losses)}
+    metrics = {f"callback {k}": v.cpu() for k, v in trainer.callback_metrics.items()}
+    metrics |= {f"logged {k}": v.cpu() for k, v in trainer.logged_metrics.items()}
+    metrics |= {f"loss of batch {n}": loss.cpu() for n, loss in enumerate(rates.losses)}
     return Result(module, trainer, trainer.strategy, metrics, rates.rates)
 
 
@@ -178,6 +180,11 @@ def _unequal(path: str, one: Any, other: Any) -> list[str]:
         pairs = enumerate(zip(one, other, strict=True))
         return [line for n, (a, b) in pairs for line in _unequal(f"{path}[{n}]", a, b)]
     return [] if one == other else [f"{path}: {one} against {other}"]
+
+
+def keeps_share(plan: Plan, budget: str) -> bool:
+    """Whether the arena is so much of what the step's tensors need (docs/offload/gpu.md)."""
+    return plan.device_bytes - plan.reserve <= plan.peak_bytes * float(budget[:-1]) / 100
 
 
 def smallest(**options: Any) -> int:

@@ -1,0 +1,62 @@
+"""Where the trainers of a test are: on the CPU, and on a GPU too if it is `on_each_accelerator`.
+
+@on_each_accelerator -> fixture `accelerator` (integration/conftest.py) -> L.Trainer(**here())
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, ParamSpec, TypeVar
+
+import pytest
+from products import every_pair, every_value
+
+P, T = ParamSpec("P"), TypeVar("T")
+CPU, GPU = "cpu", "gpu"
+on_each_accelerator = pytest.mark.parametrize(
+    "accelerator", [CPU, pytest.param(GPU, marks=pytest.mark.gpu)], indirect=True
+)
+"""`make gpu-tests` runs such a test a second time, with its trainers on a GPU."""
+_chosen = CPU
+
+
+def pairs_on_each(*axes: Iterable[Any]) -> list[Any]:
+    """`every_pair` on the CPU, `every_value` on a GPU, which comes last and is `indirect`."""
+    return [
+        pytest.param(*row.values, where, marks=[*row.marks, *marks])
+        for where, rows, marks in (
+            (CPU, every_pair(*axes), []), (GPU, every_value(*axes), [pytest.mark.gpu])
+        )
+        for row in rows
+    ]  # fmt: skip
+
+
+@contextmanager
+def trainers_on(accelerator: str) -> Iterator[None]:
+    global _chosen
+    before, _chosen = _chosen, accelerator
+    try:
+        yield
+    finally:
+        _chosen = before
+
+
+def here() -> dict[str, Any]:
+    """What a trainer of the running test is told."""
+    return {"accelerator": _chosen, "devices": 1}
+
+
+def unchecked() -> dict[str, Any]:
+    """What a strategy is told so that every step is the plan's. On a GPU it is told nothing: its
+    first steps are compared, as users have it."""
+    return {"check_first_steps": 0} if _chosen == CPU else {}
+
+
+def kept_of_each(make: Callable[P, T]) -> Callable[P, T]:
+    """`make`, called once for the same arguments on the same accelerator."""
+
+    @functools.cache
+    def kept(accelerator: str, *args: P.args, **kwargs: P.kwargs) -> T:
+        return make(*args, **kwargs)
+
+    return lambda *args, **kwargs: kept(_chosen, *args, **kwargs)
