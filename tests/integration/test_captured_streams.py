@@ -19,7 +19,7 @@ from support.fake_gpu import (
     needs_held_streams,
     only_on_a_fake_gpu,
 )
-from support.stream_runs import CUDA, CYCLES, HELD, Bytes, ours, planned, smallest, works
+from support.stream_runs import CUDA, CYCLES, HELD, SHAPES, Bytes, ours, planned, smallest, works
 
 from offload.errors import DeviceLost
 from offload.memory.arenas import HostArena
@@ -57,7 +57,7 @@ def driver(held: str = "") -> GraphCuda:
 def test_whatever_stream_of_a_graph_is_late_the_bits_are_those_of_program_order(
     held: str, poison: bool, launches: list[Any]
 ) -> None:
-    for shape in ({"thin": 4096}, {"wide": 1 << 16, "thin": 64}, {"host_updates": True}):
+    for shape in SHAPES:
         graph = graphs.bound(graphs.chain(**shape), CUDA)
         tensors = graph.program.tensors
         for budget in (None, smallest(graph)):

@@ -15,7 +15,7 @@ from graph_edits import without_edge
 from products import every_pair
 from support import stream_graphs as graphs
 from support.fake_gpu import host_function, needs_late_streams
-from support.stream_runs import CUDA, HELD, driver, faulty, ours, planned, same, smallest
+from support.stream_runs import CUDA, HELD, SHAPES, driver, faulty, ours, planned, same, smallest
 
 from offload.errors import OffloadError, RaceFound, StepError
 from offload.graph.memgraph import TASK
@@ -30,7 +30,7 @@ from offload.running.runner import Runner
 def test_whatever_stream_is_late_the_bits_are_those_of_program_order(
     held: str, order: str, poison: bool
 ) -> None:
-    for shape in ({"thin": 4096}, {"wide": 1 << 16, "thin": 64}, {"host_updates": True}):
+    for shape in SHAPES:
         graph = graphs.bound(graphs.chain(**shape), CUDA)
         tensors = graph.program.tensors
         plainly = graphs.Plainly(graph, {k: v.cpu().clone() for k, v in tensors.items()})

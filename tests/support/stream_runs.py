@@ -15,6 +15,10 @@ from offload.running.runner import Runner
 
 CUDA = torch.device("cuda")
 HELD = ("", "compute", "h2d", "d2h")
+SHAPES: tuple[dict[str, Any], ...] = (
+    {"thin": 4096}, {"wide": 1 << 16, "thin": 64}, {"host_updates": True},
+)  # fmt: skip
+"""Of chains."""
 CYCLES = 200_000
 """0.1 ms of a device."""
 Bytes = Sequence[torch.Tensor]
