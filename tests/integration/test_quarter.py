@@ -101,6 +101,7 @@ def test_the_second_call_runs_what_failed_in_the_first_one(tmp_path: Path) -> No
     assert line.endswith("--showlocals tests/a.py::test_b[all bfloat16-0]")
 
 
+@pytest.mark.cold
 def test_every_test_of_the_lists_is_there() -> None:
     listed = [
         line for path in LISTS for line in path.read_text().splitlines() if line.startswith("tests")
