@@ -10,7 +10,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
-from support.accelerators import here, on_each_accelerator
+from support.accelerators import CPU, GPU, here, on_each_accelerator
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -141,8 +141,16 @@ def answers_alone(net: nn.Module) -> torch.Tensor:
 # ---- bits ---------------------------------------------------------------------------------------
 
 
-@on_each_accelerator
-@pytest.mark.parametrize(("budget", "reserve"), [(None, None), ("256MiB", "64MiB")])
+@pytest.mark.parametrize(
+    ("budget", "reserve", "accelerator"),
+    [
+        (None, None, CPU),
+        ("1MiB", "64KiB", CPU),
+        pytest.param(None, None, GPU, marks=pytest.mark.gpu),
+        pytest.param("256MiB", "64MiB", GPU, marks=pytest.mark.gpu),
+    ],
+    indirect=["accelerator"],
+)
 def test_answers_and_the_training_have_the_bits_that_each_has_alone(
     budget: str | None, reserve: str | None, accelerator: str
 ) -> None:
