@@ -85,7 +85,11 @@ class TensorUpdate:
         if momentum != 0:
             [buffer] = states
             buffer.mul_(momentum).add_(g, alpha=1 - now["dampening"])
-            g = g.add(buffer, alpha=momentum) if now["nesterov"] else buffer
+            if now["nesterov"]:
+                add = g.add_ if self.update.changes_gradient else g.add
+                g = add(buffer, alpha=momentum)
+            else:
+                g = buffer
         add_product(p, g, self._row(p).minus_lr)
 
     def _adam(self, now: dict[str, Any], p: Any, g: Any, states: Sequence[Any]) -> None:

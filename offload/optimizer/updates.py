@@ -32,7 +32,8 @@ EXACT = frozenset({torch.float32, torch.float64})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Update:
-    """`update(p, g, *states)` changes all but `g` in place, element by element."""
+    """`update(p, g, *states)` changes all but `g` in place, element by element; some kernels change
+    `g`, too."""
 
     optimizer: Optimizer
     group: int
@@ -75,6 +76,17 @@ class Update:
         """Whether it has a step counter."""
         return type(self.optimizer) is not SGD
 
+    @property
+    def changes_gradient(self) -> bool:
+        """Whether the kernel adds the momentum to the gradient itself: torch's of many tensors for
+        Nesterov's momentum, where it has made no copy of it."""
+        now = self.numbers()
+        of_many = self.foreach or (self.foreach is None and self.device.type == "cuda")
+        return bool(
+            of_many and not self.counts and now["nesterov"] and not now["fused"]
+            and not now["weight_decay"] and not now["maximize"]
+        )  # fmt: skip
+
     def numbers(self) -> dict[str, Any]:
         """The settings of its group: the present ones, or those of its own step."""
         if self.kept is not None:
@@ -104,7 +116,7 @@ class Update:
             [*g],
             [*momentum[0]] if momentum else [None] * len(p),
             has_sparse_grad=False,
-            foreach=self.foreach,
+            foreach=self.changes_gradient or self.foreach,  # on the host, too
             fused=now["fused"],
             weight_decay=now["weight_decay"],
             momentum=now["momentum"],

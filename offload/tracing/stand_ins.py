@@ -57,11 +57,14 @@ def _numbered(device: torch.device) -> torch.device:
 
 @contextmanager
 def standing_in(tensors: Iterable[torch.Tensor], device: torch.device) -> Iterator[None]:
-    """Swap in stand-ins for the tensors on other devices, and for all that share their storages."""
+    """Swap in stand-ins for the tensors on other devices, for all that share their storages, and
+    for their gradients: a trace takes those away and puts them back."""
+    every = [*tensors]
+    every += [t.grad for t in every if t.is_leaf and t.grad is not None]
     originals: list[tuple[torch.Tensor, torch.Tensor]] = []
     storages: dict[int, Any] = {}
     try:
-        for tensor in {id(t): t for t in tensors}.values():
+        for tensor in {id(t): t for t in every}.values():
             if is_away(tensor, device):
                 key = storage_key(tensor)
                 if key not in storages:

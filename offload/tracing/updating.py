@@ -206,10 +206,11 @@ class UpdateTasks:
             place = Value(buffer, tensor.dtype, tuple(tensor.size()), tensor.stride())
             states.append(self._states.setdefault((p, key), place))
         buffers = [v.buffer for v in states]
+        changed = isinstance(update, Update) and update.changes_gradient
         self.build.task(
             f"{name}.update",
             (own.buffer, g.buffer, *buffers),
-            (own.buffer, *buffers),
+            (own.buffer, *buffers, *([g.buffer] if changed else [])),
             Call(update, (own, g, *states)),
             phase=UPDATE,
             traffic=p.numel() * p.element_size() * (3 + 2 * len(states)),

@@ -184,8 +184,9 @@ def test_a_run_without_a_plan_is_plain_lightnings_on_the_device() -> None:
         train(OffloadStrategy(budget="60%"), make=Backward)
 
 
-def test_a_step_that_optimizes_by_hand_is_replayed() -> None:
-    ours = train(OffloadStrategy(budget="60%", engine="cudagraph"), make=Manual)
+@pytest.mark.parametrize("budget", [None, "60%"])
+def test_a_step_that_optimizes_by_hand_is_replayed(budget: str | None) -> None:
+    ours = train(OffloadStrategy(budget=budget, engine="cudagraph"), make=Manual)
     assert ol.differences(train(make=Manual), ours) == []
 
 
