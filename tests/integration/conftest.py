@@ -32,6 +32,14 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def same_determinism() -> Iterator[None]:
+    """`Trainer(deterministic=True)` tells all of torch, and takes that back nowhere."""
+    before = torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture(autouse=True)
 def accelerator(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Where the trainers of the test are, for which it may be parametrized (accelerators.py)."""
     chosen = getattr(request, "param", accelerators.CPU)

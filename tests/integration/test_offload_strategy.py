@@ -8,7 +8,7 @@ import pytest
 import torch
 from products import every_value, only_first
 from support import offload_lightning as ol
-from support.accelerators import GPU, kept_of_each, on_each_accelerator, unchecked
+from support.accelerators import kept_of_each, on_each_accelerator, unchecked
 
 from trainers import OffloadStrategy
 
@@ -41,11 +41,8 @@ def plain(name: str) -> ol.Result:
 @on_each_accelerator
 @pytest.mark.parametrize("name, budget", every_value(RUNS, [None, "60%", "100%", "40%"]))
 def test_a_run_is_plain_lightnings_to_the_last_bit(
-    name: str, budget: str | None, accelerator: str, request: pytest.FixtureRequest
+    name: str, budget: str | None, accelerator: str
 ) -> None:
-    if accelerator == GPU and name.count("accumulated") and budget in ("60%", "40%"):
-        why = "gradients of streamed weights stay on the GPU between micro-batches"
-        request.applymarker(pytest.mark.xfail(strict=True, raises=RuntimeError, reason=why))
     result = ol.train(OffloadStrategy(budget=budget, **unchecked()), **RUNS[name])
     assert ol.differences(plain(name), result) == []
     if budget in ("60%", "40%"):
