@@ -18,7 +18,7 @@ import yaml
 from perfect.config.grid import Grid
 from perfect.config.yaml_reader import read_dump
 from perfect.errors import ConfigError, FolderError
-from perfect.runs.folder import differences
+from perfect.runs.folder import differences, is_folder
 
 HOW = ("devices", "budget", "host_budget", "quantum", "hours")
 """These keys of `fleet` change no job's results, so a grid may be resumed with other ones."""
@@ -35,9 +35,7 @@ class GridFolder:
     def open(self, grid: Grid) -> None:
         """Make the folder. Raise `FolderError` if this grid may not run here."""
         plain = grid.dump()
-        if self.path.exists() and not self.path.is_dir():
-            raise FolderError(f"{self.path} is a file: give a folder as --out")
-        if self.grid.exists():
+        if is_folder(self.path) and self.grid.exists():
             self._compare(plain)
         elif self.path.exists() and any(self.path.iterdir()):
             raise FolderError(

@@ -44,11 +44,9 @@ class RunFolder:
     def open(self, config: dict[str, Any]) -> State:
         """Return the status of the run. Raise `FolderError` if this configuration may not run
         here."""
-        if self.path.exists() and not self.path.is_dir():
-            raise FolderError(f"{self.path} is a file: give a folder as --out")
-        half_begun = {self.config.with_suffix(".part").name}
-        if not self.path.exists():
+        if not is_folder(self.path):
             return "new"
+        half_begun = {self.config.with_suffix(".part").name}
         if {entry.name for entry in self.path.iterdir()} - self._also <= half_begun:
             return "new"
         if not self.config.exists():
@@ -103,6 +101,23 @@ class RunFolder:
     @rank_zero_only
     def write(self, run: dict[str, Any]) -> None:
         write_run(self.run, run)
+
+
+def is_folder(path: Path) -> bool:
+    """Return whether this folder is there. Raise `FolderError` if it cannot be."""
+    try:
+        str(path.absolute()).encode()  # what a run writes names it, and is UTF-8
+        path.stat()
+    except FileNotFoundError:
+        return False
+    except (UnicodeError, OSError) as error:
+        why = getattr(error, "strerror", "its name is not UTF-8")
+        raise FolderError(
+            f"{shown(str(path))} cannot be used ({why}): give another --out"
+        ) from error
+    if not path.is_dir():
+        raise FolderError(f"{path} is a file: give a folder as --out")
+    return True
 
 
 def _without_how(config: Any) -> Any:

@@ -112,7 +112,7 @@ class Far:
 
 def owner(values: list[int], device: str) -> Any:
     home = Far(values, device)
-    return SimpleNamespace(data=home, device=home.device)
+    return SimpleNamespace(data=home, device=home.device, is_leaf=True, grad=None)
 
 
 def test_tensors_that_were_away_come_home_with_the_values_of_now() -> None:

@@ -17,6 +17,7 @@ from perfect.errors import FolderError
 from perfect.grids.grid_folder import GridFolder
 from perfect.grids.grid_job import OUTPUT, GridJob, job_output
 from perfect.grids.timeline import Timeline
+from perfect.runs.folder import RunFolder
 from trainers.fleet.deciding.events import Restarted
 from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.deciding.fleet_state import FleetSettings, FleetState, JobState, Phase
@@ -70,6 +71,23 @@ def test_another_grid_is_refused_and_changes_nothing(
         folder.open(grid(tmp_path, **changes))
     assert said in str(error.value)
     assert folder.grid.read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("n" * 256, "File name too long"),
+        ("b\udcff", "its name is not UTF-8"),
+        ("file/x", "Not a directory"),
+    ],
+)
+def test_a_folder_that_cannot_be_is_refused_to_runs_and_grids(
+    name: str, why: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    for open_it in (lambda p: RunFolder(p).open({}), lambda p: GridFolder(p).open(grid(tmp_path))):
+        with pytest.raises(FolderError, match=rf"cannot be used \({why}\): give another --out"):
+            open_it(tmp_path / name)
 
 
 def test_a_file_and_a_folder_of_something_else_are_refused(tmp_path: Path) -> None:
