@@ -271,6 +271,7 @@ KINDS: Mapping[str, bytes] = {
     "a number": b"3", "null": b"null", "a list": b"[]", "half": b'{"commit": 1', "empty": b"",
     "text as a step": b'{"commit": "x", "added": [], "digest": "d", "time": 1.0}',
     "no lanes": b'{"commit": 1, "added": [["a", null]], "digest": "d", "time": 1.0}',
+    "a run without sums": b'{"run": {"lanes": 4}, "time": 1.0}',
     "half a character": b'{"commit": 1, "added": [], "digest": "\\ud800", "time": 1.0}',
     "400 digits": b'{"commit": 1, "added": [], "digest": "d", "time": 1' + b"0" * 400 + b"}",
     "an era without a number": b'{"begins": 0, "with": "x", "era": {"id": "x"}, "time": 1.0}',

@@ -42,7 +42,7 @@ Source = Literal["nothing", "checkpoint", "member"]
 FORMS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "time": {"time": float},
-        "run": {"run": {"lanes": int}},
+        "run": {"run": {"lanes": int, "sum": str, "micro": int}},
         "begins": {"begins": int, "with": str},
         "generation": {"generation": int, "members": tuple[str, ...], "step": int},
         "gap": {"gap": float, "why": str, "step": int},
