@@ -72,9 +72,14 @@ test-all: .venv/dev
 
 ## tests/fakecuda/ plays a GPU where there is none.
 GPU_VENV = $(if $(TORCH),.venv-torch-$(TORCH),.venv)
+GPU_TESTS = OMP_NUM_THREADS=1 $(GPU_VENV)/bin/python tests/fakecuda/on_gpu.py \
+	$(GPU_VENV)/bin/python -m pytest -n $(JOBS) --dist worksteal -m gpu
+LATE = streams.py streams_faults.py streams_models.py captured_streams.py offload_late.py preemption.py
+REORDERED = captured_streams.py offload_cudagraph.py
 gpu-tests: $(GPU_VENV)/dev
-	OMP_NUM_THREADS=1 $(GPU_VENV)/bin/python tests/fakecuda/on_gpu.py \
-		$(GPU_VENV)/bin/python -m pytest -n $(JOBS) --dist worksteal -m gpu tests
+	$(GPU_TESTS) tests
+	FAKE_CUDA_ASYNC=1 $(GPU_TESTS) $(addprefix tests/integration/test_,$(LATE))
+	FAKE_CUDA_SHUFFLE=1 $(GPU_TESTS) $(addprefix tests/integration/test_,$(REORDERED))
 
 ## Without root or sudo, a laptop goes on without FFCV; CI does not.
 .venv/backends: .venv/dev scripts/install_ffcv_packages.sh

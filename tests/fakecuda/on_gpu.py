@@ -12,6 +12,7 @@ from build import BuildError, build
 
 SITE = Path(__file__).resolve().parent / "site"
 SUCCESS = 0
+MODES = ("FAKE_CUDA_ASYNC", "FAKE_CUDA_SHUFFLE")
 
 
 def devices() -> int | None:
@@ -41,6 +42,9 @@ def main(command: list[str]) -> None:
             "on_gpu.py: a driver of NVIDIA is installed, but has no device: the fake GPU is not "
             "loaded beside it. Make a device visible, or remove the driver."
         )
+    if real and (mode := next(filter(os.environ.get, MODES), None)):
+        print(f"on_gpu.py: {mode} is for the fake GPU: nothing runs", file=sys.stderr)
+        return
     if real:
         print(f"on_gpu.py: on this machine's GPU, one of {real}", file=sys.stderr)
         os.execvp(command[0], command)
