@@ -34,6 +34,7 @@ from gradient_peer import (
     assert_equal,
     eager,
     needed,
+    number_of,
 )
 from support.captured_training import counting
 
@@ -125,10 +126,12 @@ def test_a_group_whose_micro_batches_draw_takes_turns_layer_by_layer() -> None:
     assert changes > 2 * K  # one after the other it is K - 1
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "fused adamw"])
 def test_a_captured_graph_of_a_device_reads_the_present_count_and_rate(optimizer: str) -> None:
     clip, driver = Clip(0.005), counting()
-    plain, planned = Trained(optimizer), Trained(optimizer)
+    plain, planned = Trained(optimizer, "cuda"), Trained(optimizer, "cuda")
     torch.manual_seed(3)
     totals = {p: torch.randn_like(p) for p in planned.module.parameters()}
     graph = offload.capture_update_step(planned.module, planned.optimizer, totals, clip)
@@ -139,11 +142,11 @@ def test_a_captured_graph_of_a_device_reads_the_present_count_and_rate(optimizer
                 one.begin(step)
             pairs = zip(plain.module.parameters(), totals.values(), strict=True)
             for p, total in pairs:
-                p.grad = total.div(count)
+                p.grad = total.to(p.device).div(number_of(count, "cuda"))
             nn.utils.clip_grad_norm_(plain.module.parameters(), clip.limit)
             plain.optimizer.step()
             runner(torch.tensor(count, dtype=torch.float64))
-            assert_equal([planned.state()], [plain.state()])
+            assert_equal([_on_host(planned.state())], [_on_host(plain.state())])
             for total in totals.values():
                 total.mul_(1.5)
     assert driver.replays > driver.captures
