@@ -135,11 +135,12 @@ def test_a_captured_graph_of_a_device_reads_the_present_count_and_rate(optimizer
     torch.manual_seed(3)
     totals = {p: torch.randn_like(p) for p in planned.module.parameters()}
     graph = offload.capture_update_step(planned.module, planned.optimizer, totals, clip)
-    plan = offload.plan(graph, needed(graph))
+    plan = offload.plan(graph, needed(graph, optimizer="device"), optimizer="device")
     with Runner(plan, "cudagraph", driver=driver) as runner:
         for step, count in enumerate((7, 8, 64, 3)):
             for one in (plain, planned):
-                one.begin(step)
+                for group in one.optimizer.param_groups:
+                    group["lr"] = 2.0 ** -(7 + step)  # a fused kernel reads it as float32
             pairs = zip(plain.module.parameters(), totals.values(), strict=True)
             for p, total in pairs:
                 p.grad = total.to(p.device).div(number_of(count, "cuda"))
