@@ -392,16 +392,3 @@ def test_a_name_of_cuda_builds_that_is_gone_fails_when_it_is_called(
     exec((ROOT / "offload/torch_seams.py").read_text(), again)
     with pytest.raises(AttributeError, match="_host_emptyCache"):
         again["empty_host_cache"]()
-
-
-def test_precisions_of_float32_are_read_and_put_back_whichever_way_they_were_set() -> None:
-    before = t.float32_precisions()
-    try:
-        every: Any = torch.backends
-        every.cuda.matmul.fp32_precision = "tf32"  # torch's older getters raise from here on
-        changed = t.float32_precisions()
-        assert changed != before and changed.count("tf32") == before.count("tf32") + 1
-        t.set_float32_precisions(before)
-        assert t.float32_precisions() == before
-    finally:
-        t.set_float32_precisions(before)

@@ -141,3 +141,16 @@ def test_a_hook_that_computes_a_weight_says_which(apply: Any, maker: str) -> Non
     assert t.computed_by_hooks(part.__dict__) == []
     apply(part)
     assert t.computed_by_hooks(part.__dict__) == [("weight", f"torch.nn.utils.{maker}")]
+
+
+def test_precisions_of_float32_are_read_and_put_back_whichever_way_they_were_set() -> None:
+    before = t.float32_precisions()
+    try:
+        every: Any = torch.backends
+        every.cuda.matmul.fp32_precision = "tf32"  # torch's older getters raise from here on
+        changed = t.float32_precisions()
+        assert changed != before and changed.count("tf32") == before.count("tf32") + 1
+        t.set_float32_precisions(before)
+        assert t.float32_precisions() == before
+    finally:
+        t.set_float32_precisions(before)
