@@ -8,6 +8,7 @@ A folder or file that is named on the command line is collected whatever the tie
 """
 
 import faulthandler
+import functools
 import gc
 import multiprocessing
 import os
@@ -109,7 +110,9 @@ def pytest_collection_finish() -> None:
 def pytest_unconfigure() -> None:
     gc.unfreeze()  # libraries tell of objects that are left at the end
     # A thread that hangs must not keep a worker, and so the whole run, from ending.
-    faulthandler.dump_traceback_later(120, exit=True, file=2)
+    threading._register_atexit(  # pyright: ignore[reportAttributeAccessIssue]
+        functools.partial(faulthandler.dump_traceback_later, 120, exit=True, file=2)
+    )
 
 
 def leaks() -> list[str]:
