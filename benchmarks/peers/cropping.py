@@ -7,7 +7,7 @@ from pathlib import Path
 
 import cv2  # pyright: ignore[reportMissingImports]
 import numpy as np
-import simplejpeg
+import simplejpeg  # pyright: ignore[reportMissingImports]
 from numpy.typing import NDArray
 
 OUTPUT = "uint8 HWC, linear"
