@@ -44,8 +44,6 @@ def accelerator(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     """Where the trainers of the test are, for which it may be parametrized (accelerators.py)."""
     chosen = getattr(request, "param", accelerators.CPU)
     if chosen == accelerators.GPU:
-        if not torch.cuda.is_available():
-            pytest.skip("no CUDA device here")
         # An update on the host has other last bits than one on a GPU (docs/offload/gpu.md).
         on_device = functools.partialmethod(OffloadStrategy.__init__, optimizer="device")
         monkeypatch.setattr(OffloadStrategy, "__init__", on_device)
