@@ -15,7 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -35,6 +35,7 @@ FIRST = 5
 """Steps of each job that are not timed."""
 ROUNDS = 2
 SIZE = GptSize(layers=12, width=768, heads=12, length=1024, words=50304, batch=16, steps=40)
+SMALL = replace(SIZE, layers=4, steps=20)
 TINY = GptSize(layers=1, width=16, heads=2, length=8, words=32, batch=2, steps=8)
 
 
@@ -44,6 +45,7 @@ class Setting:
     offload: Mapping[str, Any]
     ways: Sequence[str]
     minutes: float
+    size: GptSize = SIZE
 
 
 SETTINGS: Mapping[str, Setting] = {
@@ -51,6 +53,10 @@ SETTINGS: Mapping[str, Setting] = {
     "host updates; 2 jobs": Setting(2, {"optimizer": "host"}, ("serial", "fleet"), 3),
     "host updates; 4 jobs": Setting(4, {"optimizer": "host"}, ("serial", "fleet"), 5),
 }
+QUICK: Mapping[str, Setting] = {
+    "host updates; 2 small jobs": Setting(2, {"optimizer": "host"}, ("serial", "fleet"), 1, SMALL),
+}
+"""What quarter.sh has time for."""
 
 
 def steps(smoke: bool) -> Sequence[Step]:
@@ -64,7 +70,7 @@ def steps(smoke: bool) -> Sequence[Step]:
 
 def rows(job: Job) -> Rows:
     for cell in job.cells:
-        yield cell, _compared(SETTINGS[cell], job)
+        yield cell, _compared({**SETTINGS, **QUICK}[cell], job)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +82,7 @@ class Trained:
 
 
 def _compared(setting: Setting, job: Job) -> Row:
-    size, repeats = (TINY, 1) if job.smoke else (SIZE, ROUNDS)
+    size, repeats = (TINY, 1) if job.smoke else (setting.size, job.arguments.get("rounds", ROUNDS))
     seen: dict[str, list[float]] = {way: [] for way in setting.ways}
     wrong = 0
     for number in range(repeats):

@@ -7,6 +7,7 @@ over what was taken before, and nothing else may run there meanwhile. On a CPU i
 resident set. Between two looks more may have been taken: `looks` says how many there were.
 """
 
+import ctypes
 import gc
 import importlib.util
 import re
@@ -17,6 +18,7 @@ from types import TracebackType
 
 import torch
 
+NVML = "libnvidia-ml.so.1"
 STATUS = Path("/proc/self/status")
 
 
@@ -24,9 +26,17 @@ def counter(device: str) -> tuple[str, Callable[[], int]]:
     """Who counts, and how many bytes are taken now."""
     if device != "cuda":
         return "resident set", resident
-    if importlib.util.find_spec("pynvml") is not None:
+    if importlib.util.find_spec("pynvml") is not None and _is_there(NVML):
         return "NVML", lambda: int(torch.cuda.device_memory_used())
     return "cudaMemGetInfo", _taken
+
+
+def _is_there(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
 
 
 def _taken() -> int:

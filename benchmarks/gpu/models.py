@@ -24,6 +24,7 @@ DEVIATION = 0.02
 PIECE = 2048
 """Words whose logits are there at once."""
 
+GPT2 = Size(50257, 768, 12, 12, 3072, 8, 1024)
 GPT2_XL = Size(50257, 1600, 48, 25, 6400, 8, 1024)
 LLAMA_7B = Size(32000, 4096, 32, 32, 11008, 8, 1024)
 LLAMA_13B = Size(32000, 5120, 40, 40, 13824, 1, 1024)

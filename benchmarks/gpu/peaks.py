@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
-from offloading.nets import Size
 from offloading.report import Asked, Report, table
 
 from gpu.memory_watch import MemoryWatch, counter, settled
-from gpu.models import TINY, Case, Kind, language
+from gpu.models import GPT2, TINY, Case, Kind, language
 from gpu.ours import ENGINES, MIB, attempt, captured, eager, planned, run_by
 from gpu.part import Found, Job, Outcome, Row, Rows, Step
 from gpu.picture import Panel
@@ -32,7 +31,6 @@ SHARES = {
 CAPTURED = ("60 %", "minimum")
 """Budgets of which the step as one CUDA graph is measured, too."""
 CASES = ("gpt2-small", "vit-b-16")
-GPT2 = Size(50257, 768, 12, 12, 3072, 8, 1024)
 STEPS = 4
 
 

@@ -28,12 +28,12 @@ import torch
 from offloading.report import Asked, Report, ratios, spread, table
 from sharing.setting import NotingGate, Requests
 
-from gpu.models import TINY, Batch, Kind, LastWord, Size, decoder, text
+from gpu.models import GPT2, TINY, Batch, Kind, LastWord, Size, decoder, text
 from gpu.ours import TWINS, planned_to, replayed, step_graph
 from gpu.part import Found, Job, Outcome, Row, Rows, Step
 from gpu.picture import Panel
 from gpu.timing import free, synchronize
-from gpu.workloads import workloads
+from gpu.workloads import trained, workloads
 from offload import Costs, Runner, capture
 from offload.measuring.calibration import rates
 from offload.running.drivers.cuda import Cuda
@@ -49,6 +49,8 @@ RATE = 10.0
 """Requests a second."""
 TRAINED: Mapping[str, str] = {"llama-7b lora 8x1K": "8GiB", "gpt2-1.5b full 8x1K": "12GiB"}
 """With the budget of each."""
+SMALL = "gpt2-small full 8x1K"
+"""What quarter.sh has time for."""
 SMOKE: Mapping[str, str] = {"llama lora": "minimum"}
 WAYS = ("at rest", "ours, cuda", "ours, cudagraph", "threads", "process")
 SETTLING = 3
@@ -133,14 +135,15 @@ def rows(job: Job) -> Rows:
 
 def _trainings(name: str, job: Job) -> Callable[[str], Training]:
     """Return what makes a runner of this workload for an engine. They share weights and plan."""
-    load = workloads(job.smoke)[name]
+    small = trained(Kind(GPT2, "gpt2"), "full", (), optimizer="auto")
+    load = {**workloads(job.smoke), SMALL: small}[name]
     torch.manual_seed(0)
     batch = load.case.batch(job.device)
     module = load.case.build("cpu")
     graph = step_graph(load.case, module, batch, job.device, prefill=False)
     precision = load.precision if job.device == "cuda" else "float32"
     costs = rates(job.device, 0.5 if job.smoke else 2.5).costs(precision)
-    budget = (SMOKE if job.smoke else TRAINED)[name]
+    budget = {**TRAINED, **SMOKE, SMALL: "60 %"}[name]
     plan = planned_to(graph, budget, costs=costs, **load.options)
 
     def training(engine: str) -> Training:
@@ -168,7 +171,8 @@ class Beside:
 
 def _compared(training: Training, way: str, job: Job) -> Row:
     """Rounds of steps alone and of steps with requests, in one process and with one plan."""
-    seconds, repeats = (0.2, 1) if job.smoke else (ASKED_SECONDS, ROUNDS)
+    rounds = job.arguments.get("rounds", ROUNDS)
+    seconds, repeats = (0.2, 1) if job.smoke else (ASKED_SECONDS, rounds)
     beside = Beside(training, 50.0 if job.smoke else RATE, job.device, job.smoke)
     training.step_seconds(seconds)  # what is captured or measured first is no part of it
     seen: dict[str, list[float]] = {"alone": [], "asked": []}

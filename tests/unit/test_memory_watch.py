@@ -55,3 +55,14 @@ def test_the_resident_set_of_this_process_is_read(watch_module) -> None:
         pytest.skip("no /proc here")
     assert 10 << 20 < watch_module.resident() < 1 << 40
     assert watch_module.counter("cpu")[0] == "resident set"
+
+
+@pytest.mark.parametrize(
+    ("library", "who"), (("libc.so.6", "NVML"), ("libnothing.so.1", "cudaMemGetInfo"))
+)
+def test_nvml_counts_where_its_module_and_its_library_are_there(
+    watch_module, monkeypatch: pytest.MonkeyPatch, library: str, who: str
+) -> None:
+    monkeypatch.setattr(watch_module.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(watch_module, "NVML", library)
+    assert watch_module.counter("cuda")[0] == who
