@@ -5,6 +5,7 @@ A stream of the fake GPU is late with FAKE_CUDA_ASYNC=1 (fakecuda/).
 
 import gc
 import threading
+import time
 import weakref
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,7 @@ from support.stream_runs import CUDA, HELD, SHAPES, driver, faulty, ours, planne
 
 from offload.errors import OffloadError, RaceFound, StepError
 from offload.graph.memgraph import TASK
+from offload.memory.arenas import Arenas
 from offload.planning.verify import verify
 from offload.running.runner import Runner
 
@@ -181,3 +183,56 @@ def test_when_a_step_returns_its_copies_are_over_and_kernels_may_still_run() -> 
         last.before = lambda: None
         plainly.step(x)
         assert all(torch.equal(tensors[k].cpu(), plainly.held[k]) for k in tensors)
+
+
+# ---- memory of the host that a copy still uses --------------------------------------------------
+
+LATE_SECONDS = 0.1
+
+
+def be_late() -> None:
+    """The current stream does nothing for a while."""
+    host_function(lambda: time.sleep(LATE_SECONDS))
+
+
+@pytest.mark.gpu
+@needs_late_streams
+@pytest.mark.parametrize("way", ["park", "move"])
+def test_a_tensor_that_comes_to_the_host_can_be_read_at_once(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = graphs.bound(graphs.chain(), CUDA)
+    tensors, rest = graph.program.tensors, Arenas.rest
+
+    def late_again(arenas: Arenas) -> None:
+        rest(arenas)
+        be_late()
+
+    with Runner(planned(graph), "cuda", driver=driver()) as runner:
+        runner(graphs.batch())
+        expected = {key: tensor.to("cpu", copy=True) for key, tensor in tensors.items()}
+        monkeypatch.setattr(Arenas, "rest", late_again)
+        if way == "park":
+            runner.park()
+        else:
+            runner.move_to(planned(graph, smallest(graph)))
+        monkeypatch.undo()
+        came = [key for key, tensor in tensors.items() if tensor.device.type == "cpu"]
+        assert came
+        assert all(torch.equal(tensors[key], expected[key]) for key in came)
+
+
+@pytest.mark.gpu
+@needs_late_streams
+def test_memory_is_page_locked_until_a_copy_of_the_users_has_ended() -> None:
+    """A streamed weight is page-locked, so `to(..., non_blocking=True)` returns before its end."""
+    graph = graphs.bound(graphs.chain(host_updates=True), CUDA)
+    tensors = graph.program.tensors
+    with Runner(planned(graph, smallest(graph)), "cuda", driver=driver()) as runner:
+        runner(graphs.batch())
+        on_host = {k: tensor for k, tensor in tensors.items() if tensor.device.type == "cpu"}
+        assert on_host
+        expected = {key: tensor.clone() for key, tensor in on_host.items()}
+        be_late()
+        copies = {k: tensor.to(CUDA, non_blocking=True) for k, tensor in on_host.items()}
+    assert all(torch.equal(copies[key].cpu(), expected[key]) for key in copies)

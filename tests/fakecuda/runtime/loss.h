@@ -8,6 +8,8 @@ namespace fake {
 // Why the device is lost, or cudaSuccess.
 cudaError_t lost();
 
+void lose(cudaError_t why);
+
 }  // namespace fake
 
 #define FAIL_IF_LOST() \

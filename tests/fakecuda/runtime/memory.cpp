@@ -4,7 +4,9 @@
 // What is allocated holds NaN, and what is freed is unmapped: who reads it is told, or ends.
 // Copies keep CUDA's promises about time: one from pageable memory has read it when the call
 // returns, one to pageable memory has ended then, all others run on their stream. Capturing a copy
-// of pageable memory is an error. Pools of memory are not played: cudaMallocAsync is cudaMalloc.
+// of pageable memory is an error. To unlock memory waits for nothing, since CUDA promises no such
+// wait: a copy that comes to it afterwards loses the device.
+// Pools of memory are not played: cudaMallocAsync is cudaMalloc.
 #include <sys/mman.h>
 
 #include <cstring>
@@ -16,6 +18,7 @@
 #include "captures.h"
 #include "devices.h"
 #include "errors.h"
+#include "loss.h"
 #include "settings.h"
 #include "streams.h"
 
@@ -100,7 +103,15 @@ cudaError_t copy(void* to, const void* from, size_t bytes, cudaStream_t raw, boo
   if (stream->capture && !(reads && writes)) return refuse_pageable(stream, "cudaMemcpyAsync");
   cudaError_t error;
   if (reads) {
-    error = fake::enqueue(raw, [=] { std::memmove(to, from, bytes); }, "memcpy");
+    auto run = [=] {
+      if (!reachable(from, bytes) || (writes && !reachable(to, bytes))) {
+        fake::say("a copy came to memory that is not page-locked any more");
+        fake::lose(cudaErrorIllegalAddress);
+        return;
+      }
+      std::memmove(to, from, bytes);
+    };
+    error = fake::enqueue(raw, run, "memcpy");
   } else {
     const auto* first = static_cast<const char*>(from);
     auto kept = std::make_shared<std::vector<char>>(first, first + bytes);
@@ -207,7 +218,6 @@ API cudaError_t cudaHostRegister(void* pointer, size_t bytes, unsigned) {
 
 API cudaError_t cudaHostUnregister(void* pointer) {
   FAIL_IF_CAPTURED();
-  fake::drain_all();
   auto& all = memory();
   std::lock_guard<std::mutex> held(all.lock);
   auto place = all.host.at(pointer);
