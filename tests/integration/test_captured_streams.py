@@ -4,6 +4,7 @@ A kernel's Python runs when it is captured, so what goes wrong in a replay is a 
 that the graph keeps.
 """
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,11 +18,14 @@ from support.fake_gpu import (
     losable_device,
     lose_device,
     needs_held_streams,
+    needs_late_streams,
     only_on_a_fake_gpu,
 )
 from support.stream_runs import CUDA, CYCLES, HELD, SHAPES, Bytes, ours, planned, smallest, works
 
 from offload.errors import DeviceLost
+from offload.graph.memgraph import TASK
+from offload.graph.taskgraph import HOST
 from offload.memory.arenas import HostArena
 from offload.running.drivers.cuda_graph import GraphCuda
 from offload.running.drivers.device_loss import device_lost
@@ -92,8 +96,9 @@ def test_every_edge_of_a_graph_is_needed_a_late_stream_shows_it(launches: list[A
     assert wrong > len(crossing) / 3, f"{wrong} of {len(crossing)}"
 
 
-# ---- exceptions, Ctrl-C, a device that is gone --------------------------------------------------
+# ---- what happens in a replay: its end, an exception, a device that is gone --------------------
 
+LATE_SECONDS = 0.2
 struck: list[Callable[[], object]] = []
 """What the next replay does: once."""
 
@@ -114,6 +119,27 @@ def striking(task: str, **shape: Any) -> Any:
 
     graph = with_task(graph, task, kernel=run)
     return graph
+
+
+@needs_late_streams
+def test_when_a_captured_step_returns_its_copies_are_over(launches: list[Any]) -> None:
+    """The caller may write to host memory at once."""
+    over: list[bool] = []
+
+    def be_late() -> None:
+        time.sleep(LATE_SECONDS)
+        over.append(True)
+
+    graph = graphs.bound(striking("update0"), CUDA)
+    made = planned(graph, smallest(graph) + 2048)
+    assert made.memgraph.ends[graph.outputs[0]].arena != HOST, "to read the loss would wait, too"
+    assert any(node.kind != TASK for node in made.memgraph.nodes)
+    with Runner(made, "cudagraph") as runner:
+        runner(graphs.batch())
+        runner(graphs.batch())
+        struck.append(be_late)
+        runner(graphs.batch())
+        assert len(launches) == 2 and over
 
 
 @only_on_a_fake_gpu("the test loses the device")
