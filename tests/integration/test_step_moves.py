@@ -5,6 +5,7 @@ the step   | F1 F2 |  stop, live bytes over  | F3 B3 B2 ... on the other stage |
 
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -144,6 +145,8 @@ def test_moves_at_any_moment_keep_the_bits_and_lose_no_step(engine: str) -> None
             while not over.is_set():
                 in_step = chance.random() < 0.8
                 now = now if in_step else chance.choice(plans)
+                while in_step and runner._step_moves._runs_on is None and not over.is_set():
+                    time.sleep(1e-4)  # who asks as soon as it has moved is always between two steps
                 stage = other if runner.stage is one else one
                 ways.append(runner.move_to(now, stage=stage, in_step=in_step).way)
 
