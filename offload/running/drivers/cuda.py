@@ -147,7 +147,6 @@ class Cuda:
         try:
             yield
         finally:
-            self.synchronize()
             # Current streams belong to threads, so this step's is set again at its next node.
             self._caller, self._current, self._device_before = caller, None, device_before
 
