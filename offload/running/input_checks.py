@@ -21,9 +21,10 @@ def check_stage(stage: Stage | None, program: Program, **given: Any) -> None:
             raise ValueError(
                 f"{name}={value!r} has no effect beside a stage: give it to Stage(...)"
             )
-    if stage.device != program.device:
+    here, wanted = stage.device, program.device  # the latter may leave its number open
+    if here.type != wanted.type or wanted.index not in (None, here.index):
         raise ValueError(
-            f"the step was captured on {program.device}, the stage has {stage.device}:"
+            f"the step was captured on {wanted}, the stage has {here}:"
             " make a Stage of the step's device"
         )
 

@@ -88,7 +88,7 @@ class Stage:
         any legal order, for tests. `driver`: for the engines `cuda` and `cudagraph`; by default the
         device's own. `gate`: lets guests use the device between two nodes; by default its own.
         `host_dir`: a folder for files that are the memory of the host; by default it is RAM."""
-        self.device, self.host_dir = device, host_dir
+        self.host_dir = host_dir
         self.host_workers = host_workers
         self.swaps = SwapTotals()
         self.clock = clock
@@ -96,6 +96,8 @@ class Stage:
         name = engine_for(engine, device)
         check_order(order)
         self.driver = driver_for(name, device, driver)
+        self.device = device if self.driver is None else self.driver.device
+        """With its number, which a driver knows."""
         self._new_engine = partial(made_engine, name, self.driver, order, seed, host_workers)
         self.engine = self._new_engine(self.gate)
         self._spare: tuple[Gate, Engine] | None = None

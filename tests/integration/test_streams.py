@@ -17,7 +17,18 @@ from products import every_pair
 from support import stage_jobs as jobs
 from support import stream_graphs as graphs
 from support.fake_gpu import host_function, needs_late_streams
-from support.stream_runs import CUDA, HELD, SHAPES, driver, faulty, ours, planned, same, smallest
+from support.stream_runs import (
+    CUDA,
+    HELD,
+    SHAPES,
+    driver,
+    faulty,
+    ours,
+    planned,
+    same,
+    smallest,
+    works,
+)
 
 from offload.errors import OffloadError, RaceFound, StepError
 from offload.graph.memgraph import TASK
@@ -188,6 +199,14 @@ def test_without_a_device_engine_cuda_says_so_before_anything_is_allocated(
         Runner(planned(there), "serial")
     with pytest.raises(ValueError, match="'threads' has no use for a driver"):
         Runner(planned(graph), "threads", driver=object())  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.gpu
+def test_a_stage_of_the_present_device_takes_a_graph_that_names_it() -> None:
+    graph = graphs.bound(graphs.chain(), "cuda:0")
+    with Stage(CUDA) as stage, Runner(planned(graph), stage=stage) as runner:
+        assert stage.device == torch.device("cuda", 0)
+        assert works(runner, graph, graph.program.tensors)
 
 
 @pytest.mark.gpu
