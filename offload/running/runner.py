@@ -29,6 +29,7 @@ from offload.graph.taskgraph import TaskGraph
 from offload.memory.placement import Bindings
 from offload.memory.runnable import RunnablePlan
 from offload.running.binding import Binding, notes, program_of
+from offload.running.drivers.device_loss import naming_loss
 from offload.running.drivers.driver import Driver
 from offload.running.engines.tail_crew import HostTails, TailCrew
 from offload.running.engines.work import Record
@@ -195,7 +196,8 @@ class Runner:
                 " again, and make a new runner"
             )
         run = partial(self._run_nodes, key, batch, step, held)
-        return in_step_modes({self._plans.program.device.type}, run)
+        with naming_loss(self.stage.device):
+            return in_step_modes({self._plans.program.device.type}, run)
 
     def _run_nodes(
         self,

@@ -2,6 +2,7 @@
 
 import signal
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from support.fake_gpu import LAUNCH_FAILURE, losable_device, lose_device, only_o
 from support.stream_runs import CUDA, HELD, driver, faulty, ours, planned, smallest, works
 
 from offload.errors import DeviceLost, StepError
+from offload.running.binding import Binding
 from offload.running.drivers.cuda import Cuda
 from offload.running.runner import Runner
 
@@ -112,6 +114,28 @@ def test_a_with_block_whose_device_is_lost_ends_by_that_error(hosted: bool) -> N
         with pytest.raises(StepError, match="closed"):
             runner(graphs.batch())
     assert ours() == []
+
+
+@only_on_a_fake_gpu("the test loses the device")
+@pytest.mark.parametrize("method", ["begin", "outputs"])
+def test_a_loss_before_the_first_node_or_after_the_last_has_its_name(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = graphs.bound(graphs.chain(), CUDA)
+    call = getattr(Binding, method)
+
+    def loses(bound: Binding, *given: Any) -> Any:
+        lose_device()
+        return call(bound, *given)
+
+    runner, batch = Runner(planned(graph), "cuda"), graphs.batch().to(CUDA)
+    runner(batch)
+    monkeypatch.setattr(Binding, method, loses)
+    with losable_device():
+        with pytest.raises(DeviceLost, match="last checkpoint") as raised:
+            runner(batch)
+        assert "illegal memory access" in str(raised.value.__cause__)
+        runner.abandon()
 
 
 @only_on_a_fake_gpu("the test loses the device")

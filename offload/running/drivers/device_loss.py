@@ -9,6 +9,7 @@ sticky one, or was raised while it was handled, counts as well.
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 
 import torch
@@ -74,6 +75,19 @@ def device_lost(error: BaseException, device: torch.device) -> DeviceLost | None
             lost.__cause__ = one
             return lost
     return None
+
+
+@contextmanager
+def naming_loss(device: torch.device) -> Iterator[None]:
+    """Raise `DeviceLost` instead of an error of this block that says so. A kernel of an earlier
+    step may have caused it."""
+    try:
+        yield
+    except Exception as error:
+        lost = device_lost(error, device)
+        if lost is None or lost is error:
+            raise
+        raise lost from lost.__cause__
 
 
 def _and_those_before(error: BaseException) -> Iterator[BaseException]:
