@@ -1,23 +1,25 @@
 #!/usr/bin/env bash
 # Spends a quarter of an hour of a GPU, on a machine without network that is lent for 900 seconds.
 #
-# Before, here, on a machine with network (the wheels that the lent machine lacks, 8 MB):
+# Before, here, on a machine with network, at the commit that is to run:
 #
-#     benchmarks/gpu/wheels.sh few runs/carried
+#     benchmarks/gpu/quarter.sh prepare     gathers runs/carried: what the lent machine may lack, 16 MB,
+#                                           and what tells there which commit runs
 #
-# There, from the root of the checkout, with runs/carried carried along and COMMIT set, because the
-# history of the checkout does not travel. Whatever is written goes into $OUT/all.tar.gz:
+# There, from the root of the checkout, with runs/carried carried along. Whatever is written goes into
+# $OUT/all.tar.gz:
 #
-#     COMMIT=... benchmarks/gpu/quarter.sh          600 s: the canaries, the other tests, then numbers
-#     COMMIT=... benchmarks/gpu/quarter.sh again    130 s: what failed, with long tracebacks; if nothing
-#                                                   did, one cell of a fleet and one of sharing
-#     COMMIT=... benchmarks/gpu/quarter.sh whole    120 s: 6B trained whole within 16 GiB, one step
+#     bash benchmarks/gpu/quarter.sh          585 s: the canaries, the other tests, then numbers
+#     bash benchmarks/gpu/quarter.sh again    125 s: what failed, with long tracebacks; if nothing did,
+#                                             a small fleet and a small training that answers requests
+#     bash benchmarks/gpu/quarter.sh whole    115 s: 6B trained whole within 16 GiB, one step
 #
-# `again` and `whole` are called while the machine is still held. On a fresh machine, `again` needs
-# what the first call wrote: unpack all.tar.gz into runs/quarter and carry that along, too.
+# `again` and `whole` are called while the machine is still held, so they find what the first call
+# wrote. On a fresh machine, unpack all.tar.gz into runs/quarter and carry that along, too.
 #
 # Each part has a second of the script by which it must be over. A part that takes longer is ended,
-# and the next one begins. All is packed after each part, and when the script is ended.
+# and the next one begins; one that is over early leaves its time to the next. All is packed after
+# each part, and when the script is ended.
 #
 # A rehearsal takes tiny sizes, few tests, and ten times the seconds. Without a GPU it takes the fake:
 #
@@ -28,15 +30,18 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 cd "$root" || exit
 lists=benchmarks/gpu
 state=${STATE:-$root/runs/quarter}
+carried=${CARRIED:-$root/runs/carried}
+site=$state.site  # the carried wheels, unpacked
 out=${OUT:-$state/out}
 python=python3
 [ -x .venv/bin/python ] && python=$root/.venv/bin/python
 python=${PYTHON:-$python}
-export PYTHONPATH="$root:$root/benchmarks${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}
+export PYTHONPATH="$site:$root:$root/benchmarks${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+ulimit -c 0
 smoke=false times=1 workers=8 patience=100
 LOG_BYTES=2000000  # what is kept of a log is its end: a file that comes back has at most 16 MiB
-GRACE=5            # seconds from the interrupt of a part that is over its time to its kill
+GRACE=5            # seconds from the interrupt of a part that is over its time to its end
+TRAVELS=64         # MiB that the checkout and what is carried may have together
 
 # ---- parts ------------------------------------------------------------------------------------------
 
@@ -60,6 +65,8 @@ part() {
     sleep "$left"
     kill -INT -- -$running
     sleep $GRACE
+    kill -ABRT -- -$running  # a Python that hangs in a call says where
+    sleep 1
     kill -KILL -- -$running
   ) > /dev/null 2>&1 &
   wait $running 2> /dev/null
@@ -103,13 +110,54 @@ end() {
 
 # ---- what a part runs --------------------------------------------------------------------------------
 
+# Unpacks the carried wheels that Python lacks to where it looks. The machine's own stays as it is.
+unpack() {
+  local wheels=("$carried"/few/*.whl)
+  rm -rf "$site"
+  mkdir -p "$site"
+  [ -e "${wheels[0]}" ] || return 0
+  "$python" - "$site" "${wheels[@]}" << 'UNPACK'
+import importlib.metadata as found
+import pathlib
+import sys
+import zipfile
+
+for wheel in sys.argv[2:]:
+    name = pathlib.Path(wheel).name.partition("-")[0]
+    try:
+        found.version(name)
+    except found.PackageNotFoundError:
+        print("unpacked:", pathlib.Path(wheel).name)
+        zipfile.ZipFile(wheel).extractall(sys.argv[1])
+UNPACK
+}
+
+# Which commit runs: the one that was prepared, if its files are here as they were.
+commit() {
+  if [ "${COMMIT:-}" ]; then
+    echo "$COMMIT"
+  elif [ ! -e "$carried/commit" ]; then
+    git rev-parse HEAD 2> /dev/null || echo unknown
+  elif sha256sum --check --quiet "$carried/sources" >&2; then
+    cat "$carried/commit"
+  else
+    echo "$(cat "$carried/commit")-changed"
+  fi
+}
+
 arrive() {
-  echo "commit ${COMMIT:-$(git rev-parse HEAD)}"
-  nvidia-smi 2> /dev/null || echo "there is no nvidia-smi"
-  [ -e runs/carried/few/install.sh ] && PYTHON=$python bash runs/carried/few/install.sh
-  # The pixel kernels; the allocator is compiled meanwhile, once, and kept in the user's cache.
-  "$python" -m pip install --quiet --disable-pip-version-check --no-index --no-deps \
-    --no-build-isolation --editable . &
+  echo "commit $(cat "$state/commit")"
+  timeout 10 nvidia-smi || echo "nvidia-smi says nothing"
+  "$python" -c 'import importlib.metadata as found, sys
+print("python", sys.version)
+for name in sys.argv[1:]:
+    try:
+        print(name, found.version(name))
+    except found.PackageNotFoundError:
+        print(name, "IS NOT INSTALLED")' torch torchvision lightning numpy pydantic shtab cryptography \
+    pytest pytest-timeout pytest-xdist hypothesis nvidia-ml-py setuptools
+  # The pixel kernels are compiled beside their sources. Meanwhile the allocator is, once for all.
+  "$python" -c 'from setuptools import setup; setup()' --quiet egg_info build_ext --inplace &
   "$python" -c 'import torch
 from offload.memory.cuda_shim import why_not_on
 for device in ("cpu", "cuda"):
@@ -123,16 +171,18 @@ named() {
   grep -v -e '^#' -e '^$' "$lists/$1"
 }
 
-# tests WORKERS ARGUMENT...: each test is a line of the log as soon as it is over.
+# tests WORKERS ARGUMENT...: a test that hangs says where after a while.
 tests() {
   local workers=$1
   shift
-  "$python" -m pytest -v -n "$workers" --dist worksteal -p no:cacheprovider -m gpu \
-    -o timeout=$patience "$@"
+  OUTCOMES=$state OMP_NUM_THREADS=${OMP_NUM_THREADS:-2} "$python" -m pytest -v -n "$workers" \
+    --dist worksteal -p no:cacheprovider -p gpu.outcomes -m gpu -o timeout=$patience \
+    -o faulthandler_timeout=$((patience / 2)) "$@"
 }
 
 canaries() {
   mapfile -t ids < <(named canaries.txt)
+  $smoke && ids=("${ids[@]:0:4}")
   tests "$workers" --tb=long --showlocals "${ids[@]}"
 }
 
@@ -151,10 +201,17 @@ alone() {
   tests 1 --tb=long "${ids[@]}"
 }
 
-# failed: the ids of the tests of the first call that failed.
+# ended OUTCOME: the ids of the tests that did.
+ended() {
+  sed -n "s/^$1\t//p" "$state/outcomes.tsv" 2> /dev/null
+}
+
+# failed: the ids of the tests that failed, and of canaries that did not end.
 failed() {
-  sed -nE 's/^\[gw[0-9]+\] \[ *[0-9]+%\] (FAILED|ERROR) (.*[^ ]) *$/\2/p' \
-    "$state"/{canaries,tests,alone}.log 2> /dev/null | sort -u
+  {
+    ended failed
+    $smoke || named canaries.txt | grep -vxF -f <(ended "[a-z]*")
+  } | sort -u
 }
 
 failures() {
@@ -162,19 +219,38 @@ failures() {
   tests 4 --tb=long --showlocals "${ids[@]}"
 }
 
-# measure NAME RUN CELL...: these cells of the GPU suite, one process, into STATE/gpu_NAME.jsonl.
+# measure NAME RUN CELL...: these cells of the GPU suite, into STATE/gpu_NAME.jsonl. A process runs
+# them one after the other. If it fails, another one goes on behind the cell that did not come.
 measure() {
+  local name=$1 run=$2 rows=$state/gpu_$1.jsonl cell left good=true
+  shift 2
+  while (($#)); do
+    cells "$name" "$run" "$@" && break
+    left=()
+    for cell; do grep -qF "{\"cell\": \"$cell\"," "$rows" || left+=("$cell"); done
+    good=false
+    set -- "${left[@]:1}"
+  done
+  cut -c1-250 "$rows"
+  $good && ! grep -q '"row": null' "$rows"
+}
+
+cells() {
   local name=$1 run=$2 cells
   shift 2
   cells=$(printf '"%s",' "$@")
-  printf '{"job": {"run": "%s", "cells": [%s], "arguments": {}, "device": "cuda", "smoke": %s,
+  printf '{"job": {"run": "%s", "cells": [%s], "arguments": {"rounds": 1}, "device": "cuda", "smoke": %s,
     "work": "%s"}, "store": ["%s", "gpu_%s"]}' \
     "$run" "${cells%,}" $smoke "$state/$name.work" "$state" "$name" |
-    "$python" -m gpu.child "$(device)" && cut -c1-200 "$state/gpu_$name.jsonl"
+    COMMIT=$(cat "$state/commit") "$python" -X faulthandler -m gpu.child "$(device)"
 }
 
 device() {
-  nvidia-smi --query-gpu=name --format=csv,noheader --id=0 2> /dev/null || echo "fake GPU"
+  if [ "${FAKE_CUDA:-}" ]; then
+    echo "fake GPU"
+  else
+    nvidia-smi --query-gpu=name --format=csv,noheader --id=0 || echo "a GPU without nvidia-smi"
+  fi
 }
 
 ceilings() {
@@ -201,11 +277,11 @@ peaks() {
 }
 
 fleet() {
-  measure fleet gpu.fleet:rows "host updates; 2 jobs"
+  measure fleet gpu.fleet:rows "host updates; 2 small jobs"
 }
 
 sharing() {
-  local name="gpt2-1.5b full 8x1K"
+  local name="gpt2-small full 8x1K"
   $smoke && name="llama lora"
   measure sharing gpu.sharing:rows "$name; ours, cudagraph"
 }
@@ -218,11 +294,33 @@ whole() {
 
 # ---- calls ------------------------------------------------------------------------------------------
 
+prepare() {
+  local mega
+  rm -rf "$carried"
+  "$lists/wheels.sh" few "$carried" || return
+  git rev-parse HEAD > "$carried/commit" || return
+  [ -z "$(git status --porcelain)" ] || sed -i 's/$/-dirty/' "$carried/commit"
+  git ls-files -z | xargs -0 sha256sum > "$carried/sources"
+  mega=$({
+    git ls-files --cached --others --exclude-standard -z
+    find "$carried" -type f -print0
+  } | du --files0-from=- --apparent-size --total --block-size=1M | tail -n 1 | cut -f1)
+  if ((mega >= TRAVELS)); then
+    echo "the checkout and $carried have $mega MiB: less than $TRAVELS MiB travel" >&2
+    return 1
+  fi
+  echo "commit $(cat "$carried/commit"), $mega MiB in all. Carry ${carried#"$root"/}, and type there:"
+  echo
+  echo "    bash benchmarks/gpu/quarter.sh"
+}
+
 first() {
-  rm -rf "$state"
-  mkdir -p "$state"
-  part arrive 25 arrive
-  if ! part canaries 70 canaries; then
+  local status
+  part arrive 45 arrive
+  part canaries 90 canaries
+  status=$?
+  # That not all of them are over in time is no failure: the first start of a machine is slow.
+  if ((status != 0 && status != 124)) || [ "$(ended failed)" ]; then
     echo "a canary failed: nothing is measured"
     part tests 545 others
     part alone 585 alone
@@ -249,15 +347,22 @@ main() {
   for word in "$@"; do
     case $word in
       --smoke) smoke=true times=10 workers=2 patience=600 ;;
-      again | whole) call=$word ;;
+      prepare | again | whole) call=$word ;;
       *)
-        echo "quarter.sh: $word is no call: again, whole or none of them, and --smoke" >&2
+        echo "quarter.sh: $word is no call: prepare, again, whole or none of them, and --smoke" >&2
         exit 2
         ;;
     esac
   done
+  if [ $call = prepare ]; then
+    prepare
+    exit
+  fi
   trap end TERM INT HUP
+  [ $call != first ] || rm -rf "$state" "$site"
   mkdir -p "$state"
+  [ -d "$site" ] || unpack
+  [ -e "$state/commit" ] || commit > "$state/commit"
   if [ $call = whole ]; then part whole 115 whole; else $call; fi
   echo
   cat "$state/parts.tsv"

@@ -7,7 +7,8 @@
 # A part is a folder of its own, below LIMIT_MB so that it travels in one piece; dali is not, and
 # says so: its files go one by one.
 #
-#     few         what a machine with torch and lightning may still lack: 8 MB
+#     few         what quarter.sh takes along: what a machine with torch, numpy, matplotlib and rich
+#                 may still lack, 12 MB; quarter.sh unpacks it itself
 #     core        lightning and what it needs, what `perfect` needs, torchmetrics; no torch
 #     peers       deepspeed (built from its sdist: the index's wheel is from 2020), torchao,
 #                 accelerate, and what they need
@@ -44,8 +45,11 @@ imports=()
 case $part in
   few)
     fetch pydantic==2.14.3 pydantic-core==2.50.4 annotated-types==0.8.0 typing-inspection==0.4.5 \
-      shtab==1.13.0 cryptography==50.0.2 cffi==2.1.1 pycparser==3.12
-    imports=(pydantic shtab cryptography)
+      shtab==1.13.0 cryptography==50.0.2 cffi==2.1.1 pycparser==3.12 lightning==2.6.6 \
+      pytorch-lightning==2.6.6 lightning-utilities==0.15.3 torchmetrics==1.9.0 nvidia-ml-py==13.615.71 \
+      pytest==9.2.0 pytest-timeout==2.4.0 pytest-xdist==3.8.0 execnet==2.1.2 pluggy==1.7.0 \
+      iniconfig==2.3.1 hypothesis==6.170.15 sortedcontainers==2.4.0
+    imports=(pydantic shtab cryptography lightning pytest)
     ;;
   core)
     fetch lightning==2.6.6 pytorch-lightning==2.6.6 lightning-utilities==0.15.3 torchmetrics==1.9.0 \
