@@ -53,7 +53,8 @@ pack() {
 
 # part NAME SECOND COMMAND...: runs it until that second of this script, and returns its status.
 part() {
-  local name=$1 left=$(($2 * times - SECONDS - GRACE)) begin=$SECONDS running status log=$state/$1.log
+  local name=$1 left=$(($2 * times - SECONDS - GRACE)) begin=$SECONDS log=$state/$1.log
+  local running watcher status
   shift 2
   if ((left <= 0)); then
     note "$name" "not begun: no time is left" 0
@@ -69,6 +70,8 @@ part() {
     sleep 1
     kill -KILL -- -$running
   ) > /dev/null 2>&1 &
+  watcher=$!
+  disown $watcher  # its end is no news
   wait $running 2> /dev/null
   status=$?
   ((SECONDS - begin < left)) || status=124
@@ -83,7 +86,7 @@ part() {
 # Ends whatever the part has begun, also what outlives it, and what watches over its time.
 stop() {
   local group
-  for group in ${running:-} $(jobs -p); do kill -KILL -- "-$group"; done
+  for group in ${running:-} ${watcher:-} $(jobs -p); do kill -KILL -- "-$group"; done
   wait
 } 2> /dev/null
 
