@@ -149,6 +149,7 @@ commit() {
 }
 
 arrive() {
+  local device
   echo "commit $(cat "$state/commit")"
   timeout 10 nvidia-smi || echo "nvidia-smi says nothing"
   "$python" -c 'import importlib.metadata as found, sys
@@ -159,12 +160,13 @@ for name in sys.argv[1:]:
     except found.PackageNotFoundError:
         print(name, "IS NOT INSTALLED")' torch torchvision lightning numpy pydantic shtab cryptography \
     pytest pytest-timeout pytest-xdist hypothesis nvidia-ml-py setuptools
-  # The pixel kernels are compiled beside their sources. Meanwhile the allocator is, once for all.
+  # All at once: the pixel kernels beside their sources, the allocators into the user's cache.
   "$python" -c 'from setuptools import setup; setup()' --quiet egg_info build_ext --inplace &
-  "$python" -c 'import torch
+  for device in cpu cuda; do
+    "$python" -c 'import sys, torch
 from offload.memory.cuda_shim import why_not_on
-for device in ("cpu", "cuda"):
-    print(device, "allocator:", why_not_on(torch.device(device)) or "compiled")'
+print(sys.argv[1], "allocator:", why_not_on(torch.device(sys.argv[1])) or "compiled")' $device &
+  done
   wait
   "$python" -c 'from loaders.pixels.kernels import compiled; print("pixel kernels:", compiled())'
 }
@@ -185,7 +187,6 @@ tests() {
 
 canaries() {
   mapfile -t ids < <(named canaries.txt)
-  $smoke && ids=("${ids[@]:0:4}")
   tests "$workers" --tb=long --showlocals "${ids[@]}"
 }
 
@@ -213,7 +214,7 @@ ended() {
 failed() {
   {
     ended failed
-    $smoke || named canaries.txt | grep -vxF -f <(ended "[a-z]*")
+    named canaries.txt | grep -vxF -f <(ended "[a-z]*")
   } | sort -u
 }
 
