@@ -146,7 +146,7 @@ def _watched_trace(
         recorder = Recorder(around.modules, clock, device, learned, assumed)
         try:
             with (
-                standing_in(around.reachable(), device),
+                standing_in(around.reachable(), device) as recorder.tape.away,
                 compiled_calls(_refuse_compiled),
                 _ForbiddenCalls(),
             ):

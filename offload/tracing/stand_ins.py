@@ -5,14 +5,15 @@
 
 The devices of a step's tensors decide which kernels it calls, and autograd compares the devices of
 leaves and gradients. But a model may be larger than the device, or partly live in host memory. A
-stand-in has a storage without memory. Nothing reads its address, because nothing is computed under
-fake tensors. Tensors that share a storage share its stand-in.
+stand-in has a storage without memory. Nothing is computed under fake tensors, so nothing reads its
+address; who computes nevertheless, because the step asks for a value, reads the original. Tensors
+that share a storage share its stand-in.
 
 Everything is put back even after an error. Only `.data` changes, so versions, hooks and histories
 stay.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -56,13 +57,17 @@ def _numbered(device: torch.device) -> torch.device:
 
 
 @contextmanager
-def standing_in(tensors: Iterable[torch.Tensor], device: torch.device) -> Iterator[None]:
+def standing_in(
+    tensors: Iterable[torch.Tensor], device: torch.device
+) -> Iterator[Mapping[int, torch.Tensor]]:
     """Swap in stand-ins for the tensors on other devices, for all that share their storages, and
-    for their gradients: a trace takes those away and puts them back."""
+    for their gradients: a trace takes those away and puts them back. In the block, whoever has the
+    key of a stand-in's storage finds a tensor over the original one."""
     every = [*tensors]
     every += [t.grad for t in every if t.is_leaf and t.grad is not None]
     originals: list[tuple[torch.Tensor, torch.Tensor]] = []
     storages: dict[int, Any] = {}
+    away: dict[int, torch.Tensor] = {}
     try:
         for tensor in {id(t): t for t in every}.values():
             if is_away(tensor, device):
@@ -70,8 +75,10 @@ def standing_in(tensors: Iterable[torch.Tensor], device: torch.device) -> Iterat
                 if key not in storages:
                     storages[key] = _storage(tensor.untyped_storage().nbytes(), device)
                 _swap(tensor, storages[key], device, originals)
-        yield
+        away.update((storage_key(tensor), original) for tensor, original in originals)
+        yield away
     finally:
+        away.clear()
         for tensor, original in reversed(originals):
             tensor.data = original
 

@@ -92,3 +92,6 @@ class Tape:
     """What the step was answered when it asked for values: after how many ops, and for which."""
     steps: list[StepMark] = field(default_factory=list)
     """The steps of optimizers that the step calls itself."""
+    away: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    """While the step is traced: the user's tensors on other devices, by the keys of the storages
+    that stand in for theirs."""

@@ -15,7 +15,7 @@ from offload.program.assumptions import Number
 from offload.program.generators import default_generator
 from offload.program.kernels import Value
 from offload.program.trees import leaves, mapped
-from offload.torch_seams import disable_current_modes, pytree
+from offload.torch_seams import disable_current_modes, pytree, storage_key
 from offload.tracing.run_time_ops import at_run_time
 from offload.tracing.tape import Op, Tape
 
@@ -105,7 +105,7 @@ def _bytes(
             value, given = inputs[number]
             _view(empty, value).copy_(given)
         return empty
-    given = storage.tensor.detach()
+    given = tape.away.get(storage_key(storage.tensor), storage.tensor).detach()
     own = torch.empty(0, dtype=torch.uint8, device=given.device).set_(
         given.untyped_storage(), 0, (given.untyped_storage().nbytes(),), (1,)
     )

@@ -19,6 +19,7 @@ import offload
 from offload.errors import CaptureError
 from offload.graph.taskgraph import TaskGraph
 from offload.program.kernels import Value
+from offload.torch_seams import storage_key
 from offload.tracing.capture import traced, traced_step
 from offload.tracing.ranks import Ranks
 from offload.tracing.stand_ins import claim, device_of, standing_in
@@ -275,6 +276,14 @@ def test_one_that_takes_no_stand_in_is_an_error_and_the_others_are_put_back() ->
     ):
         pass
     assert (plain.data_ptr(), plain.device.type) == (before, "cpu")
+
+
+def test_who_computes_while_a_tensor_is_away_finds_the_original() -> None:
+    weight = torch.ones(4)
+    home = weight.data_ptr()
+    with standing_in([weight, weight[1:]], GPU) as away:
+        assert away[storage_key(weight)].untyped_storage().data_ptr() == home
+    assert not away
 
 
 # ---- where a step runs ---------------------------------------------------------------------------

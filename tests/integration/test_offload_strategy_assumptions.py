@@ -11,11 +11,11 @@ import lightning as L
 import pytest
 import torch
 from support import offload_lightning as ol
+from support.accelerators import only_on_gpu
 from torch import nn
 from torch.utils.data import DataLoader
 
 import offload
-from benchmarks.twins.twin_graph import GraphTwin
 from offload import AssumptionFailed, CaptureError, Runner
 from offload.tracing.capture import capture_step, training_step_of
 from offload.tracing.questions import AssumedValues
@@ -154,12 +154,6 @@ def trained(loss: Loss, strategy: Any = "auto", loader: Any = None, **options: A
     return ol.train(strategy, lambda: Asking(loss), loader=loader, validate=False, **options)
 
 
-class OnTwin(OffloadStrategy):
-    @property
-    def _driver(self) -> Any:
-        return GraphTwin
-
-
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_step_that_asks_for_values_is_planned_and_has_plain_bits(loss: Loss) -> None:
     strategy = OffloadStrategy(budget="70%")
@@ -167,10 +161,11 @@ def test_a_step_that_asks_for_values_is_planned_and_has_plain_bits(loss: Loss) -
     assert strategy.plan.graph.program.assumed
 
 
+@only_on_gpu
 @pytest.mark.parametrize("engine", ["cuda", "cudagraph"])
 @pytest.mark.parametrize("loss", [a_mask, a_branch_on_the_loss])
-def test_a_gpus_engines_check_on_the_host(loss: Loss, engine: str) -> None:
-    strategy = OnTwin(budget="70%", engine=engine, check_first_steps=0)
+def test_a_gpus_engines_check_on_the_host(loss: Loss, engine: str, accelerator: str) -> None:
+    strategy = OffloadStrategy(budget="70%", engine=engine, check_first_steps=0)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         result = trained(loss, strategy, max_epochs=4)

@@ -17,6 +17,9 @@ on_each_accelerator = pytest.mark.parametrize(
     "accelerator", [CPU, pytest.param(GPU, marks=pytest.mark.gpu)], indirect=True
 )
 """`make gpu-tests` runs such a test a second time, with its trainers on a GPU."""
+only_on_gpu = pytest.mark.parametrize(
+    "accelerator", [pytest.param(GPU, marks=pytest.mark.gpu)], indirect=True
+)
 _chosen = CPU
 
 
