@@ -1,6 +1,5 @@
 """Any optimizer in Lightning: plain Lightning's bits, on a GPU's engines, checkpoints, refusals."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,14 +7,12 @@ from typing import Any
 import lightning as L
 import own_optimizers as own
 import pytest
+from support import offload_lightning as ol
+from support.accelerators import on_each_accelerator, only_on_gpu
 from torch import optim
 
 from offload import CaptureError
 from trainers import OffloadStrategy
-
-sys.path.insert(0, str(Path(__file__).parent))
-from support import offload_lightning as ol
-from test_offload_strategy_twin import GraphTwin, OnTwin
 
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
 
@@ -66,23 +63,19 @@ def test_a_checkpoint_of_a_planned_run_goes_on_in_plain_lightning_and_back(
         assert ol.differences(on, ol.train(strategy, make, ckpt_path=made[path])) == []
 
 
+@on_each_accelerator
 @pytest.mark.filterwarnings("ignore:.*accumulat")
-def test_gradients_of_several_batches_are_updated_with() -> None:
-    make = module_with(optim.RAdam)
+def test_gradients_of_several_batches_are_updated_with(accelerator: str) -> None:
+    make = module_with(optim.RAdam, betas=(0.9, 0.99))
     ours = ol.train(OffloadStrategy(budget="60%"), make, accumulate_grad_batches=3)
     assert ol.differences(ol.train("auto", make, accumulate_grad_batches=3), ours) == []
 
 
-def test_a_gpus_engine_runs_the_same_steps() -> None:
+@only_on_gpu
+def test_a_captured_graph_would_keep_the_counters_so_none_has_them(accelerator: str) -> None:
     make = module_with(optim.RAdam, betas=(0.9, 0.99))
-    assert ol.differences(ol.train("auto", make), ol.train(OnTwin(budget="60%"), make)) == []
-
-
-def test_a_captured_graph_would_keep_the_counters_so_none_has_them() -> None:
-    make = module_with(optim.RAdam, betas=(0.9, 0.99))
-    strategy = OnTwin(GraphTwin, engine="cudagraph", optimizer="device")
     with pytest.warns(RuntimeWarning, match=r"step\(\) of RAdam computes with its counters"):
-        ours = ol.train(strategy, make, max_epochs=4)
+        ours = ol.train(OffloadStrategy(engine="cudagraph"), make, max_epochs=4)
     assert ol.differences(ol.train("auto", make, max_epochs=4), ours) == []
 
 

@@ -124,6 +124,8 @@ def forget_results(trainer: L.Trainer) -> None:
     """Drop the logged values, which are on a lost device: Lightning would copy them at the end."""
     for loop in _loops(trainer):
         results(loop).clear()
+    for told in (trainer.logged_metrics, trainer.progress_bar_metrics, trainer.callback_metrics):
+        told.clear()
 
 
 def _loops(trainer: L.Trainer) -> tuple[Any, ...]:
