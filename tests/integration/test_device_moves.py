@@ -1,6 +1,6 @@
-"""`strategy.move_to(device=)`: a training goes on on another device. Twins are the other devices.
+"""`strategy.move_to(device=)`: a training goes on on another device.
 
-cpu --> "cuda:1", a twin of engine cuda --> "cuda:2", a twin of engine cudagraph --> ...
+The other devices are the machine's one, with another engine: "cuda:1" is serial --> "cuda:2" ...
 """
 
 import importlib
@@ -16,12 +16,11 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from support.accelerators import CPU, here, on_each_accelerator
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.twins.fleet_jobs import QUIET
-from benchmarks.twins.twin_graph import GraphTwin
-from benchmarks.twins.twin_streams import Twin
 from offload import BudgetTooSmall, MemoryTooSmall, OffloadError
 from offload.memory import room
 from offload.memory.host_memory import HostMemoryLeft
@@ -34,8 +33,7 @@ budget_moves = importlib.import_module("test_budget_moves")
 assert_same = budget_moves.assert_same
 pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]
 STEPS = 10
-ENGINES = ("threads", "cuda", "cudagraph")
-DRIVERS: tuple[Any, ...] = (None, Twin, GraphTwin)
+ENGINES = {"cpu": ("threads", "serial", "threads"), "cuda": ("cuda", "cudagraph", "cuda")}
 Call = Callable[["Elsewhere", int], object]
 
 
@@ -47,16 +45,15 @@ class OfAnotherMake(Target):
 
 
 class Elsewhere(OffloadStrategy):
-    """Its devices are all of this machine: `cuda:1` is a twin of engine cuda, and so on."""
+    """Its devices are all the one where it began, with an engine of ENGINES each."""
 
     make: type[Target] = Target
 
     def find_target_on(self, device: torch.device) -> Target:
         if device.type != "cuda":
             return super().find_target_on(device)
-        number = device.index % 3
-        engine, driver = ENGINES[number], DRIVERS[number]
-        return self.make(torch.device("cpu"), engine, driver, gate=self._gate)
+        engine = ENGINES[self.root_device.type][device.index]
+        return self.make(self.root_device, engine, gate=self._gate)
 
     @property
     def engine(self) -> str:
@@ -95,8 +92,8 @@ def fit(
     x = torch.randn(8 * STEPS, 16, generator=numbers)
     data = DataLoader(TensorDataset(x, x[:, :4].argmax(1)), batch_size=8)
     made = L.Trainer(
-        max_epochs=1, accelerator="cpu", strategy=strategy, logger=False,
-        enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
+        max_epochs=1, strategy=strategy, logger=False, enable_progress_bar=False,
+        enable_model_summary=False, num_sanity_val_steps=0, **here(),
         **{"callbacks": [At(call)], "enable_checkpointing": False, **trainer},
     )  # fmt: skip
     made.fit(module, data, data)
@@ -112,6 +109,7 @@ def undisturbed() -> dict[str, torch.Tensor]:
     return fit(stay)[0]
 
 
+@on_each_accelerator
 @pytest.mark.parametrize(
     "more",
     [
@@ -124,7 +122,7 @@ def undisturbed() -> dict[str, torch.Tensor]:
     ids=["plain", "validated", "accumulated", "bf16", "checked"],
 )
 def test_a_training_that_goes_from_device_to_device_has_the_bits_of_one_that_stays(
-    more: Any,
+    more: Any, accelerator: str
 ) -> None:
     stays, at_rest = fit(stay, **more)
     asked: list[Future[Any]] = []
@@ -140,14 +138,15 @@ def test_a_training_that_goes_from_device_to_device_has_the_bits_of_one_that_sta
     moves, trainer = fit(move, **more)
     assert_same(stays, moves)
     assert trainer.global_step == STEPS // more.get("accumulate_grad_batches", 1)
-    assert len(dict.fromkeys(engines)) >= 3, engines
+    assert {*engines} == {*ENGINES["cpu" if accelerator == CPU else "cuda"]}
     assert sum(one.exception() is None for one in asked) >= 3
     for key, value in at_rest.callback_metrics.items():
         assert torch.equal(value, trainer.callback_metrics[key])
 
 
+@on_each_accelerator
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.full)])
-def test_moves_in_any_order_keep_the_bits(seed: int, undisturbed: Any) -> None:
+def test_moves_in_any_order_keep_the_bits(seed: int, undisturbed: Any, accelerator: str) -> None:
     """To budgets and devices by chance, several at once, and as soon as others are made."""
     chance = random.Random(seed)
     asked: list[Future[Any]] = []
@@ -184,9 +183,9 @@ def test_the_step_is_captured_at_the_next_step_and_moves_before_the_one_after(
 
     moves, _ = fit(move)
     assert_same(undisturbed, moves)
-    here, there = ("threads", False), ("cuda", True)
-    assert seen[:5] == [here, here, here, there, there]
-    assert seen[5:] == [("cuda", True), ("threads", True), *[("threads", True)] * 3]
+    at_home, there = ("threads", False), ("serial", True)
+    assert seen[:5] == [at_home, at_home, at_home, there, there]
+    assert seen[5:] == [there, *[("threads", True)] * 4]
     assert asked[0].result(0).nbytes > 0 and asked[0].result(0).seconds > 0
     assert len(captured) == 2  # to return to a version takes no capture
 
@@ -204,7 +203,7 @@ def test_any_thread_may_ask(undisturbed: Any) -> None:
 
     moves, _ = fit(move)
     assert_same(undisturbed, moves)
-    assert asked[0].result(0).nbytes > 0 and engines[-1] == "cuda"
+    assert asked[0].result(0).nbytes > 0 and engines[-1] == "serial"
 
 
 def test_budgets_and_devices_that_are_asked_for_at_once_are_made_one_after_the_other(
@@ -216,15 +215,15 @@ def test_budgets_and_devices_that_are_asked_for_at_once_are_made_one_after_the_o
     def move(strategy: Elsewhere, step: int) -> None:
         budgets.append((strategy.engine, strategy._request.budget))
         if step == 2:
-            asked.append(strategy.move_to(device="cuda:1"))
             asked.append(strategy.move_to(device="cuda:2"))
+            asked.append(strategy.move_to(device="cuda:1"))
         if step == 3:
             asked.append(strategy.move_to("60%"))
 
     moves, _ = fit(move)
     assert_same(undisturbed, moves)
     assert [one.exception(0) for one in asked] == [None] * 3
-    assert budgets[-1] == ("cudagraph", "60%")
+    assert budgets[-1] == ("serial", "60%")
 
 
 @pytest.mark.parametrize("why", ["room", "budget"])

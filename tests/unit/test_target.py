@@ -9,7 +9,6 @@ import torch
 from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator, MPSAccelerator
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 
-from benchmarks.twins.twin_streams import Twin
 from offload import Costs, OffloadError
 from offload.caching.plan_cache import PlanCache
 from offload.measuring import kept_rates
@@ -64,10 +63,6 @@ def test_an_engine_of_a_gpu_says_why_there_is_none(
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: built)
     with pytest.raises(OffloadError, match=rf"^engine='{engine}' needs a CUDA device: .*{why}"):
         OffloadStrategy(engine=engine)
-
-
-def test_a_twin_stands_in_for_a_device_on_the_cpu() -> None:
-    assert target_of("cudagraph", CPUAccelerator(), CPU, Twin).driver is Twin
 
 
 def test_a_gpu_is_calibrated_once_and_a_cpu_never(monkeypatch: pytest.MonkeyPatch) -> None:
