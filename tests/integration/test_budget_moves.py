@@ -9,6 +9,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from support.accelerators import CPU, GPU, here, kept_of_each, on_each_accelerator, unchecked
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -25,13 +26,15 @@ STEPS = 10
 
 
 class Trained(L.LightningModule):
-    """Dropout, statistics of BatchNorm and AdamW: a step that is lost or made twice is found."""
+    """Dropout, statistics of BatchNorm and AdamW: a step that is lost or made twice is found. No
+    bias comes before the BatchNorm, where its gradient would be of rounding alone."""
 
     def __init__(self) -> None:
         super().__init__()
         self.net = nn.Sequential(
-            nn.Linear(16, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Dropout(0.3), nn.Linear(256, 4)
-        )
+            nn.Linear(16, 256, bias=False), nn.BatchNorm1d(256), nn.ReLU(), nn.Dropout(0.3),
+            nn.Linear(256, 4),
+        )  # fmt: skip
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         x, y = batch
@@ -61,16 +64,18 @@ def fit(
     call: Callable[[OffloadStrategy, int], object],
     budget: str | int | None = "100%",
     callbacks: type[At] = At,
+    optimizer: str | None = None,
     **trainer: Any,
 ) -> tuple[dict[str, torch.Tensor], OffloadStrategy, L.Trainer]:
     torch.manual_seed(1)
     module = Trained()
-    strategy = OffloadStrategy(budget, check_first_steps=0)
+    chosen = {} if optimizer is None else {"optimizer": optimizer}
+    strategy = OffloadStrategy(budget, **unchecked(), **chosen)
     numbers = torch.Generator().manual_seed(3)
     x = torch.randn(8 * STEPS, 16, generator=numbers)
     data = DataLoader(TensorDataset(x, x[:, :4].argmax(1)), batch_size=8)
     made = L.Trainer(
-        max_epochs=1, accelerator="cpu", strategy=strategy, logger=False,
+        max_epochs=1, **here(), strategy=strategy, logger=False,
         callbacks=[callbacks(call)], enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, num_sanity_val_steps=0, **trainer,
     )  # fmt: skip
@@ -82,9 +87,14 @@ def no_move(strategy: OffloadStrategy, step: int) -> None:
     pass
 
 
-@pytest.fixture
-def undisturbed() -> dict[str, torch.Tensor]:
+@kept_of_each
+def weights_of_one_that_stays() -> dict[str, torch.Tensor]:
     return fit(no_move)[0]
+
+
+@pytest.fixture
+def undisturbed(accelerator: str) -> dict[str, torch.Tensor]:
+    return weights_of_one_that_stays()
 
 
 def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
@@ -92,11 +102,24 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
     assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
 
-@pytest.mark.parametrize("more", [{}, {"val_check_interval": 3}, {"accumulate_grad_batches": 2}])
-def test_a_training_that_moves_at_every_step_has_the_bits_of_one_that_stays(more: Any) -> None:
+@pytest.mark.parametrize(
+    "more, accelerator",
+    [
+        ({}, CPU),
+        ({"val_check_interval": 3}, CPU),
+        ({"accumulate_grad_batches": 2}, CPU),
+        pytest.param(
+            {"val_check_interval": 3, "accumulate_grad_batches": 2}, GPU, marks=pytest.mark.gpu
+        ),
+    ],
+    indirect=["accelerator"],
+)
+def test_a_training_that_moves_at_every_step_has_the_bits_of_one_that_stays(
+    more: Any, accelerator: str
+) -> None:
     stays, _, _ = fit(no_move, **more)
     moved: list[Future[Any]] = []
-    budgets = ["60%", "100%", "80%", None]
+    budgets = ["70%", "100%", "80%", None]
 
     def move(strategy: OffloadStrategy, step: int) -> None:
         if step:
@@ -111,13 +134,35 @@ def test_a_training_that_moves_at_every_step_has_the_bits_of_one_that_stays(more
     assert all(one.result().seconds >= 0 for one in done)
 
 
-def test_another_thread_plans_while_the_training_goes_on(undisturbed: Any) -> None:
+@pytest.mark.gpu
+@pytest.mark.parametrize("accelerator", [GPU], indirect=True)
+def test_updates_that_move_to_the_host_and_back_have_the_same_weights_but_for_rounding(
+    undisturbed: Any, accelerator: str
+) -> None:
+    """As users have it: `optimizer="auto"`, and the first steps are compared. Without updates on
+    the host no plan keeps 60%."""
+    on_host: list[bool] = []
+
+    def move(strategy: OffloadStrategy, step: int) -> None:
+        if step:
+            on_host.append(any(task.lane == "host" for task in strategy.plan.graph.tasks))
+            strategy.move_to(["60%", "100%"][step % 2])
+
+    moves, _, _ = fit(move, optimizer="auto")
+    assert {*on_host} == {True, False}
+    torch.testing.assert_close(moves, undisturbed)
+
+
+@on_each_accelerator
+def test_another_thread_plans_while_the_training_goes_on(
+    undisturbed: Any, accelerator: str
+) -> None:
     asked: list[Future[Any]] = []
     threads: list[threading.Thread] = []
     plans: list[int] = []
 
     def ask(strategy: OffloadStrategy) -> None:
-        asked.append(strategy.move_to("60%"))
+        asked.append(strategy.move_to("70%"))
 
     def move(strategy: OffloadStrategy, step: int) -> None:
         if step == 2:
@@ -134,20 +179,21 @@ def test_another_thread_plans_while_the_training_goes_on(undisturbed: Any) -> No
     assert plans[-1] < plans[0]
 
 
+@on_each_accelerator
 def test_a_move_without_room_is_refused_before_anything_moves(
-    undisturbed: Any, monkeypatch: pytest.MonkeyPatch
+    undisturbed: Any, monkeypatch: pytest.MonkeyPatch, accelerator: str
 ) -> None:
     asked: list[Future[Any]] = []
-    plans: list[Any] = []
+    budgets: list[Any] = []
 
     def move(strategy: OffloadStrategy, step: int) -> None:
         if step == 3:
             monkeypatch.setattr(room, "memory_left", lambda: HostMemoryLeft(1000, "a small host"))
-            asked.append(strategy.move_to("60%"))
+            asked.append(strategy.move_to("70%"))
         if step == 5:
             monkeypatch.undo()
         if step:
-            plans.append(strategy.plan)
+            budgets.append(strategy.plan.budget)
 
     with pytest.warns(UserWarning, match="keeps its budget, because it cannot move"):
         moves, _, _ = fit(move)
@@ -155,7 +201,7 @@ def test_a_move_without_room_is_refused_before_anything_moves(
     error = asked[0].exception(0)
     assert isinstance(error, MemoryTooSmall)
     assert "a small host. Nothing has moved, and the old plan goes on" in str(error)
-    assert len({id(plan) for plan in plans}) == 1
+    assert budgets and all(budget == budgets[0] for budget in budgets)
 
 
 def test_a_budget_that_no_plan_keeps_is_refused_at_once(undisturbed: Any) -> None:

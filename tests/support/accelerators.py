@@ -4,14 +4,15 @@
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 import pytest
 from products import every_pair, every_value
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 CPU, GPU = "cpu", "gpu"
 on_each_accelerator = pytest.mark.parametrize(
     "accelerator", [CPU, pytest.param(GPU, marks=pytest.mark.gpu)], indirect=True
@@ -32,6 +33,23 @@ def pairs_on_each(*axes: Iterable[Any]) -> list[Any]:
         )
         for row in rows
     ]  # fmt: skip
+
+
+def some_on_gpu(values: Iterable[Any], chosen: Container[Any]) -> pytest.MarkDecorator:
+    """All `values` of `name` on the CPU, and those on a GPU that are `chosen`; the rest is `full`
+    there. Choose what a GPU has other code for."""
+    rows = [*values]
+    return pytest.mark.parametrize(
+        "name, accelerator",
+        [pytest.param(name, CPU) for name in rows]
+        + [
+            pytest.param(
+                name, GPU, marks=[pytest.mark.gpu, *([] if name in chosen else [pytest.mark.full])]
+            )
+            for name in rows
+        ],
+        indirect=["accelerator"],
+    )
 
 
 @contextmanager

@@ -90,6 +90,22 @@ class ManualSteps(MovableSteps):
     def pass_over(self, step: StepGraph) -> None:
         self.hold(step.holds)
 
+    def close(self) -> None:
+        super().close()
+        self._give_marked()
+
+    def _let_go(self) -> None:
+        super()._let_go()
+        self._give_marked()
+
+    def _give_marked(self) -> None:
+        """Have `.grad` be the sum again, where the parameter is now: no step comes here any
+        more."""
+        for p in self.held:
+            total = self.sums[p]
+            if p.grad is self._marks.pop(p, total):
+                p.grad = total.to(p.device)
+
     # ---- graphs ---------------------------------------------------------------------------------
 
     def _key(self, micro: MicroBatch, parts: BatchParts) -> tuple[Any, ...]:
