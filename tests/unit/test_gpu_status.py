@@ -10,7 +10,7 @@ PATHS = r"(?:tests|benchmarks|configs)/[\w./]+\w"
 
 
 def test_every_file_with_tests_for_a_gpu_has_a_command() -> None:
-    marked = re.compile(r"mark\.gpu\b|on_each_accelerator|only_on_gpu|pairs_on_each")
+    marked = re.compile(r"mark\.gpu\b|on_each_accelerator|only_on_gpu|pairs_on_each|some_on_gpu")
     files = sorted((ROOT / "tests").rglob("test_*.py"))
     found = [
         file.relative_to(ROOT).as_posix()
