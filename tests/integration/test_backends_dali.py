@@ -22,6 +22,7 @@ from support.backend_sources import (
     portrait,
     save,
 )
+from support.fake_gpu import not_on_a_fake_gpu
 
 from loaders.backends import open_source
 from loaders.errors import DecodeError
@@ -145,6 +146,7 @@ def test_dali_resizes_to_the_same_middle_square(
 
 
 @pytest.mark.gpu
+@not_on_a_fake_gpu("DALI's compiled kernels")
 @pytest.mark.parametrize("size", [SIDE, 224])
 def test_dali_decodes_on_a_gpu_what_it_decodes_on_the_cpu(size: int, tmp_path: Path) -> None:
     need("dali")

@@ -127,7 +127,7 @@ def test_a_training_that_goes_from_device_to_device_has_the_bits_of_one_that_sta
     stays, at_rest = fit(stay, **more)
     asked: list[Future[Any]] = []
     engines: list[str] = []
-    wishes = [("cuda:1", "60%"), ("cuda:2", "same"), ("cuda:0", None), ("cuda:1", "80%")]
+    wishes = [("cuda:1", "70%"), ("cuda:2", "same"), ("cuda:0", None), ("cuda:1", "80%")]
 
     def move(strategy: Elsewhere, step: int) -> None:
         engines.append(strategy.engine)
@@ -153,7 +153,7 @@ def test_moves_in_any_order_keep_the_bits(seed: int, undisturbed: Any, accelerat
 
     def move(strategy: Elsewhere, step: int) -> None:
         for _ in range(chance.randint(0, 2) if step else 0):
-            budget = chance.choice(["60%", "80%", "100%", None])
+            budget = chance.choice(["70%", "80%", "100%", None])
             device = chance.choice([None, "cuda:0", "cuda:1", "cuda:2"])
             asked.append(strategy.move_to(budget, device))
 
@@ -218,12 +218,12 @@ def test_budgets_and_devices_that_are_asked_for_at_once_are_made_one_after_the_o
             asked.append(strategy.move_to(device="cuda:2"))
             asked.append(strategy.move_to(device="cuda:1"))
         if step == 3:
-            asked.append(strategy.move_to("60%"))
+            asked.append(strategy.move_to("70%"))
 
     moves, _ = fit(move)
     assert_same(undisturbed, moves)
     assert [one.exception(0) for one in asked] == [None] * 3
-    assert budgets[-1] == ("serial", "60%")
+    assert budgets[-1] == ("serial", "70%")
 
 
 @pytest.mark.parametrize("why", ["room", "budget"])
@@ -235,7 +235,7 @@ def test_a_move_that_cannot_be_is_refused_before_anything_moves(
 
     def move(strategy: Elsewhere, step: int) -> None:
         if step == 3:
-            asked.append(strategy.move_to(100 if why == "budget" else "60%", "cuda:1"))
+            asked.append(strategy.move_to(100 if why == "budget" else "70%", "cuda:1"))
         if step == 3 and why == "room":
             monkeypatch.setattr(room, "memory_left", lambda: HostMemoryLeft(1000, "a small host"))
         if step == 5:
