@@ -64,6 +64,8 @@ try:
     FakeTensor = fake_tensor.FakeTensor
     # Makes them. torch.export, which is public, gives no access to it.
     FakeTensorMode = fake_tensor.FakeTensorMode
+    # Whether a tensor only stands for others (DTensor): no public function knows all such classes.
+    is_wrapper_subclass = _python_dispatch.is_traceable_wrapper_subclass
     # What a fake raises where a step asks it for its value.
     DataDependentOutputException = fake_tensor.DataDependentOutputException
     # What a fake raises where a result's size depends on values.
@@ -82,6 +84,10 @@ try:
     log_softmax_backward = torch.ops.aten._log_softmax_backward_data.default
     # The kernel of AdamW(fused=True), without an optimizer around it: to time one update.
     fused_adamw_op = torch.ops.aten._fused_adamw_.default
+
+    # Waits for the result of a collective that returns at once. Its public caller waits when the
+    # result is looked at, which no plan can see.
+    wait_tensor = torch.ops._c10d_functional.wait_tensor.default
 
     # ---- autograd -------------------------------------------------------------------------------
     # What `torch.no_grad()` calls; a plain call in C, which a Ctrl-C cannot cut in two.
@@ -188,6 +194,31 @@ def packet_of(op: Any) -> Any:
 def name_of(op: Any) -> str:
     """`mm` of `aten.mm.default`."""
     return _of(op, "_opname")
+
+
+def pending_tensor(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor within one that waits for a collective when it is looked at; None for others."""
+    from torch.distributed import _functional_collectives as functional  # only ranks need it
+
+    return tensor.elem if isinstance(tensor, functional.AsyncCollectiveTensor) else None
+
+
+def finished_work() -> Any:
+    """What an op of `torch.distributed` returns in a trace, where nothing is sent."""
+    return _of(torch._C, "_distributed_c10d").FakeWork().boxed()
+
+
+def wait_for_work(work: Any) -> None:
+    """Wait for what an op of `torch.distributed` returned to the dispatcher."""
+    distributed.Work.unbox(work).wait()  # pyright: ignore[reportPrivateImportUsage]
+
+
+def group_or_reduction(thing: Any) -> str:
+    """Name a process group, or a kind of reduction, that an op of the dispatcher is given."""
+    kind = str(_of(thing, "_type")())
+    if kind.endswith("ProcessGroup"):
+        return f"group {distributed.ProcessGroup.unbox(thing).group_name}"
+    return f"reduction {thing.op()}" if kind.endswith("ReduceOp") else kind
 
 
 def storage_key(tensor: torch.Tensor) -> int:

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any
 
 from offload.errors import GraphError
-from offload.graph.taskgraph import Task, TaskGraph
+from offload.graph.taskgraph import RANKS, Task, TaskGraph
 from offload.program.kernels import Calls
 
 Function = Callable[[Sequence[Any], Sequence[Any]], Any]
@@ -40,13 +40,17 @@ def kin(task: Task) -> tuple[object, ...]:
     return (task.lane, task.device, task.phase, _kind(task.kernel))
 
 
+def is_held(task: Task) -> bool:
+    return bool(task.after) or task.random or task.checks or task.lane == RANKS
+
+
 def held_in_order(graph: TaskGraph) -> frozenset[int]:
-    """Tasks that buffers alone do not order: they draw random numbers, check, or are in an
-    `after`."""
+    """Tasks that buffers alone do not order: they draw random numbers, check, are done together
+    with other ranks, or are in an `after`."""
     return frozenset(
         number
         for at, task in enumerate(graph.tasks)
-        for number in ((at, *task.after) if task.after or task.random or task.checks else ())
+        for number in ((at, *task.after) if is_held(task) else ())
     )
 
 

@@ -20,7 +20,7 @@ from itertools import chain, zip_longest
 from typing import Any
 
 from offload.errors import GraphError
-from offload.graph.taskgraph import Buffer, Role, Task, TaskGraph
+from offload.graph.taskgraph import RANKS, Buffer, Role, Task, TaskGraph
 from offload.planning.cuts import begun_at
 from offload.planning.residency import SMALL
 
@@ -164,7 +164,9 @@ class _Joined:
 def _held(graph: TaskGraph) -> set[int]:
     """Tasks that buffers alone do not order."""
     held = {a for task in graph.tasks for a in task.after}
-    return held.union(n for n, task in enumerate(graph.tasks) if task.after or task.random)
+    return held.union(
+        n for n, task in enumerate(graph.tasks) if task.after or task.random or task.lane == RANKS
+    )
 
 
 def orders(graph: TaskGraph) -> Iterator[tuple[str, TaskGraph]]:

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from offload.graph.builder import GraphBuilder
-from offload.graph.taskgraph import Role, TaskGraph
+from offload.graph.taskgraph import RANKS, Role, TaskGraph
 from offload.program.kernels import Call, Program, Source, Value
 from offload.torch_seams import pytree, storage_key
 from offload.tracing.checked import Checked, copy_of
+from offload.tracing.collectives import is_collective
 from offload.tracing.recorder import Recorder
 from offload.tracing.run_time_ops import at_run_time
 from offload.tracing.surroundings import Surroundings
@@ -59,6 +60,7 @@ class Build:
         self._tensors: dict[str, Source] = {}
         self._written: set[int] = set()
         self._random: tuple[int, ...] = ()
+        self.latest_collective: tuple[int, ...] = ()
         self.after_step: list[Callable[[], None]] = []
         self._buffers()
         self._ops()
@@ -140,6 +142,8 @@ class Build:
         unborn = [b for b in op.reads if b not in self._written]
         reads = [b for b in op.reads if b in self._written]
         writes = dict.fromkeys((*op.writes, *unborn))
+        shared = is_collective(op.func)
+        chain = self._random if op.random else self.latest_collective if shared else ()
         number = self.task(
             op.name,
             reads,
@@ -150,17 +154,21 @@ class Build:
                 op.kwargs,
                 op.outputs,
             ),
+            lane=RANKS if shared else "compute",
             phase=self._phase(op),
-            after=tuple(sorted({*after, *(self._random if op.random else ())})),
+            after=tuple(sorted({*after, *chain})),
             flops=op.flops,
             traffic=op.traffic,
-            repeatable=not op.changes and not op.random,
+            repeatable=not op.changes and not op.random and not shared,
+            unplaced=sum(self.builder.buffers[v.buffer].nbytes for v in op.outputs if v and shared),
             random=op.random,
             pointwise=torch.Tag.pointwise in op.func.tags,
             where=op.where,
         )
         if op.random:
             self._random = (number,)
+        if shared:
+            self.latest_collective = (number,)
 
     def _phase(self, op: Op) -> str:
         parameters = any(self.builder.buffers[b].role is Role.PARAMETER for b in op.changes)

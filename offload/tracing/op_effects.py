@@ -1,15 +1,19 @@
-"""Which of its tensors an op reads, and which it writes in place.
+"""Which of its tensors an op reads, which it writes in place, and how much it computes.
 
 The schema of an op says so, with these exceptions: ops that overwrite a tensor without reading it,
-batch norms, which change their statistics unseen, and ops that only give a tensor another shape.
+batch norms, which change their statistics unseen, collectives (collectives.py), and ops that only
+give a tensor another shape.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import flop_registry
 
 from offload.program.trees import tensors_of
+from offload.torch_seams import packet_of
+from offload.tracing.collectives import written_by_collective
 from offload.tracing.draws import arguments
 
 WHOLE = frozenset(
@@ -22,11 +26,19 @@ STATISTICS = frozenset(
     | {"batch_norm_gather_stats", "batch_norm_gather_stats_with_counts"}
 )
 """Ops that write `running_mean` and `running_var` although their schema does not say so."""
+ALLOCATIONS = frozenset(
+    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"}
+)
+"""Ops that only make memory."""
 RESIZING = frozenset({"resize_", "set_", "resize_as_", "resize", "set"})
 RELAYING = frozenset(
     {"as_strided_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_"}
 )
 """Ops that make a tensor a view of itself. They change its shape and strides, but no bytes."""
+
+
+def allocates(name: str) -> bool:
+    return name in ALLOCATIONS
 
 
 def relays(name: str) -> bool:
@@ -47,7 +59,7 @@ def written_arguments(
     func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[torch.Tensor]:
     """The tensors that an op writes in place."""
-    written: list[torch.Tensor] = []
+    written = written_by_collective(func, args)
     hidden = name in STATISTICS
     for argument, given in arguments(func, args, kwargs):
         if hidden and argument.name == "training" and not given:
@@ -73,3 +85,9 @@ def _covers(tensor: torch.Tensor) -> bool:
     """Whether a tensor covers every byte of its storage."""
     whole = tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
     return whole and torch.ops.aten.is_non_overlapping_and_dense(tensor)
+
+
+def flops_of(func: Any, args: Any, kwargs: Any, result: Any) -> float:
+    """The floating-point operations of a call; 0 for an op that torch counts none of."""
+    formula = flop_registry.get(packet_of(func))
+    return float(formula(*args, **kwargs, out_val=result)) if formula else 0.0

@@ -12,8 +12,7 @@ The first task of the chain compares what the ranks are about to sum. Nothing ha
 So if one rank has other gradients, all ranks raise an error instead of hanging.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from math import prod
@@ -26,6 +25,7 @@ from offload.errors import CaptureError, StepError
 from offload.graph.taskgraph import RANKS, Role, TaskGraph
 from offload.program.kernels import Call, Value
 from offload.tracing.building import Build
+from offload.tracing.collectives import together
 from offload.tracing.tape import UPDATE
 
 Parameter = torch.nn.Parameter
@@ -105,7 +105,13 @@ def averaged(
         names = ", ".join(build.builder.buffers[gradients[p][0].buffer].name for p in bucket)
         contents.append(f"{numel} {dtype} of {names}")
         flats.append(Value(flat, dtype, (numel,), (1,)))
-    before = build.task("ranks", (), (), Call(Same(ranks.group, tuple(contents))), **_late())
+    before = build.task(
+        "ranks",
+        (),
+        (),
+        Call(Same(ranks.group, tuple(contents))),
+        **_late(0, *build.latest_collective),
+    )
     for number, flat in enumerate(flats, 1):
         b = (flat.buffer,)
         nbytes = build.builder.buffers[flat.buffer].nbytes
@@ -198,15 +204,3 @@ def difference(everybody: Sequence[tuple[str, ...]]) -> str:
         f" {'; '.join(sorted(ours - theirs))[:300] or 'fewer of them'}. All ranks must train the"
         " same parameters in the same step"
     )
-
-
-@contextmanager
-def together(group: Any) -> Iterator[None]:
-    """Say that another rank has ended or hangs, where torch raises a RuntimeError."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise StepError(
-            f"rank {distributed.get_rank(group)} waited for the others, and at least one of them"
-            f" has ended or hangs. Look at its output. ({str(error).splitlines()[0][:200]})"
-        ) from error

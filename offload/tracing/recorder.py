@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import flop_registry
 
 from offload.errors import CaptureError
 from offload.gate import stand_aside
@@ -28,25 +27,22 @@ from offload.torch_seams import (
     current_autograd_node,
     disable_current_modes,
     get_current_dispatch_mode,
+    is_wrapper_subclass,
     next_sequence_number,
-    packet_of,
     pytree,
     schema_of,
     sequence_number,
     storage_key,
 )
+from offload.tracing import collectives, op_effects
 from offload.tracing.cpu_values import FOLDED, OWN, fold, is_cpu_value, moved, refused
 from offload.tracing.draws import Clock, arguments, draws, undrawn
 from offload.tracing.fakes import Fakes
-from offload.tracing.op_effects import read_arguments, relays, resizes, written_arguments
 from offload.tracing.questions import ASKING, AssumedValues, Questions
 from offload.tracing.tape import BACKWARD, FORWARD, Op, Storage, Tape
 from offload.watching.executed_code import calls_unnoted
 
 LIFT, DEVICE = torch.ops.aten.lift_fresh.default, torch.ops.prim.device.default
-ALLOCATIONS = frozenset(
-    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"}
-)
 
 
 class Recorder(TorchDispatchMode):
@@ -161,13 +157,13 @@ class Recorder(TorchDispatchMode):
         if func is LIFT and not isinstance(args[0], FakeTensor):
             return self._literal(args[0])
         name = schema_of(func).name.split("::")[1]
-        if resizes(name, args):
+        if op_effects.resizes(name, args):
             raise CaptureError(
                 f"{say_frame(user_frame())}: {name} changes the size of a tensor in place, and a"
                 " planned tensor cannot grow. Make a new tensor instead"
             )
         fake_args, fake_kwargs = mapped((args, kwargs), self._fake)
-        if relays(name) and self._outlives(fake_args[0]):
+        if op_effects.relays(name) and self._outlives(fake_args[0]):
             raise CaptureError(
                 f"{say_frame(user_frame())}: {name} gives a tensor of the module or of the batch"
                 " another shape in place, which a planned step cannot do. Use"
@@ -181,11 +177,16 @@ class Recorder(TorchDispatchMode):
     def _recorded(self, func: Any, fake_args: Any, fake_kwargs: Any) -> Any:
         """The result of an op, which is put onto the tape."""
         name = schema_of(func).name.split("::")[1]
-        result = func(*undrawn(fake_args), **undrawn(fake_kwargs))
-        if relays(name):
-            return result  # the fake itself has changed, and no byte has
-        result = self._learned.layouts.as_it_is(func, name, fake_args, fake_kwargs, result)
-        result = self._as_measured(func, fake_args, fake_kwargs, result)
+        if collectives.is_wait(func):
+            return fake_args[0]
+        if collectives.is_collective(func):
+            fake_args, result = collectives.traced(func, self.device, fake_args, fake_kwargs)
+        else:
+            result = func(*undrawn(fake_args), **undrawn(fake_kwargs))
+            if op_effects.relays(name):
+                return result  # the fake itself has changed, and no byte has
+            result = self._learned.layouts.as_it_is(func, name, fake_args, fake_kwargs, result)
+            result = self._as_measured(func, fake_args, fake_kwargs, result)
         if not self._handle_on_cpu(func, name, fake_args, fake_kwargs, result):
             self._record(func, name, fake_args, fake_kwargs, result)
         return mapped(result, lambda out: self._originals.get(id(out), out))
@@ -210,7 +211,7 @@ class Recorder(TorchDispatchMode):
         ):
             self._add(result, "literal", values, name="literal")
             return True
-        changed = written_arguments(func, name, args, kwargs)
+        changed = op_effects.written_arguments(func, name, args, kwargs)
         fresh = [t for t in made if storage_key(t) not in self._numbers]
         if not any(is_cpu_value(t, self.device) for t in (*fresh, *changed)):
             return False
@@ -267,12 +268,12 @@ class Recorder(TorchDispatchMode):
                     outputs.append(_value(out, number))
                     continue
             outputs.append(None)
-        if name in ALLOCATIONS:
+        if op_effects.allocates(name):
             return
-        changed = [self._number(t) for t in written_arguments(func, name, args, kwargs)]
-        if not fresh and not changed:
+        changed = [self._number(t) for t in op_effects.written_arguments(func, name, args, kwargs)]
+        if not fresh and not changed and not collectives.is_collective(func):
             return  # a view, or a question about a shape
-        read = read_arguments(func, name, args, kwargs)
+        read = op_effects.read_arguments(func, name, args, kwargs)
         reads = [self._number(t) for t in read if not is_cpu_value(t, self.device)]
         path = self._unique(path)
         for number in changed:
@@ -298,7 +299,7 @@ class Recorder(TorchDispatchMode):
                 self.phase,
                 path,
                 where,
-                _flops(func, args, kwargs, result),
+                op_effects.flops_of(func, args, kwargs, result),
                 sum(t.numel() * t.element_size() for t in (*tensors_of((args, kwargs)), *made)),
                 torch.is_grad_enabled(),
             )
@@ -308,6 +309,8 @@ class Recorder(TorchDispatchMode):
         """The fake that stands in for a user's tensor."""
         if isinstance(tensor, FakeTensor):
             return tensor
+        if is_wrapper_subclass(tensor):
+            return self._fake(collectives.inner_tensor(tensor))
         if (known := self._stand_ins.get(id(tensor))) is not None:
             return known
         own = tensor.requires_grad, tensor.grad if tensor.is_leaf else None
@@ -393,8 +396,3 @@ def _value(tensor: torch.Tensor, number: int) -> Value:
         tuple(tensor.stride()),
         int(tensor.storage_offset()),
     )
-
-
-def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> float:
-    formula = flop_registry.get(packet_of(func))
-    return float(formula(*args, **kwargs, out_val=result)) if formula else 0.0

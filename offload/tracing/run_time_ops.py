@@ -2,6 +2,7 @@
 
 attention with dropout on a GPU    its seeds come to the device and back (seeds.py)
 an LSTM of a CPU                   its kernel keeps a workspace only where autograd is on
+a collective                       all ranks wait for it (collectives.py)
 """
 
 from collections.abc import Callable
@@ -11,11 +12,14 @@ from typing import Any
 import torch
 
 from offload.torch_seams import ASKING_AUTOGRAD, schema_of, set_grad_enabled
+from offload.tracing.collectives import Collective, is_collective
 from offload.tracing.seeds import with_seeds
 
 
 def at_run_time(op: Any, device: torch.device, autograd: bool = False) -> Callable[..., Any]:
     """What a step on this device calls for an op. `autograd`: whether it was on in the trace."""
+    if is_collective(op):
+        return Collective(op)
     if autograd and schema_of(op).name.split("::")[1] in ASKING_AUTOGRAD:
         return WithAutograd(op)
     return with_seeds(op) if device.type == "cuda" else op

@@ -18,6 +18,7 @@ import torch
 from offload.program.frames import is_foreign
 from offload.program.kernels import CPU
 from offload.torch_seams import storage_key
+from offload.tracing.collectives import check_own_bytes
 
 Watched = dict[int, tuple[str, Any]]
 DEPTH = 3
@@ -81,6 +82,7 @@ def surroundings(things: Mapping[str, Any]) -> Surroundings:
             modules.setdefault(id(module), _join(prefix, path))
             found.setdefault(id(module), (_join(prefix, path), module))
         for path, tensor in (*root.named_parameters(), *root.named_buffers()):
+            check_own_bytes(tensor, f"the module has a tensor {_join(prefix, path)}")
             key = storage_key(tensor)
             tensors.setdefault(key, (_join(prefix, path), tensor, True))
             sharing.setdefault(key, []).append(tensor)

@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import signal
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -218,17 +218,6 @@ def _group_needed() -> bool:
     return _raises(ValueError, t.default_group)  # no process group was made
 
 
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[Any]:
-    """A process group of this process only."""
-    store = distributed.FileStore(str(tmp_path / "store"), 1)
-    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        yield t.default_group()
-    finally:
-        distributed.destroy_process_group()
-
-
 PLAIN = loaders.torch_seams.plain_results
 
 
@@ -317,21 +306,11 @@ TORCH: dict[str, Callable[[], bool]] = {
     "is_fused": _fused_says_so,
     "left_to_each_rank": _left_alone,
 }  # fmt: skip
-RANKS = {"sync_module_states", "sync_params_and_buffers", "verify_param_shapes"}
-"""Touched in a test of their own: they need a process group."""
 
 
 @pytest.mark.parametrize("name", TORCH)
 def test_torch_has_what_we_need_of_it(name: str) -> None:
     assert TORCH[name]()
-
-
-def test_ddps_three_calls_take_what_we_give_them(alone: Any) -> None:
-    module = torch.nn.BatchNorm1d(2)
-    t.verify_param_shapes(alone, [*module.parameters()])
-    t.sync_module_states(module, alone, 1 << 20, 0, {*()}, broadcast_buffers=True)
-    t.sync_params_and_buffers(alone, [b.detach() for b in module.buffers()], 1 << 20, 0)
-    assert module.weight.tolist() == [1, 1]
 
 
 def test_torch_says_which_worker_this_process_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,47 @@
+"""Two gloo processes work together within a step: eager's bits, or a refusal by name."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import collective_ranks
+import pytest
+
+SCRIPT = Path(collective_ranks.__file__)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("ranks")
+    command = [sys.executable, str(SCRIPT), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads((folder / f"rank{n}.json").read_text()) for n in range(2)]
+
+
+def test_collectives_of_a_prefill_have_eagers_bits(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        assert rank["forward"] == {name: [] for name in collective_ranks.FORWARD}
+
+
+def test_gradients_through_collectives_have_eagers_bits(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        assert rank["backward"] == {name: [] for name in collective_ranks.BACKWARD}
+
+
+def test_what_ranks_do_in_an_order_of_their_own_is_refused_by_name(
+    ranks: list[dict[str, Any]],
+) -> None:
+    said = [rank["sent"] for rank in ranks]
+    assert "in _sent: c10d::send has no place in an order that all ranks share" in said[0]
+    assert "in _sent: c10d::recv_ has no place in an order that all ranks share" in said[1]
+
+
+@pytest.mark.parametrize("kind", ["tensor parallel", "fully sharded"])
+def test_a_module_of_distributed_tensors_is_refused_by_name(
+    kind: str, ranks: list[dict[str, Any]]
+) -> None:
+    for rank in ranks:
+        assert "weight, which is a DTensor without bytes of its own" in rank[kind]
