@@ -35,6 +35,18 @@ class Module(ol.Module):
         self.log("val_all", loss, sync_dist=True)
 
 
+class Gathering(Module):
+    """Pairs of all ranks, with gradients, as SimCLR and CLIP have them; and a barrier."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        own = torch.nn.functional.normalize(self(batch[0]))
+        torch.distributed.barrier()
+        everyones: Any = self.all_gather(own, sync_grads=True)
+        pairs = own @ everyones.flatten(0, 1).T
+        return loss + torch.nn.functional.cross_entropy(pairs, torch.arange(len(own)))
+
+
 class Statistics(L.Callback):
     """What BatchNorm has counted, from batch to batch: at the end it is rank 0's anyway."""
 
@@ -161,6 +173,10 @@ def main(folder: Path) -> None:
                 result = train(OffloadDDPStrategy(**asked), **options)
                 compared(told["runs"], f"{name}, {kind}", plain, result)
     resumed(told["runs"], folder)
+    plain = train(DDPStrategy(), make=Gathering)
+    for name, options in {"gathered": {}, "gathered, 60 %": {"budget": "60%"}}.items():
+        result = train(OffloadDDPStrategy(**options), make=Gathering)
+        compared(told["runs"], name, plain, result)
     eager(told)
     (folder / f"rank{rank}.json").write_text(json.dumps(told))
 

@@ -24,7 +24,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 @pytest.mark.timeout(420)
 def test_every_run_is_plain_ddps_to_the_last_bit(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
-        assert len(rank["runs"]) == 13
+        assert len(rank["runs"]) == 15
         assert {n: r["differences"] for n, r in rank["runs"].items() if r["differences"]} == {}
 
 
