@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
@@ -171,6 +172,7 @@ def exit_code(said: Any) -> int:
 
 def main() -> None:
     paths = sys.path[1:]
+    sys.path[0] = str(Path(__file__).resolve().parents[2])  # the packages beside these tests
     given = int(sys.argv[1])
     line = socket.socket(fileno=fcntl.fcntl(given, fcntl.F_DUPFD_CLOEXEC, FIRST_COPY))
     os.close(given)
