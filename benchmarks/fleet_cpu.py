@@ -22,7 +22,7 @@ import warnings
 from functools import partial
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for benchmarks.twins
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for benchmarks.jobs
 from offloading.report import Report, measure_and_print
 
 RESULTS = Path(__file__).parent / "results"

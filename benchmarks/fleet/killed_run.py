@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from benchmarks.twins.fleet_jobs import BUDGET, KINDS
+from benchmarks.jobs.fleet_jobs import BUDGET, KINDS
 from trainers.fleet import Fleet, Halving
 from trainers.fleet.deciding.events import Event
 from trainers.fleet.deciding.fleet_state import FleetState

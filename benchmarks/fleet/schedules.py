@@ -1,7 +1,7 @@
 """Wrong bits in drawn schedules: turns of any length, shared tails, moves, a job that fails.
 
 Two devices with different budgets take turns in one process, and a job that moves goes on from its
-checkpoint with another plan (benchmarks/twins/fleet_jobs.py).
+checkpoint with another plan (benchmarks/jobs/fleet_jobs.py).
 """
 
 import tempfile
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from offloading.report import Asked, Report
 
-from benchmarks.twins.fleet_jobs import KINDS, AnySchedule, JobKind, Outcome, alone
+from benchmarks.jobs.fleet_jobs import KINDS, AnySchedule, JobKind, Outcome, alone
 
 
 def measure(smoke: bool) -> Report:

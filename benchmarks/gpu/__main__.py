@@ -4,8 +4,10 @@
     a ceilings   b equality   c peaks   d speed   e peers   f ablations   g loading   h accuracy
     i fleet      j sharing
 
-Run it again until it says that nothing is missing; start with a. `--smoke`: every path on the CPU
-with tiny models, in seconds; its numbers say nothing.
+Run it again until it says that nothing is missing; start with a. `--smoke`: every path with tiny
+models, in seconds; its numbers say nothing. Without a GPU it runs on the fake one:
+
+    python tests/fakecuda/on_gpu.py benchmarks/gpu/run.sh PART --smoke
 """
 
 import argparse
@@ -31,9 +33,12 @@ TAIL = 0.25
 
 def main() -> None:
     args = arguments()
-    if not args.smoke and not torch.cuda.is_available():
-        raise SystemExit("no CUDA device: this suite measures a GPU; --smoke runs on the CPU")
-    device = "cpu" if args.smoke else "cuda"
+    if not torch.cuda.is_available():
+        raise SystemExit(
+            "no CUDA device: this suite measures a GPU. See that it works on the fake one:"
+            " python tests/fakecuda/on_gpu.py benchmarks/gpu/run.sh PART --smoke"
+        )
+    device = "cuda"
     part = load(args.part)
     stem = f"gpu_{part.NAME}{'_smoke' if args.smoke else ''}"
     store = Store(args.out, stem, device_name(device))
@@ -57,7 +62,7 @@ def arguments() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("part", choices=list(MODULES))
-    parser.add_argument("--smoke", action="store_true", help="on the CPU, tiny: that it works")
+    parser.add_argument("--smoke", action="store_true", help="tiny models: that it works")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--data", default="", metavar="DIR", help="with cifar-10-batches-py")
     parser.add_argument("--minutes", type=float, default=8.5, help="begin nothing after so many")
@@ -132,7 +137,7 @@ def _written(part: Part, found: Found, args: argparse.Namespace, device: str) ->
     if said := draw(outcome.panels, stem.with_suffix(".png")):
         report.remarks.append(said)
     if found.smoke:
-        report.remarks.append("A smoke run on a CPU: that it works. Its numbers say nothing.")
+        report.remarks.append("A smoke run: that it works. Its numbers say nothing.")
     words = ["benchmarks/gpu/run.sh", args.part, *(["--smoke"] if args.smoke else [])]
     return write(report, stem, record(device), " ".join(words))
 

@@ -1,7 +1,4 @@
-"""Every call of `offload` that the suite makes: captured on a device, planned, run by an engine.
-
-On a CPU the engines drive the twin of a device: its queues, events and graphs, on threads.
-"""
+"""Every call of `offload` that the suite makes: captured on a device, planned, run by an engine."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,20 +7,16 @@ import torch
 from offloading.steps import MIB, planned
 from torch import nn
 
-from benchmarks.twins.twin_graph import GraphTwin
-from benchmarks.twins.twin_streams import Twin
 from gpu.models import Batch, Case
 from gpu.part import Row
 from offload import OffloadError, Plan, Runner, TaskGraph, capture, capture_training_step, plan
 from offload.graph.memgraph import OFFLOAD, RELOAD
-from offload.running.drivers.driver import Driver
 from offload.running.engines.cudagraph import CudaGraph
 from offload.running.engines.streams import Streams
 from offload.running.trace import Trace
 
 ENGINES = ("cuda", "cudagraph")
 """The loop first, then what has no loop."""
-TWINS: Mapping[str, Callable[[], Driver]] = {"cuda": Twin, "cudagraph": GraphTwin}
 SHARES: Mapping[str, float | None] = {"none": None, "60 %": 0.6, "minimum": 0.0}
 """Of the peak that the step has without a budget."""
 FIRST = 3
@@ -38,9 +31,8 @@ def captured(
     device: str,
 ) -> TaskGraph:
     """The step on `device`, wherever the module's tensors are now."""
-    more: dict[str, Any] = {"device": torch.device(device)} if device == "cuda" else {}
     loss = case.loss(module)
-    return capture_training_step(module, loss, optimizer, *batch, **more)
+    return capture_training_step(module, loss, optimizer, *batch, device=torch.device(device))
 
 
 def step_graph(
@@ -53,13 +45,12 @@ def step_graph(
     """A training step with an optimizer of its own, or the forward pass alone."""
     if not prefill:
         return captured(case, module, case.optimizer(module), batch, device)
-    more: dict[str, Any] = {"device": torch.device(device)} if device == "cuda" else {}
 
     def step(*inputs: torch.Tensor) -> Any:
         with torch.no_grad():
             return module(*inputs)
 
-    return capture(step, *batch, **more)
+    return capture(step, *batch, device=torch.device(device))
 
 
 def planned_to(graph: TaskGraph, budget: str, **more: Any) -> Plan:
@@ -71,10 +62,7 @@ def planned_to(graph: TaskGraph, budget: str, **more: Any) -> Plan:
 
 def run_by(engine: str, made: Plan, depth: int | None = None) -> Runner:
     """`depth`: nodes that are enqueued ahead on a stream, of an engine that does so."""
-    program = made.graph.program
-    assert program is not None
-    driver = TWINS[engine]() if program.device.type == "cpu" else None
-    runner = Runner(made, engine, driver=driver)
+    runner = Runner(made, engine)
     if depth is not None:
         # No option of a runner: whoever trains has no use for another one.
         assert isinstance(runner.stage.engine, Streams), engine

@@ -29,7 +29,7 @@ from offloading.report import Asked, Report, ratios, spread, table
 from sharing.setting import NotingGate, Requests
 
 from gpu.models import GPT2, TINY, Batch, Kind, LastWord, Size, decoder, text
-from gpu.ours import TWINS, planned_to, replayed, step_graph
+from gpu.ours import planned_to, replayed, step_graph
 from gpu.part import Found, Job, Outcome, Row, Rows, Step
 from gpu.picture import Panel
 from gpu.timing import free, synchronize
@@ -97,7 +97,7 @@ class Training:
         return self.runner.stage
 
     def guest_driver(self) -> Driver:
-        return Cuda(self.device, high=True) if self.on == "cuda" else TWINS["cuda"]()
+        return Cuda(self.device, high=True)
 
     def expect_guests(self, expected: bool) -> None:
         """Have guests expected or not, and run the steps in which graphs are cut and captured anew
@@ -141,17 +141,13 @@ def _trainings(name: str, job: Job) -> Callable[[str], Training]:
     batch = load.case.batch(job.device)
     module = load.case.build("cpu")
     graph = step_graph(load.case, module, batch, job.device, prefill=False)
-    precision = load.precision if job.device == "cuda" else "float32"
-    costs = rates(job.device, 0.5 if job.smoke else 2.5).costs(precision)
+    costs = rates(job.device, 0.5 if job.smoke else 2.5).costs(load.precision)
     budget = {**TRAINED, **SMOKE, SMALL: "60 %"}[name]
     plan = planned_to(graph, budget, costs=costs, **load.options)
 
     def training(engine: str) -> Training:
         gate = NotingGate()
-        driver = TWINS[engine]() if job.device == "cpu" else None
-        return Training(
-            Runner(plan, engine, driver=driver, gate=gate), batch, gate, costs, job.device
-        )
+        return Training(Runner(plan, engine, gate=gate), batch, gate, costs, job.device)
 
     return training
 
@@ -239,8 +235,7 @@ def _guest(beside: Beside) -> Iterator[tuple[HighPriority, torch.Tensor, torch.T
     def answer(*inputs: torch.Tensor) -> Any:
         return (_right(net, *inputs),)
 
-    device = training.device if beside.device == "cuda" else None
-    captured = partial(capture, answer, reaches={"": net}, device=device)
+    captured = partial(capture, answer, reaches={"": net}, device=training.device)
     serve = HighPriority(training, captured, None, left=lambda _: None)
     training.gate.close()
     with serve:
@@ -258,8 +253,6 @@ def _threads(beside: Beside) -> Iterator[Callable[[int], Ended]]:
     right = _right(net, x)
 
     def ask(x: torch.Tensor) -> torch.Tensor:
-        if beside.device == "cpu":
-            return _right(net, x)
         stream = torch.cuda.Stream(priority=-1)
         with torch.cuda.stream(stream):
             answer = _right(net, x)

@@ -1,13 +1,12 @@
 """Wrong bits in steps that are stopped between any nodes, their memory lent and written over.
 
 A guest comes as often as it can and fills a random part of the device's arena
-(benchmarks/twins/intruder.py). Losses, parameters, buffers and optimizer state must be eager's.
+(benchmarks/jobs/intruder.py). Losses, parameters, buffers and optimizer state must be eager's.
 """
 
 import copy
-from collections.abc import Callable, Mapping
+import os
 from itertools import product
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,15 +15,10 @@ from offloading.report import Asked, Report, table
 from offloading.steps import planned
 from torch import nn
 
-from benchmarks.twins.intruder import Intruder
-from benchmarks.twins.twin_graph import GraphTwin
-from benchmarks.twins.twin_streams import Twin
+from benchmarks.jobs.intruder import Intruder
 from offload import Runner, capture_training_step
 
 MODELS = ("gpt2-small", "resnet18", "vit-b-16", "llama")
-DRIVERS: Mapping[str, Callable[[], Any]] = MappingProxyType(
-    {"threads": lambda: None, "cuda": Twin, "cudagraph": GraphTwin}
-)
 SHARE = 0.6
 """Of the memory that a step needs without offloading."""
 PREEMPTIONS = 1000
@@ -34,21 +28,22 @@ LEAST_STEPS, MOST_STEPS = 3, 1000
 def one(case: Case, engine: str, preemptions: int, seed: int) -> dict[str, int]:
     """Train beside eager until the guest came so often, and for a few steps."""
     torch.manual_seed(0)
-    eager = case.model()
+    device = torch.device("cpu" if engine == "threads" else "cuda")
+    eager = case.model().to(device)
     module = copy.deepcopy(eager)
     optimizers = case.optimizer(eager), case.optimizer(module)
-    graph = capture_training_step(module, case.loss, optimizers[1], *case.batch())
+    graph = capture_training_step(module, case.loss, optimizers[1], *case.batch(), device=device)
     # A graph is replayed in the order in which it was captured.
     order = "priority" if engine == "cudagraph" else "random"
     made = planned(graph, SHARE)
     losses = steps = 0
     with (
-        Runner(made, engine, order, seed, driver=DRIVERS[engine](), poison=True) as runner,
+        Runner(made, engine, order, seed, poison=True) as runner,
         Intruder(runner, seed, evicts=True) as guest,
     ):
         while guest.visits < preemptions or steps < LEAST_STEPS:
             assert steps < MOST_STEPS, f"{guest.visits} preemptions in {steps} steps"
-            batch = case.batch()
+            batch = [part.to(device) for part in case.batch()]
             torch.manual_seed(steps)
             expected = eager_step(case, eager, optimizers[0], batch)
             torch.manual_seed(steps)
@@ -84,11 +79,12 @@ def measure(smoke: bool, repeats: int) -> Report:
     """`repeats`: of every model on every engine, with other preemptions."""
     torch.set_num_threads(1)
     models = MODELS[:1] if smoke else MODELS
-    each = 5 if smoke else -(-PREEMPTIONS // (len(models) * len(DRIVERS) * repeats))
+    engines = ("cuda", "cudagraph") if torch.cuda.is_available() else ("threads",)
+    each = 5 if smoke else -(-PREEMPTIONS // (len(models) * len(engines) * repeats))
     report = Report("preemptions", "a preemption changes no bit", {"of the peak": f"{SHARE:.0%}"})
     known = cases(smoke=True)  # small ones have as many kinds of nodes as large ones
     for name in models:
-        for engine, seed in product(DRIVERS, range(repeats)):
+        for engine, seed in product(engines, range(repeats)):
             found = one(known[name], engine, each, seed)
             report.rows.append({"model": name, "engine": engine, "seed": seed, **found})
     report.tables["Training beside a guest that takes memory"] = table(
@@ -106,7 +102,6 @@ def measure(smoke: bool, repeats: int) -> Report:
         Asked("losses and tensors with other bits",
               0, sum(row["losses"] + row["tensors"] for row in report.rows)),
     ]  # fmt: skip
-    report.remarks.append(
-        "cuda and cudagraph run on drivers that stand in for a GPU (benchmarks/twins)."
-    )
+    if "FAKE_CUDA" in os.environ:
+        report.remarks.append("The GPU is a fake one (tests/fakecuda).")
     return report

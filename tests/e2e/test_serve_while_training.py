@@ -12,7 +12,7 @@ import lightning as L
 import pytest
 import torch
 
-from benchmarks.twins.fleet_jobs import QUIET
+from benchmarks.jobs.fleet_jobs import QUIET
 
 pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "serve_while_training.py"

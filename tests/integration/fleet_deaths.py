@@ -12,7 +12,7 @@ from typing import Any
 
 import lightning as L
 
-from benchmarks.twins.fleet_jobs import Net
+from benchmarks.jobs.fleet_jobs import Net
 from trainers.fleet.jobs.seat import Seat
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.twins.fleet_jobs import BATCH, JobKind, samples
+from benchmarks.jobs.fleet_jobs import BATCH, JobKind, samples
 from loaders import ReuseLoader, Workers
 
 COUNT = 48

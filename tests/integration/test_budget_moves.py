@@ -13,7 +13,7 @@ from support.accelerators import CPU, GPU, here, kept_of_each, on_each_accelerat
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.twins.fleet_jobs import QUIET
+from benchmarks.jobs.fleet_jobs import QUIET
 from offload import BudgetTooSmall, MemoryTooSmall, OffloadError
 from offload.memory import room
 from offload.memory.host_memory import HostMemoryLeft

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.twins.fleet_jobs import KINDS, QUIET, JobKind, Outcome, add, alone, make
+from benchmarks.jobs.fleet_jobs import KINDS, QUIET, JobKind, Outcome, add, alone, make
 from trainers.fleet import Fleet
 from trainers.fleet.deciding.events import Event, Planned, TurnEnded
 from trainers.fleet.deciding.fleet_state import FleetState

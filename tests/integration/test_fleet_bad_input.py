@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import CSVLogger
 from support.fleet_outcomes import states
 from torch.utils.data import DataLoader, RandomSampler
 
-from benchmarks.twins.fleet_jobs import (
+from benchmarks.jobs.fleet_jobs import (
     BATCH,
     KINDS,
     QUIET,

@@ -15,7 +15,7 @@ import pytest
 import torch
 from support.fleet_outcomes import states
 
-from benchmarks.twins.fleet_jobs import KINDS, QUIET, Outcome, add, alone, make
+from benchmarks.jobs.fleet_jobs import KINDS, QUIET, Outcome, add, alone, make
 from trainers.fleet import Fleet, FleetError, Halving
 from trainers.fleet.deciding.events import Event, Turn
 from trainers.fleet.deciding.fleet_state import FleetState

@@ -6,7 +6,7 @@ from typing import Any
 import lightning as L
 import pytest
 
-from benchmarks.twins.fleet_jobs import BUDGET, KINDS, QUIET, Outcome, add
+from benchmarks.jobs.fleet_jobs import BUDGET, KINDS, QUIET, Outcome, add
 from trainers import OffloadStrategy
 from trainers.fleet import Fleet
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.fleet_outcomes import differences
 
-from benchmarks.twins.fleet_jobs import (
+from benchmarks.jobs.fleet_jobs import (
     BATCH,
     BUDGET,
     QUIET,

@@ -13,7 +13,7 @@ import pytest
 import torch
 from support.fleet_outcomes import states, wrong
 
-from benchmarks.twins.fleet_jobs import BUDGET, KINDS, QUIET, Outcome, add, alone
+from benchmarks.jobs.fleet_jobs import BUDGET, KINDS, QUIET, Outcome, add, alone
 from trainers.dice import Dice
 from trainers.fleet import Fleet
 from trainers.fleet.deciding.events import DeviceEnded, Event, TurnEnded

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.twins.fleet_jobs import KINDS, QUIET, AnySchedule, JobKind, Outcome, alone
+from benchmarks.jobs.fleet_jobs import KINDS, QUIET, AnySchedule, JobKind, Outcome, alone
 
 pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]
 FAILING = {"failing": JobKind(6, fails_at=3)}

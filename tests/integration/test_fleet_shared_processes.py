@@ -11,7 +11,7 @@ import pytest
 from fleet_loaders import COUNT, Counting, NotSent, reads
 from support.fleet_outcomes import wrong
 
-from benchmarks.twins.fleet_jobs import BUDGET, QUIET, Outcome, alone
+from benchmarks.jobs.fleet_jobs import BUDGET, QUIET, Outcome, alone
 from trainers.fleet import Fleet
 from trainers.fleet.deciding.events import Event, TurnEnded
 from trainers.fleet.deciding.fleet_state import FleetState

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import lightning as L
 import pytest
 
-from benchmarks.twins.fleet_jobs import KINDS, QUIET
+from benchmarks.jobs.fleet_jobs import KINDS, QUIET
 from trainers import OffloadStrategy
 from trainers.offloading.planned_steps import PlannedSteps
 

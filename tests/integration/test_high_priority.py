@@ -14,7 +14,7 @@ from support.accelerators import CPU, GPU, here, on_each_accelerator
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.twins.fleet_jobs import QUIET
+from benchmarks.jobs.fleet_jobs import QUIET
 from offload import BudgetTooSmall, OffloadError, StepError
 from trainers import OffloadStrategy
 from trainers.sharing.high_priority import HighPriority

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.twins.fleet_jobs import KINDS, QUIET
+from benchmarks.jobs.fleet_jobs import KINDS, QUIET
 from offload import BudgetTooSmall, OffloadError, StepError
 from trainers import OffloadStrategy
 

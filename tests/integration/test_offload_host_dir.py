@@ -180,7 +180,7 @@ def test_a_folder_that_is_none_is_refused_at_once(
 
 
 def test_a_gpu_and_another_folder_in_a_fleet_are_refused_by_name(tmp_path: Path) -> None:
-    gpu = CUDAAccelerator(), torch.device("cuda", 0), None
+    gpu = CUDAAccelerator(), torch.device("cuda", 0)
     with pytest.raises(OffloadError, match=r"host_dir=.*no effect on a GPU.*page-locked"):
         target_of("auto", *gpu, tmp_path)
     plan = jobs.chain(2, 8).plan

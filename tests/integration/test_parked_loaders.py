@@ -15,7 +15,7 @@ import torch
 from eventually import eventually
 from support.loader_datasets import Pictures
 
-from benchmarks.twins.fleet_jobs import QUIET
+from benchmarks.jobs.fleet_jobs import QUIET
 from loaders import ReuseLoader, SharedStream, Workers
 from loaders.order.serve import Serve
 from loaders.workers import prefetcher

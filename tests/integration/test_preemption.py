@@ -14,7 +14,7 @@ from support.fake_gpu import only_on_a_fake_gpu
 from support.offload_training import trained_once
 from support.stage_jobs import DEVICES
 
-from benchmarks.twins.intruder import Intruder
+from benchmarks.jobs.intruder import Intruder
 from offload import Runner
 from offload.running.runner_memory import IN_STEP
 from offload.running.stage import Stage

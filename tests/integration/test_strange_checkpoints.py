@@ -17,7 +17,7 @@ import pytest
 import torch
 from support.fleet_outcomes import states
 
-from benchmarks.twins.fleet_jobs import KINDS, QUIET, Net, add, make
+from benchmarks.jobs.fleet_jobs import KINDS, QUIET, Net, add, make
 from trainers.fleet.jobs.job_checkpoint import FINAL, LAST
 from trainers.fleet.ray_cluster import tune_trial
 from trainers.read_checkpoint import CheckpointRefused

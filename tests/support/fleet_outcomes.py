@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.twins.fleet_jobs import Net, Outcome
+from benchmarks.jobs.fleet_jobs import Net, Outcome
 from trainers.fleet import FleetResult
 from trainers.fleet.jobs.job_checkpoint import FINAL
 

@@ -63,8 +63,6 @@ class Guests:
 
     def guest_driver(self) -> Driver | None:
         target = self._target()
-        if target.driver is not None:
-            return target.driver()
         return Cuda(target.device, high=True) if target.on_gpu else None
 
     # ---- for the strategy ------------------------------------------------------------------------

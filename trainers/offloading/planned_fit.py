@@ -143,7 +143,7 @@ class PlannedFit(PlannedSteps):
         """Return this run's target on another device. Raise `OffloadError` if there is none."""
         device = check_cuda(device) if device.type == "cuda" else device
         kind, asked = accelerator_for(device.type), self._request
-        target = target_of(asked.engine, kind, device, self._driver, asked.host_dir)
+        target = target_of(asked.engine, kind, device, asked.host_dir)
         return replace(target, gate=self._gate)
 
     @cached_property

@@ -29,7 +29,7 @@ from offload.tracing.ranks import Ranks
 from trainers.lightning_seams import is_accumulating, skips_backward
 from trainers.offloading.hardware.devices import move, tell, tensors_of
 from trainers.offloading.hardware.meter import MeasuredPlan, Meter, TimeSpent
-from trainers.offloading.hardware.target import MakeDriver, Target, check_engine, target_of
+from trainers.offloading.hardware.target import Target, check_engine, target_of
 from trainers.offloading.interrupt import DelayedInterrupt
 from trainers.offloading.steps.audit import check_part
 from trainers.offloading.steps.comparison import ExpectedStep
@@ -79,8 +79,7 @@ class PlannedSteps(Strategy):
         check_count(check_first_steps)
         check_part(audit)
         self._audit = audit
-        if self._driver is None:
-            check_engine(engine)
+        check_engine(engine)
         self._check_first_steps = check_first_steps
         before = {*self.__dict__}
         self._begin()
@@ -331,12 +330,7 @@ class PlannedSteps(Strategy):
         """Return the trainer's device and the engine for it. Raise `OffloadError` if there is
         none."""
         engine, host_dir = self._request.engine, self._request.host_dir
-        return target_of(engine, self.accelerator, self.root_device, self._driver, host_dir)
-
-    @property
-    def _driver(self) -> MakeDriver | None:
-        """Tests override this to drive the device by something else than CUDA's streams."""
-        return None
+        return target_of(engine, self.accelerator, self.root_device, host_dir)
 
     @property
     def _module(self) -> L.LightningModule:

@@ -5,7 +5,7 @@
     h2d                      `-> [ W2 .. ]
 
     cuda.py             torch.cuda's streams and events
-    benchmarks/twins/   the same on a CPU, with a thread a stream: for tests and smoke runs
+    benchmarks/jobs/   the same on a CPU, with a thread a stream: for tests and smoke runs
 
 A stream runs what is enqueued on it one after the other; only events order two streams. `begin` and
 `end` fence a step against what the caller's own stream does before and after it. Errors of the

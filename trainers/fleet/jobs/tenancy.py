@@ -43,13 +43,11 @@ class Tenancy:
 
     def _stage_for(self, plan: Plan, target: Target) -> Stage:
         if self._stage is None:
-            driver = target.driver() if target.driver is not None else None
             workers = plan.costs.host_workers
             self._stage = Stage(
                 target.device,
                 target.engine,
                 host_workers=workers,
-                driver=driver,
                 host_dir=target.host_dir,
             )
             self._first = target

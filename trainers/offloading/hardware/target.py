@@ -24,12 +24,10 @@ from offload.measuring.kept_rates import kept_rates
 from offload.memory.host_memory import memory_left
 from offload.program.kernels import CPU
 from offload.running.drivers.cuda import check_cuda
-from offload.running.drivers.driver import Driver
 from offload.running.stage import Stage
 
 ENGINES = ("auto", "threads", "cuda", "cudagraph")
 OF_CUDA = ("cuda", "cudagraph")
-MakeDriver = Callable[[], Driver]
 MakeRunner = Callable[[Plan, Hashable, "Target"], Runner]
 
 
@@ -39,8 +37,6 @@ class Target:
 
     device: torch.device = CPU
     engine: str = "threads"
-    driver: MakeDriver | None = None
-    """Makes the driver of the device; None means the engine's own. Tests give one."""
     costs: Costs | None = None
     """None means the planner's default rates."""
     gate: Gate | None = None
@@ -96,19 +92,14 @@ class Target:
     def runner(self, plan: Plan, key: Hashable = None) -> Runner:
         if self.make_runner is not None:
             return self.make_runner(plan, key, self)
-        driver = self.driver() if self.driver is not None else None
-        return Runner(
-            plan, self.engine, key=key, driver=driver, gate=self.gate, host_dir=self.host_dir
-        )
+        return Runner(plan, self.engine, key=key, gate=self.gate, host_dir=self.host_dir)
 
     def stage(self, plan: Plan) -> Stage:
         """Return a stage for a runner that moves to this target, and will close it."""
-        driver = self.driver() if self.driver is not None else None
         return Stage(
             self.device,
             self.engine,
             host_workers=plan.costs.host_workers,
-            driver=driver,
             gate=self.gate,
             host_dir=self.host_dir,
         )
@@ -150,19 +141,18 @@ def target_of(
     engine: str,
     accelerator: Accelerator | None,
     device: torch.device,
-    driver: MakeDriver | None = None,
     host_dir: Path | None = None,
 ) -> Target:
     """Return the target of a run. Raise `OffloadError` if the engine does not run on the device."""
     kind = type(accelerator).__name__
     if isinstance(accelerator, CPUAccelerator) and device.type == "cpu":
-        if engine in OF_CUDA and driver is None:
+        if engine in OF_CUDA:
             raise OffloadError(
                 f"engine={engine!r} runs on a GPU, and the trainer's accelerator is {kind}: give"
                 " Trainer(accelerator='gpu'), or engine auto or threads"
             )
         engine = "threads" if engine == "auto" else engine
-        return Target(device, engine, driver, host_dir=host_dir)
+        return Target(device, engine, host_dir=host_dir)
     if isinstance(accelerator, CUDAAccelerator) and device.type == "cuda":
         if host_dir is not None:
             raise OffloadError(
@@ -175,7 +165,7 @@ def target_of(
                 "engine='threads' runs on the CPU, and the trainer's accelerator is"
                 f" {kind}: give engine auto, cuda or cudagraph, or Trainer(accelerator='cpu')"
             )
-        return Target(device, "cuda" if engine == "auto" else engine, driver)
+        return Target(device, "cuda" if engine == "auto" else engine)
     raise OffloadError(
         f"OffloadStrategy runs on the CPU and on CUDA devices, not on {device} with {kind}: give"
         " Trainer(accelerator='cpu') or Trainer(accelerator='gpu', devices=1)"

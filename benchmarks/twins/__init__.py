@@ -1,1 +1,0 @@
-"""A CPU that behaves like a GPU: streams, events, capture and replay, for tests and smoke runs."""
