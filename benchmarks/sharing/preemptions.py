@@ -22,6 +22,8 @@ MODELS = ("gpt2-small", "resnet18", "vit-b-16", "llama")
 SHARE = 0.6
 """Of the memory that a step needs without offloading."""
 PREEMPTIONS = 1000
+RATE = 2.0**-13
+"""A number of float32, which is what a captured fused update takes (docs/offload/gpu.md)."""
 LEAST_STEPS, MOST_STEPS = 3, 1000
 
 
@@ -32,6 +34,8 @@ def one(case: Case, engine: str, preemptions: int, seed: int) -> dict[str, int]:
     eager = case.model().to(device)
     module = copy.deepcopy(eager)
     optimizers = case.optimizer(eager), case.optimizer(module)
+    for group in (*optimizers[0].param_groups, *optimizers[1].param_groups):
+        group["lr"] = RATE
     graph = capture_training_step(module, case.loss, optimizers[1], *case.batch(), device=device)
     # A graph is replayed in the order in which it was captured.
     order = "priority" if engine == "cudagraph" else "random"
