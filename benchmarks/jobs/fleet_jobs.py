@@ -116,9 +116,19 @@ class JobKind:
             "num_sanity_val_steps": 0,
         }
 
+    def trainer_on(self, device: torch.device) -> dict[str, Any]:
+        """The trainer's options, with which two runs on this device have equal bits."""
+        return self.trainer | ({"deterministic": True} if device.type == "cuda" else {})
+
     @property
     def options(self) -> dict[str, Any] | None:
         return {"optimizer": "host" if self.clip else "auto"} if self.offload else None
+
+    def options_on(self, device: torch.device) -> dict[str, Any] | None:
+        """The options on this device. On a GPU `auto` decides by the clock where updates run, and
+        the host's have other last bits than the device's."""
+        decided = device.type == "cuda" and self.offload and not self.clip
+        return {"optimizer": "device"} if decided else self.options
 
 
 KINDS: Mapping[str, JobKind] = {
@@ -154,13 +164,14 @@ class Outcome:
         return found
 
 
-def alone(kind: JobKind, budget: str | int = BUDGET) -> Outcome:
+def alone(kind: JobKind, budget: str | int = BUDGET, device: torch.device = CPU) -> Outcome:
     """What plain Lightning with an OffloadStrategy of its own makes of it."""
     module = kind.module()
-    options = kind.options
+    options = kind.options_on(device)
     strategy: Any = "auto" if options is None else OffloadStrategy(budget=budget, **options)
     trainer = L.Trainer(
-        **kind.trainer, strategy=strategy, accelerator="cpu", devices=1,
+        **kind.trainer_on(device), strategy=strategy,
+        accelerator="gpu" if device.type == "cuda" else "cpu", devices=1,
         enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(module, kind.train(), kind.val())
@@ -175,13 +186,19 @@ def program(name: str, kind: JobKind, module: Any = None) -> LightningJob:
 
 
 def make(folder: Path, **more: Any) -> Fleet:
-    return Fleet(BUDGET, "cpu", folder=folder, **{"metric": "val_loss", "quantum": 3, **more})
+    usual = {"devices": "cpu", "metric": "val_loss", "quantum": 3}
+    return Fleet(BUDGET, folder=folder, **{**usual, **more})
 
 
 def add(fleet: Fleet, name: str, kind: JobKind, module: Any = None, **more: Any) -> Net:
     module = module or kind.module()
-    given = False if kind.options is None else kind.options
-    usual = {"train": kind.train(), "val": kind.val(), "trainer": kind.trainer, "offload": given}
+    device = fleet.devices[0]
+    options = kind.options_on(device)
+    given = False if options is None else options
+    trainer = kind.trainer_on(device)
+    usual = {"train": kind.train(), "val": kind.val(), "trainer": trainer, "offload": given}
+    if options is None and device.type == "cuda":
+        usual["reserve"] = "64MiB"
     fleet.add(name, module, **{**usual, **more})
     return module
 

@@ -14,8 +14,10 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from support.accelerators import here, kept_of_each, on_each_accelerator
 from support.fleet_outcomes import differences
 
+from benchmarks.jobs import fleet_jobs
 from benchmarks.jobs.fleet_jobs import (
     BUDGET,
     CPU,
@@ -26,11 +28,10 @@ from benchmarks.jobs.fleet_jobs import (
     Outcome,
     add,
     alone,
-    make,
 )
 from offload.caching.machine import machine_of
 from trainers.dice import Dice, TorchSettings
-from trainers.fleet import FleetError, Halving
+from trainers.fleet import Fleet, FleetError, Halving
 from trainers.fleet.deciding.events import Event, Planned, TurnEnded
 from trainers.fleet.deciding.fleet_state import FleetState
 from trainers.fleet.jobs.job_checkpoint import FINAL, LAST
@@ -39,18 +40,34 @@ from trainers.fleet.keeping.fleet_result import said_left
 pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]
 
 
-@pytest.fixture(scope="module")
-def lone() -> Mapping[str, Outcome]:
-    return {name: alone(kind, BUDGET) for name, kind in KINDS.items()}
+@kept_of_each
+def outcomes_alone() -> Mapping[str, Outcome]:
+    return {name: alone(kind, BUDGET, device()) for name, kind in KINDS.items()}
+
+
+@pytest.fixture
+def lone(accelerator: str) -> Mapping[str, Outcome]:
+    return outcomes_alone()
+
+
+def device() -> torch.device:
+    """The device of the running test."""
+    return CPU if here()["accelerator"] == "cpu" else torch.device("cuda", 0)
+
+
+def make(folder: Path, **more: Any) -> Fleet:
+    return fleet_jobs.make(folder, **{"devices": [str(device())], **more})
 
 
 # ---- bits ---------------------------------------------------------------------------------------
 
 
+@on_each_accelerator
+@pytest.mark.parametrize("quantum", [3, None])
 def test_jobs_of_a_fleet_are_what_they_are_alone_and_a_failing_one_harms_nobody(
-    lone: Mapping[str, Outcome], tmp_path: Path
+    lone: Mapping[str, Outcome], tmp_path: Path, quantum: int | None, accelerator: str
 ) -> None:
-    fleet = make(tmp_path)
+    fleet = make(tmp_path, quantum=quantum)
     modules = {name: add(fleet, name, kind) for name, kind in KINDS.items()}
     add(fleet, "failing", JobKind(9, fails_at=4))
     before = torch.get_rng_state()
@@ -144,8 +161,9 @@ def test_halving_keeps_the_best_and_stopped_jobs_give_their_memory_back(tmp_path
     assert not [ref for ref in alive if ref() is not None]
 
 
+@on_each_accelerator
 def test_jobs_come_and_go_from_other_threads_while_the_fleet_runs(
-    lone: Mapping[str, Outcome], tmp_path: Path
+    lone: Mapping[str, Outcome], tmp_path: Path, accelerator: str
 ) -> None:
     fleet, told, meddled = make(tmp_path, quantum=1), threading.Event(), threading.Event()
 
@@ -203,10 +221,12 @@ class HandTimer(threading.Timer):
         HandTimer.goes_off = self.function
 
 
+@on_each_accelerator
 @pytest.mark.parametrize("how", ["ctrl-c", "time"])
 def test_ctrl_c_and_the_end_of_the_time_checkpoint_every_job_and_the_same_program_goes_on(
-    lone: Mapping[str, Outcome], tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    lone: Mapping[str, Outcome], tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch,
+    accelerator: str,
+) -> None:  # fmt: skip
     monkeypatch.setattr(threading, "Timer", HandTimer)
 
     def interrupt(state: FleetState, event: Event) -> None:
@@ -237,9 +257,12 @@ def test_ctrl_c_and_the_end_of_the_time_checkpoint_every_job_and_the_same_progra
     assert differences(lone, modules) == {name: [] for name in names}
 
 
-def test_a_job_of_higher_priority_has_the_device_after_the_step_under_way(tmp_path: Path) -> None:
+@on_each_accelerator
+def test_a_job_of_higher_priority_has_the_device_after_the_step_under_way(
+    tmp_path: Path, accelerator: str
+) -> None:
     kinds = {"low": replace(KINDS["adam"], epochs=8), "high": KINDS["sgd"]}
-    lone = {name: alone(kind) for name, kind in kinds.items()}
+    lone = {name: alone(kind, BUDGET, device()) for name, kind in kinds.items()}
     ran: list[tuple[str, str, int]] = []
 
     def see(state: FleetState, event: Event) -> None:
@@ -247,8 +270,8 @@ def test_a_job_of_higher_priority_has_the_device_after_the_step_under_way(tmp_pa
         if isinstance(event, Planned) and event.job == "low":
             kind = kinds["high"]
             fleet.add(
-                "high", kind.module, train=kind.train, val=kind.val, trainer=kind.trainer,
-                offload=kind.options, priority=1,
+                "high", kind.module, train=kind.train, val=kind.val,
+                trainer=kind.trainer_on(device()), offload=kind.options_on(device()), priority=1,
             )  # fmt: skip
 
     fleet = make(tmp_path, quantum=1000, watch=see)
