@@ -22,8 +22,7 @@ class Capturing(Driver, Protocol):
     """A driver with captures; see `Driver`. It makes one capture at a time."""
 
     def begin_capture(self, origin: Any) -> None:
-        """Start to capture on this stream and on those that fork from it. What they were given
-        before may still run."""
+        """Start to capture on this stream and on those that fork from it. All streams are idle."""
         ...
 
     def end_capture(self) -> Run:

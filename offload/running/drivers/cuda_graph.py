@@ -42,6 +42,7 @@ class GraphCuda(Cuda):
         self._captured: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
 
     def begin_capture(self, origin: CudaStream) -> None:
+        self.synchronize()  # as torch.cuda.graph does; a capture is rare, and drivers differ
         if not self._captured:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
