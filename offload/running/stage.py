@@ -96,7 +96,8 @@ class Stage:
         name = engine_for(engine, device)
         check_order(order)
         self.driver = driver_for(name, device, driver)
-        self.device = device if self.driver is None else self.driver.device
+        known = device if self.driver is None else self.driver.device
+        self.device = known if known.type == device.type else device
         """With its number, which a driver knows."""
         self._new_engine = partial(made_engine, name, self.driver, order, seed, host_workers)
         self.engine = self._new_engine(self.gate)
