@@ -53,6 +53,13 @@ try:
     # `pytree`, above: lists, tuples and dicts taken apart. torch.compile's own are these; the
     # public `optree` knows other classes.
 
+    # ---- higher-order operators, which choose a dispatch key in Python --------------------------
+    HigherOrderOperator: Any = torch._ops.HigherOrderOperator
+    higher_order_operators: Any = torch._ops._higher_order_ops
+
+    # `torch.Tensor.data_ptr`, which a live session replaces: it asks for bytes, and homes do not.
+    address_of = torch._C.TensorBase.data_ptr
+
     # ---- modes and fakes ------------------------------------------------------------------------
     # Sees every op of a step. The class is documented; the module that it is in is private.
     TorchDispatchMode = _python_dispatch.TorchDispatchMode

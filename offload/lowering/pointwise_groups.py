@@ -10,15 +10,19 @@ from offload.graph.taskgraph import TaskGraph
 from offload.lowering.merging import held_in_order, kin, regrouped
 
 
-def grouped(graph: TaskGraph, at_most: int = 16, nbytes: int = 256 << 10) -> TaskGraph:
-    """Merge up to `at_most` neighbouring pointwise tasks that together touch at most `nbytes`."""
+def grouped(
+    graph: TaskGraph, at_most: int = 16, nbytes: int = 256 << 10, *, any_kind: bool = False
+) -> TaskGraph:
+    """Merge up to `at_most` neighbouring pointwise tasks that together touch at most `nbytes`.
+    `any_kind`: other tasks as well."""
     held = held_in_order(graph)
     groups: list[list[int]] = []
     touched: set[int] = set()
     kind: object = None
     for number, task in enumerate(graph.tasks):
         together = touched.union(task.touches)
-        own = kin(task) if task.pointwise and number not in held else None
+        joins = (task.pointwise or any_kind) and number not in held
+        own = kin(task) if joins else None
         if (
             own is not None
             and own == kind
@@ -33,5 +37,6 @@ def grouped(graph: TaskGraph, at_most: int = 16, nbytes: int = 256 << 10) -> Tas
             kind = own
     fewer = len(graph.tasks) - len(groups)
     chains = sum(len(group) > 1 for group in groups)
-    note = f"{fewer + chains} small pointwise tasks form {chains} groups" if fewer else ""
+    what = "small" if any_kind else "small pointwise"
+    note = f"{fewer + chains} {what} tasks form {chains} groups" if fewer else ""
     return regrouped(graph, groups, note)

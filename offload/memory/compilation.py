@@ -46,6 +46,7 @@ class BuildRecipe:
             "-std=c++20",
             "-O2",
             "-fPIC",
+            "-fvisibility-inlines-hidden",
             "-shared",
             f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
             f"-I{self.home / 'include'}",
@@ -58,7 +59,10 @@ class BuildRecipe:
         )
 
     def key(self, compiler: str) -> str:
-        texts = (path.read_text(encoding="utf-8") for path in (self.source, *CSRC.glob("*.h")))
+        texts = (
+            path.read_text(encoding="utf-8")
+            for path in (self.source, *self.source.parent.glob("*.h"))
+        )
         parts = (*texts, torch.__version__, *self.command(compiler))
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 

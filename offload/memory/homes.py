@@ -28,7 +28,7 @@ from offload.memory.passages import Passage, carry
 from offload.memory.tensor_layout import TensorLayout, move_out, share
 from offload.memory.waiting_place import HandOver, Leaver, WaitingPlace, room_of
 from offload.program.kernels import Source
-from offload.torch_seams import is_held_by_others
+from offload.torch_seams import address_of, is_held_by_others
 
 APART = (
     "to memory that something else holds, too. They are apart from now on, and steps write into the"
@@ -321,7 +321,7 @@ def _found(
 
 
 def _addresses(tensors: Sequence[torch.Tensor]) -> list[int]:
-    return list(map(torch.Tensor.data_ptr, tensors))
+    return list(map(address_of, tensors))
 
 
 def _check(home: Home, live: Sequence[torch.Tensor], device: torch.device) -> None:

@@ -154,6 +154,8 @@ class _Binder:
 
     def bound(self, call: Call) -> Run:
         args, kwargs = call.arguments(self.view)
+        if (bound := getattr(call.op, "bound", None)) is not None:
+            return self.served(call, bound(args, kwargs))
         op = fast(call.op, args, kwargs, self.bindings.twins)
         return self.served(call, functools.partial(op, *args, **kwargs))
 

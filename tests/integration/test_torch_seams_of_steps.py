@@ -104,7 +104,19 @@ def _own_step() -> bool:
     return Own.step is not written and t.without_step_hooks(Own.step) is written
 
 
+def _higher_order() -> bool:
+    """Every higher-order operator says which keys it does not look past."""
+    known = t.higher_order_operators.values()
+    return all(
+        isinstance(op, t.HigherOrderOperator) and op.non_fallthrough_keys is not None
+        for op in known
+    ) and bool(known)
+
+
 TORCH: dict[str, Callable[[], bool]] = {
+    "address_of": lambda: t.address_of(one := torch.ones(2)) == one.data_ptr(),
+    "HigherOrderOperator": _higher_order,
+    "higher_order_operators": _higher_order,
     "ASKING_AUTOGRAD": _keeps_only_with_autograd,
     "GLOBAL_HOOKS": _hooks_of_all_modules,
     "counts_steps": _step_is_counted,

@@ -1,0 +1,5 @@
+"""A step whose Python runs every time, on shadows, while a plan of its tape runs the kernels.
+
+May import: errors, graph, lowering, measuring, memory, plans, program, running, sizes, torch_seams,
+tracing.
+"""

@@ -1,0 +1,111 @@
+// A kernel bound to its tensors: a call without arguments, which gives it the step's own numbers.
+
+#pragma once
+
+#include <c10/core/GradMode.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+
+#include "session.h"
+
+namespace live {
+
+namespace py = pybind11;
+
+inline py::object to_python(IValue value) {
+  return py::reinterpret_steal<py::object>(torch::jit::toPyObject(std::move(value)).release());
+}
+
+// The numbers of the step that runs next.
+struct StepNumbers {
+  std::vector<c10::Scalar> now;
+  void take(const Pass& pass) { now = pass.numbers; }
+  const c10::Scalar& at(size_t index) const { return now.at(index); }
+};
+
+// A number that differs from step to step: where it stands among the arguments, and what is made of it.
+struct Varying {
+  size_t argument;
+  int element;  // of a list; -1: it is the argument itself
+  size_t index;
+  std::optional<at::ScalarType> dtype;  // of the tensor that torch makes of it
+};
+
+class BoundCall {
+ public:
+  BoundCall(
+      const Node& node, const py::list& arguments, std::vector<Varying> varying,
+      std::shared_ptr<StepNumbers> numbers)
+      : op_(*node.op), keys_(node.keys), grad_(node.grad), varying_(std::move(varying)), numbers_(std::move(numbers)) {
+    const auto& schema = node.schema->arguments();
+    for (size_t n = 0; n < schema.size(); n++) {
+      arguments_.push_back(torch::jit::toIValue(arguments[n], schema[n].type()));
+    }
+    stack_.reserve(schema.size() + node.schema->returns().size());
+  }
+
+  py::object operator()() {
+    stack_.assign(arguments_.begin(), arguments_.end());
+    for (const auto& varying : varying_) put(varying);
+    {
+      py::gil_scoped_release let_go;
+      c10::AutoGradMode as_recorded(grad_);
+      op_.redispatchBoxed(keys_, &stack_);
+    }
+    if (stack_.size() == 1) {
+      auto result = to_python(std::move(stack_[0]));
+      stack_.clear();
+      return result;
+    }
+    py::tuple results(stack_.size());
+    for (size_t n = 0; n < stack_.size(); n++) results[n] = to_python(std::move(stack_[n]));
+    stack_.clear();
+    return results;
+  }
+
+ private:
+  void put(const Varying& varying) {
+    const auto& number = numbers_->at(varying.index);
+    IValue value(number);
+    if (varying.dtype) value = number_tensor(number, c10::scalarTypeToTypeMeta(*varying.dtype));
+    if (varying.element < 0) {
+      stack_[varying.argument] = std::move(value);
+      return;
+    }
+    auto list = stack_[varying.argument].toList().copy();
+    list.set(varying.element, std::move(value));
+    stack_[varying.argument] = std::move(list);
+  }
+
+  OperatorHandle op_;
+  DispatchKeySet keys_;
+  bool grad_;  // some kernels ask whether autograd is on
+  std::vector<IValue> arguments_;
+  std::vector<Varying> varying_;
+  std::shared_ptr<StepNumbers> numbers_;
+  Stack stack_;
+};
+
+// ---- as a function of Python's without arguments: pybind's own calls cost more than some kernels ------
+
+constexpr const char* BOUND = "live.bound_call";
+
+inline PyObject* run_bound(PyObject* capsule, PyObject*) {
+  HANDLE_TH_ERRORS
+  return (*static_cast<BoundCall*>(PyCapsule_GetPointer(capsule, BOUND)))().release().ptr();
+  END_HANDLE_TH_ERRORS
+}
+
+inline py::object bind(
+    const Node& node, const py::list& arguments, std::vector<Varying> varying,
+    std::shared_ptr<StepNumbers> numbers) {
+  static PyMethodDef method{"run", &run_bound, METH_NOARGS, "Run the kernel with the numbers of the step."};
+  auto call = std::make_unique<BoundCall>(node, arguments, std::move(varying), std::move(numbers));
+  const auto drop = [](PyObject* capsule) {
+    delete static_cast<BoundCall*>(PyCapsule_GetPointer(capsule, BOUND));
+  };
+  const auto capsule = py::reinterpret_steal<py::object>(PyCapsule_New(call.release(), BOUND, drop));
+  return py::reinterpret_steal<py::object>(PyCFunction_New(&method, capsule.ptr()));
+}
+
+}  // namespace live

@@ -1,0 +1,281 @@
+// Runs an operation at once, as without us, and puts it onto the tape.
+
+#pragma once
+
+#if __has_include(<torch/csrc/autograd/node.h>)
+#include <torch/csrc/autograd/node.h>
+#else
+#include <torch/csrc/autograd/function.h>
+#endif
+
+#include "executing.h"
+
+namespace live {
+
+class Recording {
+ public:
+  Recording(Pass& pass, Node* parent, const OperatorHandle& op, DispatchKeySet keys)
+      : pass_(pass), known_(known(op)), schema_(op.schema()), own_(std::make_unique<Node>()), node_(own_.get()) {
+    node_->op.emplace(op);
+    node_->schema = &schema_;
+    node_->keys = below(keys);
+    node_->parent = parent;
+    node_->value_count = parent->value_count;
+    node_->first_number = pass.numbers.size();
+    node_->random = known_.random;
+    const auto dispatch = c10::impl::tls_local_dispatch_key_set();
+    node_->dispatch.set_included(dispatch.included_);
+    node_->dispatch.set_excluded(dispatch.excluded_);
+    node_->grad = c10::AutogradState::get_tls_state().get_grad_mode();
+    node_->backward = static_cast<bool>(torch::autograd::get_current_node());
+    synchronous_ = known_.synchronous;
+    on_host_ = !known_.random;
+  }
+
+  std::unique_ptr<Node> run(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+    const auto given = arguments_of(op, stack).vec();
+    for (size_t n = 0; n < given.size(); n++) add(given[n], schema_.arguments()[n]);
+    if (schema_.name() == "aten::index") check_masks();
+    run_now(op, keys, stack);
+    node_->returns = static_cast<int>(schema_.returns().size());
+    bool only_views = node_->returns > 0;
+    for (int n = 0; n < node_->returns; n++) {
+      only_views &= add_result((*stack)[stack->size() - node_->returns + n]);
+    }
+    synchronous_ |= arguments_have_changed();
+    node_->kind = synchronous_        ? Kind::synchronous
+        : known_.inplace_view         ? Kind::reshape
+        : only_views && !writes_      ? Kind::view
+                                      : Kind::deferred;
+    const bool computes = node_->kind == Kind::deferred || (node_->kind == Kind::synchronous && !writes_);
+    node_->on_host = (on_host_ && computes) || fills_by_pointer();
+    for (const auto& output : node_->outputs) {
+      if (output.kind != Out::fresh) continue;
+      const int slot = output.value->slot;
+      pass_.on_host[slot] = node_->on_host;
+      if (synchronous_) pass_.outside[slot] = pass_.bound[slot].lock();
+    }
+    node_->slots = static_cast<int>(pass_.bound.size());
+    pass_.numbers.insert(pass_.numbers.end(), node_->numbers.begin(), node_->numbers.end());
+    return std::move(own_);
+  }
+
+ private:
+  Value* value_of(const at::Tensor& tensor, bool& fresh) {
+    auto* storage = storage_of(tensor);
+    const auto* impl = tensor.unsafeGetTensorImpl();
+    auto [found, added] = pass_.slot_of.try_emplace(storage, static_cast<int>(pass_.bound.size()));
+    fresh = added;
+    if (added) {
+      pass_.bound.emplace_back(weak(storage));
+      pass_.outside.emplace_back();
+      pass_.values_of.emplace_back();
+      pass_.on_host.push_back(0);
+    }
+    const int slot = found->second;
+    for (Value* value : pass_.values_of[slot]) {
+      if (value->fits(impl) && value->is_number == impl->is_wrapped_number()) return value;
+    }
+    auto value = std::make_unique<Value>(Value{
+        slot, node_->value_count++, c10::DimVector(impl->sizes().begin(), impl->sizes().end()),
+        c10::DimVector(impl->strides().begin(), impl->strides().end()), impl->storage_offset(), impl->dtype(),
+        impl->key_set(), impl->is_wrapped_number(), storage->nbytes(), tensor.device()});
+    pass_.values_of[slot].push_back(value.get());
+    node_->values.push_back(std::move(value));
+    return node_->values.back().get();
+  }
+
+  Argument& push(Arg kind, bool written = false) {
+    auto& argument = node_->arguments.emplace_back();
+    argument.kind = kind;
+    argument.written = written;
+    tensors_.emplace_back();
+    return argument;
+  }
+
+  void constant(Argument& argument, IValue value) {
+    argument.constant = static_cast<int>(node_->constants.size());
+    node_->constants.push_back(std::move(value));
+  }
+
+  void add_tensor(const at::Tensor& tensor, bool written) {
+    auto& argument = push(Arg::tensor, written);
+    tensors_.back().tensor = tensor;
+    if (!tensor.defined()) {
+      argument.kind = Arg::undefined;
+    } else if (!is_strided(tensor)) {
+      argument.kind = Arg::opaque;
+      synchronous_ = true;
+      on_host_ = false;
+    } else if (is_number(tensor) && !written) {
+      bool fresh;
+      argument.kind = Arg::number;
+      argument.value = value_of(tensor, fresh);
+      node_->numbers.push_back(number_in(tensor));
+    } else {
+      bool fresh;
+      argument.value = value_of(tensor, fresh);
+      const int slot = argument.value->slot;
+      if (fresh) {
+        pass_.outside[slot] = pass_.bound[slot].lock();
+        pass_.on_host[slot] = is_tiny(tensor);
+      }
+      on_host_ &= pass_.on_host[slot] && is_tiny(tensor);
+      tensors_.back().storage = storage_of(tensor);
+      tensors_.back().sizes = tensor.sizes().vec();
+    }
+  }
+
+  void add_list(const IValue& value, bool written) {
+    const auto elements = value.toListRef();
+    const auto all = [&](auto&& is) { return std::all_of(elements.begin(), elements.end(), is); };
+    const auto is_tensor = [](const IValue& each) { return each.isTensor(); };
+    if (value.isTensorList() || std::any_of(elements.begin(), elements.end(), is_tensor)) {
+      auto& head = push(Arg::tensors);
+      head.count = static_cast<int>(elements.size());
+      head.integer = !value.isTensorList();
+      for (const auto& each : elements) {
+        if (each.isNone()) push(Arg::none);
+        else add_tensor(each.toTensor(), written);
+      }
+    } else if (!elements.empty() && all([](const IValue& each) { return each.isDouble(); })) {
+      auto& argument = push(Arg::reals);
+      argument.count = static_cast<int>(elements.size());
+      constant(argument, value.toList().copy());
+      for (const auto& each : elements) node_->numbers.push_back(each.toScalar());
+    } else if (all([](const IValue& each) { return each.isInt() || each.isBool(); })) {
+      auto& argument = push(Arg::integers);
+      argument.count = static_cast<int>(node_->integers.size());
+      constant(argument, value.toList().copy());
+      auto& integers = node_->integers.emplace_back();
+      for (const auto& each : elements) integers.push_back(each.isBool() ? each.toBool() : each.toInt());
+    } else {
+      constant(push(Arg::constant), value.toList().copy());
+    }
+  }
+
+  void add(const IValue& value, const c10::Argument& schema) {
+    const bool written = schema.alias_info() && schema.alias_info()->isWrite();
+    writes_ |= written;
+    if (value.isTensor()) {
+      add_tensor(value.toTensor(), written);
+    } else if (value.isNone()) {
+      push(Arg::none);
+    } else if (value.isBool()) {
+      push(Arg::boolean).integer = value.toBool();
+    } else if (value.isInt()) {
+      const bool counts = schema.type()->kind() == c10::TypeKind::NumberType && !known_.exact;
+      push(counts ? Arg::count : Arg::integer).integer = value.toInt();
+      if (counts) node_->numbers.push_back(value.toScalar());
+    } else if ((value.isDouble() || value.isComplexDouble()) && !known_.exact) {
+      push(Arg::real).integer = value.isComplexDouble();
+      node_->numbers.push_back(value.toScalar());
+    } else if (value.isList()) {
+      add_list(value, written);
+    } else {
+      // A generator of the user's own can be asked for its state at any time.
+      synchronous_ |= value.isStorage() || value.isObject() || value.isPyObject() || value.isStream() ||
+          value.isGenerator();
+      constant(push(Arg::constant), value);
+    }
+  }
+
+  // A mask's values decide the shape of what it selects.
+  void check_masks() {
+    for (size_t n = 1; n < tensors_.size(); n++) {
+      const auto& tensor = tensors_[n].tensor;
+      synchronous_ |= tensor.defined() && (tensor.scalar_type() == at::kBool || tensor.scalar_type() == at::kByte);
+    }
+  }
+
+  // Whether the operation gave an argument another storage or shape, as `set_` and `resize_` do.
+  bool arguments_have_changed() const {
+    for (const auto& before : tensors_) {
+      if (!before.storage) continue;
+      if (storage_of(before.tensor) != before.storage) return true;
+      if (!known_.inplace_view && before.tensor.sizes() != c10::IntArrayRef(before.sizes)) return true;
+    }
+    return false;
+  }
+
+  // C++ above us makes small tensors of the CPU with `empty` and fills them by address.
+  bool fills_by_pointer() const {
+    const auto& name = schema_.name();
+    if (name != "aten::empty" && name != "aten::empty_strided") return false;
+    if (node_->outputs.size() != 1 || node_->outputs[0].kind != Out::fresh) return false;
+    const auto& value = *node_->outputs[0].value;
+    return value.device.is_cpu() && value.nbytes <= 16384;
+  }
+
+  // Whether a result has no storage of its own.
+  bool add_result(const IValue& value) {
+    if (value.isTensor()) return add_made(value.toTensor());
+    if (value.isTensorList()) {
+      const auto made = value.toTensorVector();
+      node_->outputs.push_back({Out::list, static_cast<int>(made.size())});
+      bool only_views = true;
+      for (const auto& tensor : made) only_views &= add_made(tensor);
+      return only_views;
+    }
+    node_->outputs.push_back({Out::other});
+    synchronous_ |= !value.isNone();
+    return true;
+  }
+
+  bool add_made(const at::Tensor& tensor) {
+    Output output{Out::undefined};
+    bool is_view = true;
+    if (tensor.defined()) {
+      for (size_t n = 0; n < tensors_.size() && output.kind != Out::self; n++) {
+        if (tensors_[n].tensor.defined() && tensors_[n].tensor.is_same(tensor)) {
+          output.kind = Out::self;
+          output.argument = static_cast<int>(n);
+        }
+      }
+      if (output.kind != Out::self && !is_strided(tensor)) {
+        output.kind = Out::other;
+        synchronous_ = true;
+      } else if (output.kind != Out::self) {
+        bool fresh;
+        output.value = value_of(tensor, fresh);
+        output.kind = fresh ? Out::fresh : Out::alias;
+        is_view = !fresh;
+        on_host_ &= is_tiny(tensor);
+      }
+    }
+    node_->outputs.push_back(output);
+    return is_view;
+  }
+
+  struct Given {
+    at::Tensor tensor;
+    std::vector<int64_t> sizes;
+    StorageImpl* storage = nullptr;
+  };
+
+  Pass& pass_;
+  const Operator& known_;
+  const c10::FunctionSchema& schema_;
+  std::unique_ptr<Node> own_;
+  Node* node_;
+  std::vector<Given> tensors_;  // by flat argument
+  bool synchronous_ = false, on_host_ = true, writes_ = false;
+};
+
+inline void record(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  auto& now = session();
+  each_storage(arguments_of(op, stack), touch);
+  auto node = Recording(*now.pass, now.current, op, keys).run(op, keys, stack);
+  if (now.place) {
+    pybind11::gil_scoped_acquire python;
+    node->where = now.place().cast<std::string>();
+  }
+  Node* added = node.get();
+  now.pass->path.push_back(added);
+  now.pass->ran.push_back(1);
+  now.current->children.push_back(std::move(node));
+  now.current = added;
+  now.counts.recorded++;
+}
+
+}  // namespace live

@@ -1,0 +1,87 @@
+// What is known between the operations of a step, and between steps. One thread runs steps.
+
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <map>
+#include <set>
+
+#include "tape.h"
+
+namespace live {
+
+enum class Mode : uint8_t {
+  off,
+  between,    // no step: an operation runs at once, and whatever it reads becomes real first
+  recording,  // an operation runs at once, and goes onto the tape
+  replaying,  // an operation that is on the tape is deferred, and gives shadows
+};
+
+struct Counts {
+  long matched = 0, recorded = 0, diverged = 0, settled = 0, on_host = 0, synchronous = 0;
+};
+
+struct Session {
+  Mode mode = Mode::off;
+  std::map<std::string, std::unique_ptr<Node>> trees;
+  Node* current = nullptr;
+  std::shared_ptr<Pass> pass;
+  std::vector<WeakStorage> pending;              // the user's storages that wait for a write
+  std::set<StorageImpl*> numbers_read;           // single numbers that a deferred kernel will read
+  std::vector<WeakStorage> numbers_read_kept;    // ... and keeps their addresses from being used anew
+  std::unordered_map<StorageImpl*, std::unique_ptr<Adopted>> adopted;
+  int next_adopted = 0;
+  std::unordered_map<StorageImpl*, WeakStorage> exposed;  // somebody has a pointer to their bytes
+  pybind11::object place;                        // gives the user's line
+  std::string divergence;  // how the latest step left its tape
+  std::string waited_for;  // why it could not wait for a plan
+  Counts counts;
+};
+
+inline Session& session() {
+  static auto* the_only = new Session();  // it outlives the interpreter, whose objects it holds
+  return *the_only;
+}
+
+struct WithoutGil {
+  PyThreadState* state = PyGILState_Check() ? PyEval_SaveThread() : nullptr;
+  ~WithoutGil() {
+    if (state) PyEval_RestoreThread(state);
+  }
+};
+
+// Whether memory of the user's may be read or written behind our back, by address.
+inline bool is_exposed(StorageImpl* storage) {
+  if (absent_of(storage)) return false;
+  auto& data = storage->_mutable_data_ptr_no_checks();
+  if (!storage->allocator() && data.get_deleter() != &drop_share && data.get()) return true;
+  const auto& exposed = session().exposed;
+  const auto found = exposed.find(storage);
+  return found != exposed.end() && !found->second.expired();
+}
+
+// A deferred kernel will write this storage: nobody may read it before.
+inline void await_write(Pass& pass, int slot) {
+  const auto storage = pass.bound[slot].lock();
+  if (!storage || is_barred(storage.get())) return;
+  bar(storage.get());
+  session().pending.emplace_back(storage);
+}
+
+inline void nothing_pending() {
+  auto& now = session();
+  for (auto& waiting : now.pending) {
+    const auto storage = waiting.lock();
+    if (storage && !absent_of(storage.get())) unbar(storage.get());
+  }
+  now.pending.clear();
+  now.numbers_read.clear();
+  now.numbers_read_kept.clear();
+}
+
+inline bool is_awaited(StorageImpl* storage) {
+  return is_barred(storage) || session().numbers_read.count(storage) > 0;
+}
+
+}  // namespace live

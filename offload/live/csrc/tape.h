@@ -1,0 +1,217 @@
+// A tape: the operations of one run of a step, in their order. Tapes that begin alike are one tree.
+//
+//   root - embedding - mm - relu - nll_loss - ...      a node is an operation, a leaf ends a tape
+//                         '- abs - nll_loss - ...
+//
+// A tensor on a tape is a slot (its storage, numbered in the order of appearance) and a geometry.
+// A pass is one run of the step along the tree: which storage each slot is, and every number.
+
+#pragma once
+
+#include <ATen/ScalarOps.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/Scalar.h>
+
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "storages.h"
+
+namespace live {
+
+struct Value {
+  int slot;
+  int id;  // among the values of its tape
+  c10::DimVector sizes, strides;
+  int64_t offset;
+  caffe2::TypeMeta dtype;
+  DispatchKeySet keys;
+  bool is_number;  // a number of Python's, which torch made a tensor of
+  size_t nbytes;   // of the storage
+  c10::Device device;
+
+  bool fits(const c10::TensorImpl* tensor) const {
+    return tensor->key_set() == keys && tensor->dtype() == dtype && tensor->storage_offset() == offset &&
+        tensor->sizes() == c10::IntArrayRef(sizes) && tensor->strides() == c10::IntArrayRef(strides);
+  }
+};
+
+enum class Arg : uint8_t {
+  tensor,
+  undefined,
+  tensors,        // a list, whose `count` elements are the arguments after it
+  none,
+  boolean,
+  integer,        // decides shapes, so another one is another tape
+  integers,
+  count,          // a number: another one is the same tape
+  real,
+  reals,
+  number,         // a number within a tensor
+  constant,       // anything else that is compared by value
+  opaque,         // a tensor that is more than bytes
+};
+
+struct Argument {
+  Arg kind;
+  bool written = false;
+  int count = 0;           // of integers: which of the node's lists
+  int64_t integer = 0;     // also: whether a list may have holes, whether a real is complex
+  Value* value = nullptr;
+  int constant = -1;       // index into the node's constants
+};
+
+enum class Out : uint8_t { fresh, alias, self, undefined, list, other };
+
+struct Output {
+  Out kind;
+  int count = 0;
+  int argument = -1;  // of `self`: which flat argument
+  Value* value = nullptr;
+};
+
+enum class Kind : uint8_t {
+  root,
+  deferred,     // a kernel; it runs later
+  view,         // makes a tensor over the storage of an argument; nothing runs
+  reshape,      // changes the shape of the argument itself; nothing runs
+  synchronous,  // runs at once, after everything before it
+};
+
+// By node of a tape: the slots that no later node uses, and all values over them.
+struct LastUses {
+  std::vector<std::vector<int>> slots, values;
+};
+
+struct Node {
+  std::optional<OperatorHandle> op;
+  const c10::FunctionSchema* schema = nullptr;
+  DispatchKeySet keys;                             // what it is dispatched with, below us
+  c10::impl::PODLocalDispatchKeySet dispatch{};    // the thread's keys
+  bool grad = true;                                // whether autograd was on: some kernels ask
+  bool backward = false;
+  bool on_host = false;  // of single numbers on the CPU: runs at once
+  Kind kind = Kind::root;
+  bool random = false;
+  std::vector<Argument> arguments;
+  std::vector<IValue> constants;
+  std::vector<std::vector<int64_t>> integers;
+  std::vector<Output> outputs;
+  int returns = 0;
+  std::vector<c10::Scalar> numbers;  // as recorded
+  size_t first_number = 0;           // among the numbers of its tape
+  std::vector<std::unique_ptr<Value>> values;
+  std::string where;  // the user's line
+  std::vector<std::unique_ptr<Node>> children;
+  Node* parent = nullptr;
+  int slots = 0, value_count = 0;             // up to here on its tape
+  std::unique_ptr<LastUses> last_uses;        // of the tape that ends here
+
+  Node() = default;
+  Node(const Node&) = delete;
+};
+
+struct Pass {
+  std::vector<Node*> path;
+  std::vector<char> ran;  // by node: whether it ran on the user's side, at once
+  std::vector<WeakStorage> bound;  // by slot; what the step made dies when the user drops it
+  std::vector<Storage> outside;    // by slot: storages that the step was given, or made at once
+  std::unordered_map<StorageImpl*, int> slot_of;
+  std::unordered_map<int, Storage> copies;  // by slot: of memory that Python can write behind our back
+  std::vector<c10::Scalar> numbers;
+  std::vector<int> varied;  // the numbers that are not as recorded
+  // While it is recorded:
+  std::vector<std::vector<Value*>> values_of;  // by slot
+  std::vector<char> on_host;                   // by slot: a single number on the CPU, never deferred
+  // While it is executed:
+  size_t done = 0;
+  bool failed = false;
+  std::vector<Storage> real;
+  std::vector<at::Tensor> tensors;  // by value
+
+  // Everything is forgotten but the memory of the lists.
+  void clear() {
+    path.clear();
+    ran.clear();
+    bound.clear();
+    outside.clear();
+    slot_of.clear();
+    copies.clear();
+    numbers.clear();
+    varied.clear();
+    values_of.clear();
+    on_host.clear();
+    real.clear();
+    tensors.clear();
+    done = 0;
+    failed = false;
+  }
+};
+
+// An empty pass, in the memory of one that is over: its lists are long.
+inline std::shared_ptr<Pass> new_pass() {
+  static std::vector<std::unique_ptr<Pass>> over;
+  auto pass = over.empty() ? std::make_unique<Pass>() : std::move(over.back());
+  if (!over.empty()) over.pop_back();
+  return {pass.release(), [](Pass* used) {
+            used->clear();
+            over.emplace_back(used);
+          }};
+}
+
+inline at::Tensor tensor_of(const Value& value, Storage storage) {
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      c10::TensorImpl::VIEW, c10::Storage(std::move(storage)), value.keys, value.dtype);
+  auto* own = tensor.unsafeGetTensorImpl();
+  own->set_sizes_and_strides(value.sizes, value.strides, value.offset);
+  if (value.is_number) own->set_wrapped_number(true);
+  return tensor;
+}
+
+inline bool is_tiny(const at::Tensor& tensor) {
+  return tensor.is_cpu() && tensor.numel() == 1 && storage_of(tensor)->nbytes() <= 16;
+}
+
+inline bool is_number(const at::Tensor& tensor) {
+  if (!tensor.unsafeGetTensorImpl()->is_wrapped_number() || !tensor.is_cpu()) return false;
+  const auto type = tensor.scalar_type();
+  return !is_barred(storage_of(tensor)) &&
+      (type == at::kDouble || type == at::kLong || type == at::kBool || type == at::kComplexDouble);
+}
+
+inline c10::Scalar number_in(const at::Tensor& tensor) {
+  const void* data = tensor.unsafeGetTensorImpl()->data();
+  switch (tensor.scalar_type()) {
+    case at::kDouble: return *static_cast<const double*>(data);
+    case at::kLong: return *static_cast<const int64_t*>(data);
+    case at::kBool: return *static_cast<const bool*>(data);
+    default: return *static_cast<const c10::complex<double>*>(data);
+  }
+}
+
+inline at::Tensor number_tensor(const c10::Scalar& number, caffe2::TypeMeta dtype) {
+  auto tensor = c10::scalar_to_tensor(number);
+  if (tensor.dtype() != dtype) tensor = tensor.to(dtype.toScalarType());
+  tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return tensor;
+}
+
+// Numbers that print alike may differ, and a NaN is itself.
+inline bool same_number(const c10::Scalar& one, const c10::Scalar& other) {
+  if (one.type() != other.type()) return false;
+  if (one.isComplex()) {
+    const auto a = one.toComplexDouble(), b = other.toComplexDouble();
+    return std::memcmp(&a, &b, sizeof a) == 0;
+  }
+  if (one.isFloatingPoint()) {
+    const double a = one.toDouble(), b = other.toDouble();
+    return std::memcmp(&a, &b, sizeof a) == 0;
+  }
+  return one.isBoolean() ? one.toBool() == other.toBool() : one.toLong() == other.toLong();
+}
+
+}  // namespace live

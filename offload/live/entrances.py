@@ -1,0 +1,105 @@
+"""The ways to a tensor's bytes, and to random numbers, that pass the dispatcher by.
+
+t.numpy()  t.tolist()  copy.deepcopy(t)  pickle     what makes the bytes runs first
+torch.get_rng_state()  torch.manual_seed(0)         what draws runs first
+a kernel of torch.compile                           reads addresses, and raises: not supported yet
+
+They are patched while a session is open.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from offload.torch_seams import HigherOrderOperator, higher_order_operators
+
+READERS = (
+    "tolist", "data_ptr", "untyped_storage", "storage", "_typed_storage", "__reduce_ex__",
+    "__deepcopy__",
+)  # fmt: skip
+EXPOSERS = ("numpy", "__array__", "__dlpack__", "share_memory_")
+"""Methods after which somebody can read and write the bytes without torch."""
+_OF_CPU = ("get_rng_state", "set_rng_state", "manual_seed", "seed")
+_OF_CUDA = (*_OF_CPU, "get_rng_state_all", "set_rng_state_all", "manual_seed_all", "seed_all")
+STATES = {
+    torch: _OF_CPU,
+    torch.random: _OF_CPU,
+    torch.cuda: _OF_CUDA,
+    torch.cuda.random: _OF_CUDA,
+}
+"""Functions that ask for, or set, what kernels draw from."""
+
+
+@contextmanager
+def watched(core: Any) -> Iterator[None]:
+    """Within it, whoever reads a tensor's bytes by another way waits for them."""
+    with ExitStack() as patches:
+        for names, visit in ((READERS, core.touch), (EXPOSERS, core.expose)):
+            for name in names:
+                method = _visiting(getattr(torch.Tensor, name), visit)
+                patches.enter_context(_replaced(torch.Tensor, name, method))
+        for module, names in STATES.items():
+            for name in names:
+                function = _settled(core, getattr(module, name))
+                patches.enter_context(_replaced(module, name, function))
+        patches.enter_context(_higher_order_look_past(core))
+        yield
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, replacement: Any) -> Iterator[None]:
+    own = name in vars(owner)
+    before = getattr(owner, name)
+    setattr(owner, name, replacement)
+    try:
+        yield
+    finally:
+        if own:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)
+
+
+def _visiting(method: Callable[..., Any], visit: Callable[[Any], None]) -> Callable[..., Any]:
+    def visiting(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        visit(self)
+        return method(self, *args, **kwargs)
+
+    return visiting
+
+
+def _settled(core: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, after all draws that were issued before it."""
+
+    def settled(*args: Any, **kwargs: Any) -> Any:
+        core.settle("it reads or sets the state of a random generator")
+        return function(*args, **kwargs)
+
+    return settled
+
+
+@contextmanager
+def _higher_order_look_past(core: Any) -> Iterator[None]:
+    """Higher-order operators choose their key in Python, whose enumeration does not have ours. They
+    look past it, and their bodies do not."""
+    initialize = HigherOrderOperator.__init__
+    changed: list[tuple[Any, Any]] = []
+
+    def look_past(op: Any) -> None:
+        changed.append((op, op.non_fallthrough_keys))
+        op.non_fallthrough_keys = core.without_key(op.non_fallthrough_keys)
+
+    def initialize_past(self: Any, *args: Any, **kwargs: Any) -> None:
+        initialize(self, *args, **kwargs)
+        look_past(self)
+
+    for op in higher_order_operators.values():
+        look_past(op)
+    try:
+        with _replaced(HigherOrderOperator, "__init__", initialize_past):
+            yield
+    finally:
+        for op, keys in reversed(changed):
+            op.non_fallthrough_keys = keys

@@ -1,0 +1,211 @@
+"""A tape as a TaskGraph: a task for every call, a buffer for every slot.
+
+weights   where they live from step to step      a home of ours, which a plan moves
+inputs    what else the step is given            copied to the plan's place for it
+outputs   what somebody holds after the step     given to the shadows that stand for it
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from offload.graph.builder import GraphBuilder
+from offload.graph.taskgraph import ALIGNMENT, Role, TaskGraph
+from offload.live.list_calls import are_apart, cuts, length, piece, values_in, works_on_lists
+from offload.live.tape_calls import Slots, TapeCall, TapeReader
+from offload.program.kernels import Call, Calls, Program, Value
+from offload.tracing.tape import BACKWARD, FORWARD, UPDATE
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """What lives from step to step, and where its bytes are at home."""
+
+    name: str
+    role: Role
+    home: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class InputBytes:
+    """The part of a storage that a step reads."""
+
+    slot: int
+    start: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LiveGraph:
+    """A tape's graph, and what a pass of the tape gives it and takes from it."""
+
+    graph: TaskGraph
+    inputs: tuple[InputBytes, ...]
+    outputs: tuple[int, ...]
+    """The slots that it returns."""
+    numbers: Any
+    """Those of the step that runs next."""
+
+
+def graph_of(
+    core: Any,
+    tape: Any,
+    weights: Mapping[int, Weight],
+    held: Collection[int],
+    varying: Collection[int],
+    device: torch.device,
+) -> LiveGraph:
+    """`tape`: a pass of it. `weights`: by slot. `held`: the slots to return. `varying`: the numbers
+    that are read at every run."""
+    numbers = core.StepNumbers()
+    reader = TapeReader(core, varying, numbers, device)
+    nodes = [n for n, ran in zip(tape.nodes, tape.ran, strict=True) if n.deferred and not ran]
+    calls = [call for call in map(reader.read, nodes) if call is not None]
+    inputs = tuple(
+        _input(slot, reader.touched[slot])
+        for slot, origin in enumerate(tape.origins)
+        if origin == core.GIVEN and slot in reader.touched
+    )
+    builder = GraphBuilder()
+    _add_buffers(builder, reader, len(tape.origins), weights, inputs, calls)
+    _add_tasks(builder, calls, weights, {one.slot: one.start for one in inputs})
+    written = {slot for call in calls for slot in call.writes}
+    outputs = tuple(slot for slot in sorted(held) if slot in written)
+    for slot in outputs:
+        builder.output(slot)
+    program = Program(
+        tuple(Value(one.slot, torch.uint8, (one.nbytes,), (1,)) for one in inputs),
+        tuple(Value(slot, torch.uint8, (reader.nbytes[slot],), (1,)) for slot in outputs),
+        {weight.name: weight.home for weight in weights.values()},
+        device=device,
+    )
+    graph = builder.graph(program)
+    graph.check()
+    return LiveGraph(graph, inputs, outputs, numbers)
+
+
+def _input(slot: int, touched: tuple[int, int]) -> InputBytes:
+    start = touched[0] - touched[0] % ALIGNMENT
+    return InputBytes(slot, start, touched[1] - start)
+
+
+def _add_buffers(
+    builder: GraphBuilder,
+    reader: TapeReader,
+    count: int,
+    weights: Mapping[int, Weight],
+    inputs: Sequence[InputBytes],
+    calls: Sequence[TapeCall],
+) -> None:
+    """Every slot's buffer has its number."""
+    given = {one.slot: one.nbytes for one in inputs}
+    forward = {slot for call in calls if not call.node.backward for slot in call.writes}
+    backward = {slot for call in calls if call.node.backward for slot in call.reads}
+    for slot in range(count):
+        nbytes = reader.nbytes.get(slot, 0)
+        if slot in weights:
+            builder.buffer(weights[slot].name, nbytes, weights[slot].role)
+        elif slot in given:
+            builder.buffer(f"input.{slot}", given[slot], Role.INPUT)
+        elif slot in forward and slot in backward:
+            builder.buffer(f"activation.{slot}", nbytes, Role.ACTIVATION)
+        else:
+            builder.buffer(f"temporary.{slot}", nbytes)
+
+
+def _add_tasks(
+    builder: GraphBuilder,
+    calls: Sequence[TapeCall],
+    weights: Mapping[int, Weight],
+    starts: Mapping[int, int],
+) -> None:
+    """`starts`: of each input, where the part that is read begins."""
+    there = {*weights, *starts}
+    trained = {s for s, w in weights.items() if w.role in (Role.PARAMETER, Role.STATE)}
+    latest_draw: tuple[int, ...] = ()
+    for run in _runs(calls):
+        for group in _pieces(run):
+            node = group[0].node
+            reads: Slots = {}
+            writes: Slots = {}
+            for one in group:
+                reads |= {slot: None for slot in one.reads if slot not in writes}
+                writes |= one.writes
+            fresh = {v.buffer for one in group for v in one.call.outputs if v is not None}
+            # Nobody has written what is read here: its bytes are whatever they are.
+            unborn = dict.fromkeys(slot for slot in reads if slot not in there)
+            kernels = tuple(_moved(one.call, starts) for one in group)
+            phase = BACKWARD if node.backward else FORWARD
+            number = builder.task(
+                group[-1].op.split("::")[1],
+                [slot for slot in reads if slot in there],
+                writes | unborn,
+                kernel=kernels[0] if len(kernels) == 1 else Calls(kernels),
+                phase=phase if trained.isdisjoint(writes) else UPDATE,
+                after=latest_draw if node.random else (),
+                repeatable=not node.random and fresh.issuperset(writes),
+                random=node.random,
+                pointwise=all(one.pointwise for one in group),
+                where=node.where,
+            )
+            there.update(writes, unborn)
+            latest_draw = (number,) if node.random else latest_draw
+
+
+def _runs(calls: Sequence[TapeCall]) -> Iterator[list[TapeCall]]:
+    """Calls one by one, and calls on lists of one length together."""
+    run: list[TapeCall] = []
+    for call in calls:
+        on_lists = works_on_lists(call.op, call.call)
+        if not (run and on_lists and length(call.call) == length(run[0].call)):
+            if run:
+                yield run
+            run = []
+        if on_lists:
+            run.append(call)
+        else:
+            yield [call]
+    if run:
+        yield run
+
+
+def _pieces(run: list[TapeCall]) -> Iterator[list[TapeCall]]:
+    """The calls of each task: those on lists piece by piece, where the pieces are apart."""
+    if not works_on_lists(run[0].op, run[0].call):
+        yield run
+        return
+    groups = [[_part(one, cut) for one in run] for cut in cuts(run[0].call)]
+    if are_apart([({*_all(g, "reads")}, {*_all(g, "writes")}) for g in groups]):
+        yield from groups
+    else:
+        yield from ([one] for one in run)
+
+
+def _all(group: Sequence[TapeCall], which: str) -> Iterator[int]:
+    for one in group:
+        yield from getattr(one, which)
+
+
+def _part(one: TapeCall, cut: slice) -> TapeCall:
+    call = piece(one.call, cut)
+    touched = {v.buffer for v in values_in((*call.args, *call.kwargs.values(), *call.outputs))}
+    reads = {slot: None for slot in one.reads if slot in touched}
+    writes = {slot: None for slot in one.writes if slot in touched}
+    return replace(one, call=call, reads=reads, writes=writes)
+
+
+def _moved(call: Call, starts: Mapping[int, int]) -> Call:
+    """The call over inputs that begin where the step first reads them."""
+
+    def moved(tree: Any) -> Any:
+        if isinstance(tree, tuple | list):
+            return type(tree)(map(moved, tree))
+        if not isinstance(tree, Value) or not starts.get(tree.buffer):
+            return tree
+        offset = tree.offset - starts[tree.buffer] // tree.dtype.itemsize
+        return Value(tree.buffer, tree.dtype, tree.size, tree.stride, offset)
+
+    kwargs = {name: moved(arg) for name, arg in call.kwargs.items()}
+    return Call(call.op, moved(call.args), kwargs, call.outputs)

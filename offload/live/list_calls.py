@@ -1,0 +1,91 @@
+"""Calls on lists of tensors, cut: one that updates every weight would need all of them at once.
+
+_foreach_mul_([w1 w2 w3 w4], ..)     _foreach_mul_([w1 w2]) _foreach_add_([w1 w2])     one task
+_foreach_add_([w1 w2 w3 w4], ..)     _foreach_mul_([w3 w4]) _foreach_add_([w3 w4])     another
+
+torch computes every position by itself, so a piece has the bits of the whole.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from offload.live.tape_kernel import TapeKernel
+from offload.program.kernels import Call, Value
+
+BY_POSITION = ("aten::_foreach_", "aten::_fused_adam", "aten::_fused_sgd", "aten::_fused_adagrad")
+PIECES = 16
+"""A list is cut to about so many pieces, none smaller than its largest tensor."""
+
+
+def works_on_lists(op: str, call: Call) -> bool:
+    """Whether the call computes every position of its lists by itself."""
+    return op.startswith(BY_POSITION) and any(map(_is_tensors, _arguments(call)))
+
+
+def length(call: Call) -> int:
+    """The length of the call's lists."""
+    return len(_first_list(call))
+
+
+def cuts(call: Call) -> list[slice]:
+    """Where the lists are cut, by the bytes of the first one."""
+    sizes = [prod(value.size) * value.dtype.itemsize for value in _first_list(call)]
+    limit = max(*sizes, sum(sizes) // PIECES)
+    found, begin, total = [], 0, 0
+    for position, size in enumerate(sizes):
+        if total + size > limit and position > begin:
+            found.append(slice(begin, position))
+            begin, total = position, 0
+        total += size
+    return [*found, slice(begin, len(sizes))]
+
+
+def piece(call: Call, cut: slice) -> Call:
+    """The call for some positions of its lists."""
+    whole = length(call)
+    lengths = [len(arg) if isinstance(arg, list) else 0 for arg in _arguments(call)]
+
+    def of_list(arg: Any) -> Any:
+        return arg[cut] if isinstance(arg, list) and len(arg) == whole else arg
+
+    return replace(
+        call,
+        op=call.op.cut(cut, whole, lengths) if isinstance(call.op, TapeKernel) else call.op,
+        args=tuple(map(of_list, call.args)),
+        kwargs={name: of_list(arg) for name, arg in call.kwargs.items()},
+        outputs=call.outputs[cut],
+    )
+
+
+def are_apart(pieces: Sequence[tuple[set[int], set[int]]]) -> bool:
+    """Whether none writes what another one reads or writes. `pieces`: what each reads, and
+    writes."""
+    return all(
+        writes.isdisjoint(reads | others)
+        for n, (_, writes) in enumerate(pieces)
+        for m, (reads, others) in enumerate(pieces)
+        if n != m
+    )
+
+
+def values_in(tree: Any) -> Iterator[Value]:
+    """All values among arguments."""
+    if isinstance(tree, Value):
+        yield tree
+    elif isinstance(tree, tuple | list):
+        for leaf in tree:
+            yield from values_in(leaf)
+
+
+def _arguments(call: Call) -> Sequence[Any]:
+    return (*call.args, *call.kwargs.values())
+
+
+def _first_list(call: Call) -> list[Value]:
+    return next(arg for arg in _arguments(call) if _is_tensors(arg))
+
+
+def _is_tensors(arg: Any) -> bool:
+    return isinstance(arg, list) and bool(arg) and all(isinstance(leaf, Value) for leaf in arg)

@@ -1,0 +1,148 @@
+"""The deferred nodes of a tape as calls of kernels, and what each of them reads and writes.
+
+node   mul(slot 3, slot 7, 0.9) -> slot 12      TapeCall(Call(aten.mul, (v3, v7, 0.9), outputs=v12))
+
+Geometry, aliases and results were recorded from kernels that ran, so nothing is guessed. Numbers
+that differ from run to run are read when the call runs (tape_kernel.py).
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from offload.errors import CaptureError
+from offload.live.list_calls import values_in
+from offload.live.tape_kernel import TapeKernel
+from offload.program.kernels import Call, Value
+from offload.torch_seams import schema_of
+from offload.tracing.collectives import is_collective
+from offload.tracing.op_effects import STATISTICS, WHOLE, allocates
+from offload.tracing.run_time_ops import at_run_time
+
+Slots = dict[int, None]
+"""Numbers of storages, in order."""
+
+
+@dataclass(slots=True)
+class TapeCall:
+    """What a node does."""
+
+    op: str
+    call: Call
+    reads: Slots
+    writes: Slots
+    pointwise: bool
+    node: Any
+
+
+class TapeReader:
+    """Reads the nodes of one tape."""
+
+    def __init__(
+        self, core: Any, varying: Collection[int], numbers: Any, device: torch.device
+    ) -> None:
+        """`varying`: the numbers that are read at every run, from `numbers`."""
+        self._core = core
+        self._varying = frozenset(varying)
+        self._numbers = numbers
+        self._device = device
+        self._tensors: dict[Any, torch.Tensor] = {}
+        self.nbytes: dict[int, int] = {}
+        """By slot: the bytes of its storage."""
+        self.touched: dict[int, tuple[int, int]] = {}
+        """By slot: the first byte that the tape's tensors cover, and the end of the last."""
+
+    def read(self, node: Any) -> TapeCall | None:
+        """The call of a node; None if it only makes memory."""
+        space, name, overload = node.op.replace("::", ".").split(".")
+        op = getattr(getattr(getattr(torch.ops, space), name), overload)
+        made = tuple(None if value is None else self._value(value) for value in node.made)
+        if allocates(name):
+            return None
+        if is_collective(op):
+            raise CaptureError(f"{node.where}: {node.op}, which several processes do together")
+        schema = schema_of(op).arguments
+        given = [self._argument(one) for one in node.arguments]
+        named = [argument.name for argument in schema if argument.kwarg_only]
+        first = len(given) - len(named)
+        kernel = TapeKernel(
+            at_run_time(op, self._device, node.grad),
+            self._core,
+            node,
+            self._numbers,
+            tuple(self._varying_of(node.arguments)),
+        )
+        fresh = dict.fromkeys(value.buffer for value in made if value is not None)
+        kwargs = dict(zip(named, given[first:], strict=True))
+        call = Call(kernel, tuple(given[:first]), kwargs, made if fresh else ())
+        reads = self._reads(name, schema, given)
+        writes = self._writes(name, schema, given, node) | fresh
+        return TapeCall(node.op, call, reads, writes, torch.Tag.pointwise in op.tags, node)
+
+    def _reads(self, name: str, schema: Any, given: list[Any]) -> Slots:
+        """All storages that it is given, but those that it overwrites completely."""
+        found: Slots = {}
+        for position, (argument, value) in enumerate(zip(schema, given, strict=True)):
+            anew = argument.is_out or (position == 0 and name in WHOLE)
+            found |= {v.buffer: None for v in values_in(value) if not (anew and self._covers(v))}
+        return found
+
+    def _writes(self, name: str, schema: Any, given: list[Any], node: Any) -> Slots:
+        """The storages that it writes in place. Batch norms do not say that they do."""
+        found = dict.fromkeys(node.written)
+        if name not in STATISTICS:
+            return found
+        named = {argument.name: value for argument, value in zip(schema, given, strict=True)}
+        if named.get("training", True):
+            for statistics in ("running_mean", "running_var"):
+                found |= {v.buffer: None for v in values_in(named[statistics])}
+        return found
+
+    def _argument(self, given: Any) -> Any:
+        if isinstance(given, self._core.Value):
+            return self._value(given)
+        if isinstance(given, self._core.Number):
+            return given.recorded if given.dtype is None else self._tensor(given)
+        return [self._argument(leaf) for leaf in given] if isinstance(given, list) else given
+
+    def _tensor(self, number: Any) -> torch.Tensor:
+        """The tensor that torch made of a number; the same for equal numbers."""
+        key = type(number.recorded), repr(number.recorded), number.dtype
+        if key not in self._tensors:
+            self._tensors[key] = self._core.number_tensor(number.recorded, number.dtype)
+        return self._tensors[key]
+
+    def _varying_of(self, arguments: Sequence[Any]) -> Iterator[Any]:
+        """The numbers among the arguments that differ from run to run."""
+        for place, given in enumerate(arguments):
+            of_list = isinstance(given, list)
+            for element, leaf in enumerate(given if of_list else [given]):
+                if isinstance(leaf, self._core.Number) and leaf.index in self._varying:
+                    element = element if of_list else -1
+                    yield self._core.Varying(place, element, leaf.index, leaf.dtype)
+
+    def _value(self, value: Any) -> Value:
+        if value.lazy:
+            raise CaptureError("a lazily conjugated or negated tensor has no place in a plan")
+        if value.device != self._device.type:
+            raise CaptureError(f"a tensor on {value.device} in a step on {self._device}")
+        found = Value(value.slot, value.dtype, value.size, value.stride, value.offset)
+        self.nbytes.setdefault(value.slot, value.nbytes)
+        begin = end = found.offset * found.dtype.itemsize
+        if 0 not in found.size:
+            last = sum((n - 1) * step for n, step in zip(found.size, found.stride, strict=True))
+            end = begin + (last + 1) * found.dtype.itemsize
+        first, past = self.touched.get(value.slot, (begin, end))
+        self.touched[value.slot] = min(first, begin), max(past, end)
+        return found
+
+    def _covers(self, value: Value) -> bool:
+        """Whether a tensor covers every byte of its storage once."""
+        count = 1
+        for stride, size in sorted(zip(value.stride, value.size, strict=True)):
+            if size != 1 and stride != count:
+                return False
+            count *= size
+        return count * value.dtype.itemsize == self.nbytes[value.buffer]

@@ -1,0 +1,46 @@
+"""A kernel of a tape, whose numbers may differ from step to step: a rate, a bias correction.
+
+measured    op(*args)              with the numbers that were recorded
+in a plan   bound(args) -> run()   a call without arguments, with the numbers of the step
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class TapeKernel:
+    """What a node of a tape calls."""
+
+    op: Any
+    core: Any = field(compare=False, repr=False)
+    node: Any = field(compare=False, repr=False)
+    numbers: Any = field(compare=False, repr=False)
+    """Those of the step that runs next."""
+    varying: tuple[Any, ...] = field(compare=False)
+    """Which arguments have a number that differs from step to step."""
+
+    @property
+    def alike(self) -> Any:
+        """Which numbers differ makes no difference to what a call costs."""
+        return TapeKernel, self.op
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.op(*args, **kwargs)
+
+    def bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], Any]:
+        """The call with these tensors."""
+        given = [*args, *kwargs.values()]  # in the order of the schema
+        return self.core.bind(self.node, given, list(self.varying), self.numbers)
+
+    def cut(self, where: slice, whole: int, lengths: Sequence[int]) -> "TapeKernel":
+        """The same for a part of its lists of length `whole`. `lengths`: those of its arguments."""
+        kept = []
+        for one in self.varying:
+            if one.element < 0 or lengths[one.argument] != whole:
+                kept.append(one)
+            elif where.start <= one.element < where.stop:
+                element = one.element - where.start
+                kept.append(self.core.Varying(one.argument, element, one.index, one.dtype))
+        return replace(self, varying=tuple(kept))
