@@ -32,7 +32,7 @@ from offload.live.session import LiveSession
 
 RESULTS = Path(__file__).parent / "results"
 SIZE = Size(words=512, width=64, depth=12, heads=4, inner=256, batch=2, length=32)
-ROUND, WARM = 0.4, 5
+ROUND, WARM = 0.2, 5
 """Seconds of eager's in a round, and steps before it."""
 MOST = {"tiny GPT": ("eager", 1.15), "ViT": ("replayed", 1.03), "ResNet-18": ("replayed", 1.03)}
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -205,11 +205,11 @@ def measure(rounds: int, smoke: bool) -> Report:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--smoke", action="store_true", help="see that it works: seconds")
-    parser.add_argument("--rounds", type=int, default=0, help="0: 9, in a smoke run 1")
+    parser.add_argument("--rounds", type=int, default=0, help="0: 21, in a smoke run 1")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--date", default=datetime.date.today().isoformat())
     args = parser.parse_args()
-    rounds = args.rounds or (1 if args.smoke else 9)
+    rounds = args.rounds or (1 if args.smoke else 21)
     measure_and_print(partial(measure, rounds, args.smoke), args.out / f"{args.date}_live_cpu")
 
 

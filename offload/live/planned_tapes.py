@@ -17,6 +17,9 @@ from offload.plans.plan import Budget, Plan, fullest, plan, reserve_of
 from offload.running.runner import Runner
 from offload.sizes import is_share, parse_share
 
+GROUP, GROUP_BYTES = 32, 1 << 20
+"""A group of small kernels has at most so many, which touch at most so many bytes."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedTape:
@@ -82,8 +85,7 @@ class PlannedTapes:
         self._core.nothing_pending()
         weights = self._weights.of(tape)
         live = graph_of(self._core, tape, weights, returned, varying, self._device)
-        # A tape has every small kernel of the step: an engine's overhead is paid once a group.
-        self._add(tape.leaf, grouped(lower(measured(live.graph)), any_kind=True))
+        self._add(tape.leaf, _with_few_tasks(lower(measured(live.graph))))
         return PlannedTape(live, tape.kind, returned, varying)
 
     def _add(self, key: int, graph: TaskGraph) -> None:
@@ -98,6 +100,13 @@ class PlannedTapes:
         """Give every tensor memory of its own again."""
         if self._runner is not None:
             self._runner.close()
+
+
+def _with_few_tasks(graph: TaskGraph) -> TaskGraph:
+    """Small kernels in groups, none larger than the largest task: an engine's overhead is paid once
+    a group."""
+    largest = max(sum(graph.buffers[b].nbytes for b in task.touches) for task in graph.tasks)
+    return grouped(graph, GROUP, min(GROUP_BYTES, largest), any_kind=True)
 
 
 def _bytes_of(budget: Budget, graph: TaskGraph) -> Budget:
