@@ -141,11 +141,17 @@ def warm_python() -> Iterator[WarmPython]:
 
 @pytest.fixture(autouse=True, scope="session")
 def rates_of_no_gpu() -> None:
-    """A fake GPU (fakecuda/) has no rates of its own: plans are made with the planner's, so that
-    they are the same on a busy machine."""
+    """A fake GPU (fakecuda/) has no times of its own: plans are made with the planner's rates, and
+    every kernel takes as long as every other, so that they are the same on a busy machine."""
     if "FAKE_CUDA" in os.environ:
         from offload.graph.costs import Costs
-        from offload.measuring import calibration, kept_rates
+        from offload.measuring import calibration, kept_rates, stopwatch
+
+        def timed(self: stopwatch.Gpu, run: stopwatch.Run) -> float:
+            run()
+            return 1e-5
+
+        stopwatch.Gpu.timed = timed
 
         calibration.ON_GPU = calibration.ON_CPU  # the products that measure a GPU take minutes
         kept_rates.calibrate = lambda device, precision: Costs()

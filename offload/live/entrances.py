@@ -23,12 +23,12 @@ EXPOSERS = ("numpy", "__array__", "__dlpack__", "share_memory_")
 """Methods after which somebody can read and write the bytes without torch."""
 _OF_CPU = ("get_rng_state", "set_rng_state", "manual_seed", "seed")
 _OF_CUDA = (*_OF_CPU, "get_rng_state_all", "set_rng_state_all", "manual_seed_all", "seed_all")
-STATES = {
-    torch: _OF_CPU,
-    torch.random: _OF_CPU,
-    torch.cuda: _OF_CUDA,
-    torch.cuda.random: _OF_CUDA,
-}
+STATES = (
+    (torch, _OF_CPU),
+    (torch.random, _OF_CPU),
+    (torch.cuda, _OF_CUDA),
+    (torch.cuda.random, _OF_CUDA),
+)
 """Functions that ask for, or set, what kernels draw from."""
 
 
@@ -40,7 +40,7 @@ def watched(core: Any) -> Iterator[None]:
             for name in names:
                 method = _visiting(getattr(torch.Tensor, name), visit)
                 patches.enter_context(_replaced(torch.Tensor, name, method))
-        for module, names in STATES.items():
+        for module, names in STATES:
             for name in names:
                 function = _settled(core, getattr(module, name))
                 patches.enter_context(_replaced(module, name, function))

@@ -75,12 +75,27 @@ inline Absent* absent_of(StorageImpl* storage) {
   return data.get_deleter() == &drop_absent ? static_cast<Absent*>(data.get_context()) : nullptr;
 }
 
-inline bool is_barred(StorageImpl* storage) { return storage->throw_on_immutable_data_ptr(); }
-inline void unbar(StorageImpl* storage) { storage->clear_data_ptr_access_error_msg_(); }
+// PyTorch 2.11 can bar a storage from being read, and has no function to ask for that or to take it back.
+// Its flag is private: an explicit instantiation may name it. A version without the flag does not compile.
+template <auto Flag>
+struct Reach {
+  friend bool& barred(StorageImpl& storage) { return storage.*Flag; }
+};
+template struct Reach<&StorageImpl::throw_on_immutable_data_ptr_>;
+bool& barred(StorageImpl& storage);
 
-// The text is copied for every shadow, so it is short enough to need no memory of its own.
+inline bool is_barred(StorageImpl* storage) { return barred(*storage); }
+
+inline void unbar(StorageImpl* storage) {
+  barred(*storage) = false;
+  auto data = std::move(storage->_mutable_data_ptr_no_checks());
+  storage->set_data_ptr_noswap(std::move(data));  // which asks for the flag anew
+}
+
 inline void bar(StorageImpl* storage) {
-  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(std::string("live: no bytes"));
+  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(
+      "the bytes of this tensor are not there yet: the step that makes them has not ended. Only torch's"
+      " own operators, on the thread of the step, can wait for them"));
 }
 
 // `from`'s bytes, which live as long as anybody has them.

@@ -109,7 +109,7 @@ API cudaError_t cudaEventRecordWithFlags(cudaEvent_t handle, cudaStream_t on, un
   auto mark = std::make_shared<Mark>();
   event->mark = mark;
   event->capture = nullptr;
-  stream->push([mark] { mark->set(); });
+  stream->push([] {}, [mark] { mark->set(); });
   return cudaSuccess;
 }
 

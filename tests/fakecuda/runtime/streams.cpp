@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <chrono>
 #include <thread>
+#include <tuple>
 
 #include "captures.h"
 #include "devices.h"
@@ -46,9 +47,10 @@ Stream* new_stream(int priority) {
 
 }  // namespace
 
-void Stream::push(Work work) {
+void Stream::push(Work work, Work signal) {
   if (!ASYNC) {
     work();
+    if (signal) signal();
     return;
   }
   {
@@ -57,18 +59,18 @@ void Stream::push(Work work) {
       started_ = true;
       std::thread([this] { work_forever(); }).detach();
     }
-    waiting_.push_back(std::move(work));
+    waiting_.emplace_back(std::move(work), std::move(signal));
   }
   changed_.notify_all();
 }
 
 void Stream::work_forever() {
   for (;;) {
-    Work work;
+    Work work, signal;
     {
       std::unique_lock<std::mutex> held(lock_);
       changed_.wait(held, [&] { return !waiting_.empty(); });
-      work = std::move(waiting_.front());
+      std::tie(work, signal) = std::move(waiting_.front());
       waiting_.pop_front();
       busy_ = true;
     }
@@ -80,6 +82,7 @@ void Stream::work_forever() {
     {
       std::lock_guard<std::mutex> held(lock_);
       busy_ = false;
+      if (signal) signal();  // who hears it and asks finds the stream idle
     }
     changed_.notify_all();
   }

@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <utility>
 #include <vector>
 
 namespace fake {
@@ -25,8 +26,9 @@ class Stream {
   Stream(int device, int priority, unsigned seed)
       : device(device), priority(priority), random_(seed) {}
 
-  // Does the work, or has the stream's thread do it after what it was given before.
-  void push(Work work);
+  // Does the work, or has the stream's thread do it after what it was given before. `signal` tells
+  // others that the stream has come so far.
+  void push(Work work, Work signal = nullptr);
   bool idle();
   // Returns when all work is done that was pushed before.
   void drain();
@@ -42,7 +44,7 @@ class Stream {
 
   std::mutex lock_;
   std::condition_variable changed_;
-  std::deque<Work> waiting_;
+  std::deque<std::pair<Work, Work>> waiting_;
   bool busy_ = false;
   bool started_ = false;
   std::mt19937 random_;
