@@ -17,9 +17,15 @@ from offload.graph.costs import Costs
 from offload.live.core import why_no_core
 from offload.live.session import LiveSession
 
-pytestmark = pytest.mark.skipif(bool(why_no_core()), reason=why_no_core() or "there is a core")
 STEPS = 6
 Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+@pytest.fixture(autouse=True)
+def core() -> None:
+    """It is compiled when the first of these tests runs."""
+    if why := why_no_core():
+        pytest.skip(why)
 
 
 class Net(nn.Module):
