@@ -199,7 +199,6 @@ inline void execute(Pass& pass) {
 // of the user's step cannot wait; null where nothing of it does.
 inline void settle(const char* why = nullptr) {
   auto& now = session();
-  now.counts.settled++;
   if (why && now.mode == Mode::replaying && now.waited_for.empty()) now.waited_for = why;
   struct Always {
     ~Always() { nothing_pending(); }

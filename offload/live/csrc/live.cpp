@@ -255,19 +255,6 @@ void hand_over(Pass& pass, int slot, const at::Tensor& bytes) {
   if (storage) give(storage.get(), share(storage_of(bytes)));
 }
 
-py::dict counts() {
-  auto& found = session().counts;
-  py::dict result;
-  result["matched"] = found.matched;
-  result["recorded"] = found.recorded;
-  result["diverged"] = found.diverged;
-  result["settled"] = found.settled;
-  result["on_host"] = found.on_host;
-  result["synchronous"] = found.synchronous;
-  found = Counts();
-  return result;
-}
-
 void enable(bool on, py::object place) {
   auto& now = session();
   TORCH_CHECK(on == (now.mode == Mode::off), on ? "a live session is open already" : "no live session is open");
@@ -319,8 +306,7 @@ PYBIND11_MODULE(live, module) {
       .def_readonly("dtype", &NumberAt::dtype);
   py::class_<StepNumbers, std::shared_ptr<StepNumbers>>(module, "StepNumbers")
       .def(py::init<>())
-      .def("take", &StepNumbers::take)
-      .def("at", [](const StepNumbers& n, size_t index) { return to_python(n.at(index)); });
+      .def("take", &StepNumbers::take);
   py::class_<Varying>(module, "Varying")
       .def(py::init<size_t, int, size_t, std::optional<at::ScalarType>>())
       .def_readonly("argument", &Varying::argument)
@@ -330,8 +316,6 @@ PYBIND11_MODULE(live, module) {
   py::class_<Node>(module, "Node")
       .def_property_readonly("op", [](const Node& n) { return full_name(*n.schema); })
       .def_property_readonly("deferred", [](const Node& n) { return n.kind == Kind::deferred; })
-      .def_property_readonly("synchronous", [](const Node& n) { return n.kind == Kind::synchronous; })
-      .def_readonly("on_host", &Node::on_host)
       .def_readonly("random", &Node::random)
       .def_readonly("backward", &Node::backward)
       .def_readonly("grad", &Node::grad)
@@ -363,8 +347,6 @@ PYBIND11_MODULE(live, module) {
   module.def("end", &end);
   module.def("settle", [](const std::string& why) { settle(why.c_str()); });
   module.def("nothing_pending", &nothing_pending);
-  module.def("running", [] { return session().mode != Mode::off; });
-  module.def("in_step", [] { return session().pass != nullptr; });
   module.def("touch", [](const at::Tensor& tensor) {
     if (session().mode != Mode::off && tensor.defined()) each_storage(tensor, touch);
   });
@@ -376,13 +358,6 @@ PYBIND11_MODULE(live, module) {
     });
   });
   module.def("identity", [](const at::Tensor& tensor) { return reinterpret_cast<uintptr_t>(storage_of(tensor)); });
-  module.def("is_there", [](const at::Tensor& tensor) { return !is_barred(storage_of(tensor)); });
-  module.def("is_exposed", [](const at::Tensor& tensor) { return is_exposed(storage_of(tensor)); });
-  module.def("adopt", [](const at::Tensor& tensor) { return adopt_storage(share(storage_of(tensor))); });
-  module.def("adopted_id", [](const at::Tensor& tensor) {
-    const auto found = session().adopted.find(storage_of(tensor));
-    return found == session().adopted.end() ? -1 : found->second->id;
-  });
   module.def("release_all", &release_all);
   module.def("number_tensor", [](py::object number, at::ScalarType dtype) {
     const auto type = py::isinstance<py::bool_>(number) ? c10::Scalar(number.cast<bool>())
@@ -393,7 +368,6 @@ PYBIND11_MODULE(live, module) {
   });
   module.def("divergence", [] { return session().divergence; });
   module.def("waited_for", [] { return session().waited_for; });
-  module.def("counts", &counts);
   module.def("without_key", [](DispatchKeySet keys) { return keys.remove(KEY); });
   module.def("set_key", [](bool on) {
     const bool was = c10::impl::tls_is_dispatch_key_included(KEY);

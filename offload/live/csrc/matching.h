@@ -302,12 +302,9 @@ inline void replay(Match& match, Node& node, const OperatorHandle& op, DispatchK
   pass.path.push_back(&node);
   pass.ran.push_back(at_once || waits_for_all || node.kind == Kind::reshape);
   now.current = &node;
-  now.counts.matched++;
   if (at_once) {
-    now.counts.on_host++;
     run_on_the_users_side(node, op, keys, stack);
   } else if (waits_for_all) {
-    now.counts.synchronous++;
     each_storage(given, [](StorageImpl* storage) { if (is_barred(storage)) materialize(storage); });
     run_on_the_users_side(node, op, keys, stack);
     forget_moved_bytes(pass, node);
@@ -322,7 +319,6 @@ inline void replay(Match& match, Node& node, const OperatorHandle& op, DispatchK
 // The step does something else than the tape: what was issued runs, and the rest is recorded.
 inline void diverge(const char* difference, const OperatorHandle& op) {
   auto& now = session();
-  now.counts.diverged++;
   now.divergence = full_name(op.schema()) + " (" + difference + ")";
   if (!now.current->children.empty()) now.divergence += " instead of " + full_name(*now.current->children[0]->schema);
   settle();

@@ -275,7 +275,6 @@ inline void record(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) 
   now.pass->ran.push_back(1);
   now.current->children.push_back(std::move(node));
   now.current = added;
-  now.counts.recorded++;
 }
 
 }  // namespace live

@@ -18,10 +18,6 @@ enum class Mode : uint8_t {
   replaying,  // an operation that is on the tape is deferred, and gives shadows
 };
 
-struct Counts {
-  long matched = 0, recorded = 0, diverged = 0, settled = 0, on_host = 0, synchronous = 0;
-};
-
 struct Session {
   Mode mode = Mode::off;
   std::map<std::string, std::unique_ptr<Node>> trees;
@@ -36,7 +32,6 @@ struct Session {
   pybind11::object place;                        // gives the user's line
   std::string divergence;  // how the latest step left its tape
   std::string waited_for;  // why it could not wait for a plan
-  Counts counts;
 };
 
 inline Session& session() {
