@@ -18,7 +18,7 @@ from offload.live.tape_kernel import TapeKernel
 from offload.program.kernels import Call, Value
 from offload.torch_seams import schema_of
 from offload.tracing.collectives import is_collective
-from offload.tracing.op_effects import STATISTICS, WHOLE, allocates
+from offload.tracing.op_effects import WHOLE, allocates
 from offload.tracing.run_time_ops import at_run_time
 
 Slots = dict[int, None]
@@ -78,7 +78,7 @@ class TapeReader:
         kwargs = dict(zip(named, given[first:], strict=True))
         call = Call(kernel, tuple(given[:first]), kwargs, made if fresh else ())
         reads = self._reads(name, schema, given)
-        writes = self._writes(name, schema, given, node) | fresh
+        writes = dict.fromkeys(node.written) | fresh
         return TapeCall(node.op, call, reads, writes, torch.Tag.pointwise in op.tags, node)
 
     def _reads(self, name: str, schema: Any, given: list[Any]) -> Slots:
@@ -87,17 +87,6 @@ class TapeReader:
         for position, (argument, value) in enumerate(zip(schema, given, strict=True)):
             anew = argument.is_out or (position == 0 and name in WHOLE)
             found |= {v.buffer: None for v in values_in(value) if not (anew and self._covers(v))}
-        return found
-
-    def _writes(self, name: str, schema: Any, given: list[Any], node: Any) -> Slots:
-        """The storages that it writes in place. Batch norms do not say that they do."""
-        found = dict.fromkeys(node.written)
-        if name not in STATISTICS:
-            return found
-        named = {argument.name: value for argument, value in zip(schema, given, strict=True)}
-        if named.get("training", True):
-            for statistics in ("running_mean", "running_var"):
-                found |= {v.buffer: None for v in values_in(named[statistics])}
         return found
 
     def _argument(self, given: Any) -> Any:

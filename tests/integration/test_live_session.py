@@ -57,6 +57,7 @@ PLANNED = (
     loops.Restored,
     loops.Evaluated,
     loops.Tied,
+    loops.OwnStatistics,
 )
 NOT_PLANNED = {
     loops.Checkpointed: "it reads or sets the state of a random generator",

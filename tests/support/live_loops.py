@@ -271,3 +271,17 @@ class Tied(Loop):
         loss.backward()
         self.optimizer.step()
         self.seen.append(loss.detach())
+
+
+class OwnStatistics(Loop):
+    """A batch norm without a module: it writes tensors that only the loop knows."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__(device)
+        self.mean, self.variance = torch.zeros(16, device=device), torch.ones(16, device=device)
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return super().loss(F.batch_norm(x, self.mean, self.variance, training=True), y)
+
+    def between(self) -> None:
+        self.seen += [self.mean.clone(), self.variance.clone()]

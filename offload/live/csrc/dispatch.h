@@ -79,6 +79,12 @@ inline const Operator& known(const OperatorHandle& op) {
   return operators.emplace(&schema, known).first->second;
 }
 
+// Batch norms write their statistics, and their schemas do not say so.
+inline bool is_statistic(const std::string& op, const std::string& argument) {
+  return op.find("batch_norm") != std::string::npos && op.find("backward") == std::string::npos &&
+      (argument == "running_mean" || argument == "running_var");
+}
+
 inline std::string full_name(const c10::FunctionSchema& schema) {
   const auto& overload = schema.overload_name();
   return schema.name() + "." + (overload.empty() ? "default" : overload);

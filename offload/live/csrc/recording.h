@@ -155,7 +155,7 @@ class Recording {
   }
 
   void add(const IValue& value, const c10::Argument& schema) {
-    const bool written = schema.alias_info() && schema.alias_info()->isWrite();
+    const bool written = (schema.alias_info() && schema.alias_info()->isWrite()) || is_statistic(schema_.name(), schema.name());
     writes_ |= written;
     if (value.isTensor()) {
       add_tensor(value.toTensor(), written);
