@@ -97,7 +97,9 @@ class Faults:
             case "cut":
                 cut_links()
             case "stop":
-                os.kill(os.getpid(), signal.SIGSTOP)
+                # Sent to this very thread, it stops here, and the others with it. Sent to the
+                # process, another thread takes it, and this one runs on meanwhile.
+                signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
             case "term":
                 os.kill(os.getpid(), signal.SIGTERM)
             case "interrupt":
