@@ -7,8 +7,10 @@ a kernel of torch.compile                           reads addresses, and raises:
 They are patched while a session is open.
 """
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,8 +21,10 @@ READERS = (
     "tolist", "data_ptr", "untyped_storage", "storage", "_typed_storage", "__reduce_ex__",
     "__deepcopy__",
 )  # fmt: skip
-EXPOSERS = ("numpy", "__array__", "__dlpack__", "share_memory_")
-"""Methods after which somebody can read and write the bytes without torch."""
+ARRAYS = ("numpy", "__array__")
+"""Methods after which numpy can read and write the bytes, until their result is dropped."""
+EXPOSERS = ("__dlpack__", "share_memory_")
+"""Methods after which somebody can do so for good."""
 _OF_CPU = ("get_rng_state", "set_rng_state", "manual_seed", "seed")
 _OF_CUDA = (*_OF_CPU, "get_rng_state_all", "set_rng_state_all", "manual_seed_all", "seed_all")
 STATES = (
@@ -36,10 +40,13 @@ STATES = (
 def watched(core: Any) -> Iterator[None]:
     """Within it, whoever reads a tensor's bytes by another way waits for them."""
     with ExitStack() as patches:
-        for names, visit in ((READERS, core.touch), (EXPOSERS, core.expose)):
+        for names, visit in ((READERS, core.touch), (EXPOSERS, partial(_expose, core))):
             for name in names:
                 method = _visiting(getattr(torch.Tensor, name), visit)
                 patches.enter_context(_replaced(torch.Tensor, name, method))
+        for name in ARRAYS:
+            method = _giving_an_array(getattr(torch.Tensor, name), core)
+            patches.enter_context(_replaced(torch.Tensor, name, method))
         for module, names in STATES:
             for name in names:
                 function = _settled(core, getattr(module, name))
@@ -70,11 +77,30 @@ def _visiting(method: Callable[..., Any], visit: Callable[[Any], None]) -> Calla
     return visiting
 
 
+def _expose(core: Any, tensor: torch.Tensor) -> None:
+    core.expose(tensor, False)
+
+
+def _giving_an_array(method: Callable[..., Any], core: Any) -> Callable[..., Any]:
+    def giving(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        core.expose(self, True)
+        storage = core.identity(self)
+        try:
+            array = method(self, *args, **kwargs)
+        except BaseException:
+            core.concealed(storage)
+            raise
+        weakref.finalize(array, core.concealed, storage).atexit = False
+        return array
+
+    return giving
+
+
 def _settled(core: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, after all draws that were issued before it."""
 
     def settled(*args: Any, **kwargs: Any) -> Any:
-        core.settle("it reads or sets the state of a random generator")
+        core.settle()
         return function(*args, **kwargs)
 
     return settled

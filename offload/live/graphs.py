@@ -50,40 +50,38 @@ class LiveGraph:
 
 
 def graph_of(
-    core: Any,
-    tape: Any,
+    reader: TapeReader,
+    given: Collection[int],
     weights: Mapping[int, Weight],
     held: Collection[int],
-    varying: Collection[int],
-    device: torch.device,
+    known: Collection[Weight],
 ) -> LiveGraph:
-    """`tape`: a pass of it. `weights`: by slot. `held`: the slots to return. `varying`: the numbers
-    that are read at every run."""
-    numbers = core.StepNumbers()
-    reader = TapeReader(core, varying, numbers, device)
-    nodes = [n for n, ran in zip(tape.nodes, tape.ran, strict=True) if n.deferred and not ran]
-    calls = [call for call in map(reader.read, nodes) if call is not None]
+    """`given`: the slots that the step is given. `weights`: by slot, what has a home. `held`: the
+    slots to return. `known`: all that has a home, also where only other tapes use it."""
+    idle = [weight for weight in known if weight not in {*weights.values()}]
     inputs = tuple(
         _input(slot, reader.touched[slot])
-        for slot, origin in enumerate(tape.origins)
-        if origin == core.GIVEN and slot in reader.touched
+        for slot in sorted(given)
+        if slot in reader.touched and slot not in weights
     )
     builder = GraphBuilder()
-    _add_buffers(builder, reader, len(tape.origins), weights, inputs, calls)
-    _add_tasks(builder, calls, weights, {one.slot: one.start for one in inputs})
-    written = {slot for call in calls for slot in call.writes}
-    outputs = tuple(slot for slot in sorted(held) if slot in written)
+    _add_buffers(builder, reader, weights, inputs)
+    for weight in idle:
+        builder.buffer(weight.name, weight.home.nbytes, weight.role)
+    _add_tasks(builder, reader.calls, weights, {one.slot: one.start for one in inputs})
+    outputs = tuple(slot for slot in sorted(held) if slot in reader.written and slot not in weights)
     for slot in outputs:
         builder.output(slot)
     program = Program(
         tuple(Value(one.slot, torch.uint8, (one.nbytes,), (1,)) for one in inputs),
         tuple(Value(slot, torch.uint8, (reader.nbytes[slot],), (1,)) for slot in outputs),
-        {weight.name: weight.home for weight in weights.values()},
-        device=device,
+        {weight.name: weight.home for weight in (*weights.values(), *idle)},
+        device=reader.device,
     )
-    graph = builder.graph(program)
+    count = len(builder.buffers)
+    graph = replace(builder.graph(program), kept=tuple(range(count - len(idle), count)))
     graph.check()
-    return LiveGraph(graph, inputs, outputs, numbers)
+    return LiveGraph(graph, inputs, outputs, reader.numbers)
 
 
 def _input(slot: int, touched: tuple[int, int]) -> InputBytes:
@@ -94,16 +92,15 @@ def _input(slot: int, touched: tuple[int, int]) -> InputBytes:
 def _add_buffers(
     builder: GraphBuilder,
     reader: TapeReader,
-    count: int,
     weights: Mapping[int, Weight],
     inputs: Sequence[InputBytes],
-    calls: Sequence[TapeCall],
 ) -> None:
     """Every slot's buffer has its number."""
+    calls = reader.calls
     given = {one.slot: one.nbytes for one in inputs}
     forward = {slot for call in calls if not call.node.backward for slot in call.writes}
     backward = {slot for call in calls if call.node.backward for slot in call.reads}
-    for slot in range(count):
+    for slot in range(max({*reader.nbytes, *weights}, default=-1) + 1):
         nbytes = reader.nbytes.get(slot, 0)
         if slot in weights:
             builder.buffer(weights[slot].name, nbytes, weights[slot].role)
@@ -145,7 +142,9 @@ def _add_tasks(
                 kernel=kernels[0] if len(kernels) == 1 else Calls(kernels),
                 phase=phase if trained.isdisjoint(writes) else UPDATE,
                 after=latest_draw if node.random else (),
-                repeatable=not node.random and fresh.issuperset(writes),
+                repeatable=not node.random
+                and fresh.issuperset(writes)
+                and weights.keys().isdisjoint(writes),
                 random=node.random,
                 pointwise=all(one.pointwise for one in group),
                 where=node.where,

@@ -1,6 +1,11 @@
-"""The plans of a session's tapes, which share one runner and its arenas."""
+"""The plans of a session's tapes, which share one runner and its arenas.
 
-from collections.abc import Collection
+tape         no cut               one part, which runs at the step's end
+tape | cut | tape                 two: what is made before a cut and used after it has a home
+                                  until the step is over, as a weight has for good
+"""
+
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
@@ -9,7 +14,8 @@ import torch
 
 from offload.graph.costs import Costs
 from offload.graph.taskgraph import TaskGraph
-from offload.live.graphs import LiveGraph, graph_of
+from offload.live.graphs import LiveGraph, Weight, graph_of
+from offload.live.tape_calls import TapeReader
 from offload.live.weights import LiveWeights
 from offload.lowering.passes import grouped, lower
 from offload.measuring.profiling import measured
@@ -22,13 +28,15 @@ GROUP, GROUP_BYTES = 32, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedTape:
-    """The graph of a tape, and the passes of the tape that it serves."""
+class PlannedPart:
+    """The graph of a tape's part between two cuts, and the passes of the tape that it serves."""
 
     live: LiveGraph
     kind: bytes
     held: frozenset[int]
     varying: frozenset[int]
+    crossing: Mapping[int, tuple[int, Weight]]
+    """By slot: the number and the place of what the cut at its end is crossed by."""
 
     def serves(self, tape: Any, held: Collection[int]) -> bool:
         """Whether it computes what this pass is to compute."""
@@ -40,7 +48,7 @@ class PlannedTape:
 
 
 class PlannedTapes:
-    """Makes a plan for a tape when its first pass is to run."""
+    """Makes a plan for a part of a tape when its first pass is to run."""
 
     def __init__(
         self,
@@ -55,49 +63,120 @@ class PlannedTapes:
         self._budget = budget
         self._device = device
         self._costs = costs
-        self._planned: dict[int, PlannedTape] = {}
-        self._runner: Runner | None = None
-        self.plan: Plan | None = None
-        """The first one."""
+        self._planned: dict[Hashable, PlannedPart] = {}
+        self._plans = RunnerPlans(budget, costs)
 
-    def run(self, tape: Any, held: Collection[int]) -> None:
-        """Run the kernels of a pass, and give what is held its bytes. Raises `CaptureError`,
-        before anything runs, if the tape has no place in a plan."""
-        planned = self._planned.get(tape.leaf)
-        if planned is None or not planned.serves(tape, held):
-            planned = self._planned[tape.leaf] = self._make(tape, held, planned)
-        live = planned.live
+    @property
+    def plan(self) -> Plan | None:
+        """The one that says where weights are at home."""
+        return self._plans.plan
+
+    def run(self, tape: Any, held: Collection[int], *, at_cut: bool) -> None:
+        """Run the kernels of a pass since its last cut. What is held gets its bytes: at a cut when
+        somebody looks, else at once. Raises `CaptureError`, before anything runs, if they have no
+        place in a plan."""
+        key = tape.begin, tape.leaf
+        part = self._planned.get(key)
+        if part is None or not part.serves(tape, held):
+            part = self._planned[key] = self._make(key, tape, held, part, at_cut=at_cut)
+        live = part.live
         live.numbers.take(tape)
+        tape.hide_shown()
         batch = [tape.given_bytes(one.slot, one.start, one.nbytes) for one in live.inputs]
-        assert self._runner is not None
         try:
-            made = self._runner.run(tape.leaf, *batch)
+            made = self._plans.run(key, batch)
         finally:
             self._core.nothing_pending()
         for slot, tensor in zip(live.outputs, made, strict=True):
             tape.hand_over(slot, tensor)
+        for slot, (own, weight) in part.crossing.items():
+            tape.cross(slot, own, weight.home)
+        tape.ran_by_plan()
 
-    def _make(self, tape: Any, held: Collection[int], old: PlannedTape | None) -> PlannedTape:
+    def _make(
+        self,
+        key: Hashable,
+        tape: Any,
+        held: Collection[int],
+        old: PlannedPart | None,
+        *,
+        at_cut: bool,
+    ) -> PlannedPart:
         """`old`: what was planned before serves no longer."""
-        returned, varying = frozenset(held), frozenset(tape.varied)
+        kept, varying = frozenset(held), frozenset(tape.varied)
         if old is not None:
-            returned, varying = returned | old.held, varying | old.varying
+            kept, varying = kept | old.held, varying | old.varying
         self._core.nothing_pending()
         weights = self._weights.of(tape)
-        live = graph_of(self._core, tape, weights, returned, varying, self._device)
-        self._add(tape.leaf, _with_few_tasks(lower(measured(live.graph))))
-        return PlannedTape(live, tape.kind, returned, varying)
-
-    def _add(self, key: int, graph: TaskGraph) -> None:
-        if self._runner is None:
-            self.plan = plan(graph, _bytes_of(self._budget, graph), self._costs)
-            self._runner = Runner(self.plan, key=key)
-        else:
-            self._runner.forget(key)
-            self._runner.add(key, graph)
+        reader = TapeReader(self._core, tape, varying, self._device)
+        crossing = dict(old.crossing) if old is not None else {}
+        for slot in (kept & reader.written) - {*weights, *crossing} if at_cut else ():
+            crossing[slot] = self._weights.cross(reader.nbytes[slot])
+        weights |= {slot: weight for slot, (_, weight) in crossing.items()}
+        given = [n for n, origin in enumerate(tape.origins) if origin == self._core.GIVEN]
+        live = graph_of(reader, given, weights, kept, self._weights.all)
+        self._plans.add(key, _with_few_tasks(lower(measured(live.graph))))
+        return PlannedPart(live, tape.kind, kept, varying, crossing)
 
     def close(self) -> None:
         """Give every tensor memory of its own again."""
+        self._plans.close()
+
+
+class RunnerPlans:
+    """One runner's plans. The first one gives all weights their homes; when there are more weights,
+    another plan does."""
+
+    def __init__(self, budget: Budget, costs: Costs | None) -> None:
+        self._budget = budget
+        self._costs = costs
+        self._graphs: dict[Hashable, TaskGraph] = {}
+        self._needs: dict[Hashable, tuple[int, int]] = {}
+        """Of each graph: the bytes it has at once, and the reserve beside them."""
+        self._added: set[Hashable] = set()
+        self._runner: Runner | None = None
+        self._homes: set[str] = set()
+        self._planned_with: Budget = None
+        self.plan: Plan | None = None
+
+    def add(self, key: Hashable, graph: TaskGraph) -> None:
+        self._graphs[key], self._needs[key] = graph, (fullest(graph), reserve_of(graph))
+        if self._runner is not None and key in self._added:
+            self._runner.forget(key)
+        self._added.discard(key)
+
+    def run(self, key: Hashable, batch: Collection[torch.Tensor]) -> tuple[Any, ...]:
+        graph = self._graphs[key]
+        if not graph.tasks:  # nobody needs what it makes
+            return ()
+        homes = {buffer.tensor for buffer in graph.buffers if buffer.persistent}
+        budget = self._bytes_of_budget()
+        if self._runner is None or not homes <= self._homes or budget != self._planned_with:
+            self._start_with(key, graph, budget)
+            self._homes |= homes
+        elif key not in self._added:
+            self._runner.add(key, graph)
+            self._added.add(key)
+        assert self._runner is not None
+        return self._runner.run(key, *batch)
+
+    def _start_with(self, key: Hashable, graph: TaskGraph, budget: Budget) -> None:
+        """Every other graph is planned again when it runs."""
+        self.plan, self._planned_with = plan(graph, budget, self._costs), budget
+        if self._runner is None:
+            self._runner = Runner(self.plan, key=key)
+        else:
+            self._runner.move_to(self.plan, key)
+        self._added = {key}
+
+    def _bytes_of_budget(self) -> Budget:
+        """A share is one of what the largest part needs if nothing ever leaves the device."""
+        if not isinstance(self._budget, str) or not is_share(self._budget):
+            return self._budget
+        share = parse_share(self._budget)
+        return max(ceil(most * share) + reserve for most, reserve in self._needs.values())
+
+    def close(self) -> None:
         if self._runner is not None:
             self._runner.close()
 
@@ -105,12 +184,6 @@ class PlannedTapes:
 def _with_few_tasks(graph: TaskGraph) -> TaskGraph:
     """Small kernels in groups, none larger than the largest task: an engine's overhead is paid once
     a group."""
-    largest = max(sum(graph.buffers[b].nbytes for b in task.touches) for task in graph.tasks)
+    sizes = (sum(graph.buffers[b].nbytes for b in task.touches) for task in graph.tasks)
+    largest = max(sizes, default=0)
     return grouped(graph, GROUP, min(GROUP_BYTES, largest), any_kind=True)
-
-
-def _bytes_of(budget: Budget, graph: TaskGraph) -> Budget:
-    """A share is one of what the step needs if nothing ever leaves the device."""
-    if not isinstance(budget, str) or not is_share(budget):
-        return budget
-    return ceil(fullest(graph) * parse_share(budget)) + reserve_of(graph)

@@ -38,23 +38,28 @@ class TapeCall:
 
 
 class TapeReader:
-    """Reads the nodes of one tape."""
+    """Reads the kernels that wait since the last cut of a tape."""
 
     def __init__(
-        self, core: Any, varying: Collection[int], numbers: Any, device: torch.device
+        self, core: Any, tape: Any, varying: Collection[int], device: torch.device
     ) -> None:
-        """`varying`: the numbers that are read at every run, from `numbers`."""
+        """`tape`: a pass of it. `varying`: the numbers that are read at every run."""
         self._core = core
         self._varying = frozenset(varying)
-        self._numbers = numbers
-        self._device = device
+        self.device = device
+        self.numbers = core.StepNumbers()
+        """Those of the step that runs next."""
         self._tensors: dict[Any, torch.Tensor] = {}
         self.nbytes: dict[int, int] = {}
         """By slot: the bytes of its storage."""
         self.touched: dict[int, tuple[int, int]] = {}
         """By slot: the first byte that the tape's tensors cover, and the end of the last."""
+        nodes = list(zip(tape.nodes, tape.ran, strict=True))[tape.begin :]
+        calls = [self._read(node) for node, ran in nodes if node.deferred and not ran]
+        self.calls = [call for call in calls if call is not None]
+        self.written = {slot for call in self.calls for slot in call.writes}
 
-    def read(self, node: Any) -> TapeCall | None:
+    def _read(self, node: Any) -> TapeCall | None:
         """The call of a node; None if it only makes memory."""
         space, name, overload = node.op.replace("::", ".").split(".")
         op = getattr(getattr(getattr(torch.ops, space), name), overload)
@@ -68,10 +73,10 @@ class TapeReader:
         named = [argument.name for argument in schema if argument.kwarg_only]
         first = len(given) - len(named)
         kernel = TapeKernel(
-            at_run_time(op, self._device, node.grad),
+            at_run_time(op, self.device, node.grad),
             self._core,
             node,
-            self._numbers,
+            self.numbers,
             tuple(self._varying_of(node.arguments)),
         )
         fresh = dict.fromkeys(value.buffer for value in made if value is not None)
@@ -115,8 +120,8 @@ class TapeReader:
     def _value(self, value: Any) -> Value:
         if value.lazy:
             raise CaptureError("a lazily conjugated or negated tensor has no place in a plan")
-        if value.device != self._device.type:
-            raise CaptureError(f"a tensor on {value.device} in a step on {self._device}")
+        if value.device != self.device.type:
+            raise CaptureError(f"a tensor on {value.device} in a step on {self.device}")
         found = Value(value.slot, value.dtype, value.size, value.stride, value.offset)
         self.nbytes.setdefault(value.slot, value.nbytes)
         begin = end = found.offset * found.dtype.itemsize

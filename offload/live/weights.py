@@ -4,7 +4,7 @@ the user's storage   --adopt-->   no bytes; shows those at home when somebody lo
 every alias of it                 follows by itself, for it is the same storage
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,42 +18,64 @@ class LiveWeights:
     """The adopted storages of a session."""
 
     def __init__(
-        self, core: Any, module: torch.nn.Module, optimizer: torch.optim.Optimizer | None
+        self,
+        core: Any,
+        module: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        device: torch.device,
     ) -> None:
         self._core = core
         self._module = module
         self._optimizer = optimizer
+        self._device = device
         self._known: dict[int, Weight] = {}
+        self._crossing: set[int] = set()
 
     def of(self, tape: Any) -> dict[int, Weight]:
         """Those of a tape, by slot. What is new is adopted: the module's storages, the optimizer's,
         and whatever else the step writes."""
-        named, written, at_once = self._named(), {*tape.written}, {*tape.used_at_once}
+        for tensor, name, role in self._named():
+            if tensor.device.type == self._device.type and self._core.can_adopt(tensor):
+                self._add(self._core.adopt(tensor), name, role)
+        written, at_once = {*tape.written}, {*tape.used_at_once}
         origins = tape.origins
-        for slot in tape.used:
-            known = named.get(tape.identity(slot))
-            if origins[slot] != self._core.GIVEN or not (known or slot in written):
+        for slot in written & {*tape.used}:
+            if origins[slot] != self._core.GIVEN or tape.is_exposed(slot):
                 continue
-            name, role = known or (f"tensor.{slot}", Role.BUFFER)
             if slot in at_once:
-                if slot in written:
-                    raise CaptureError(f"{name} is written by kernels and, on the host, at once")
-                continue  # such as a counter of steps
-            own, home = tape.adopt(slot)
-            self._known[own] = Weight(name, role, home)
+                raise CaptureError("a tensor is written by kernels and, on the host, at once")
+            self._add(tape.adopt(slot), "tensor", Role.BUFFER)
         return {slot: self._known[own] for slot, own in enumerate(tape.origins) if own >= 0}
 
-    def _named(self) -> dict[int, tuple[str, Role]]:
-        """Names and roles by the identity of the storage."""
-        found: dict[int, tuple[str, Role]] = {}
-        for name, tensor in self._module.named_parameters():
-            found[self._core.identity(tensor)] = name, Role.PARAMETER
-        for name, tensor in self._module.named_buffers():
-            found.setdefault(self._core.identity(tensor), (name, Role.BUFFER))
+    @property
+    def all(self) -> Collection[Weight]:
+        """Every one whose owner is alive, and all places for what crosses a cut."""
+        alive = {*self._core.adopted(), *self._crossing}
+        self._known = {own: weight for own, weight in self._known.items() if own in alive}
+        return self._known.values()
+
+    def _add(self, adopted: tuple[int, torch.Tensor], name: str, role: Role) -> Weight:
+        own, home = adopted
+        taken = {weight.name for weight in self._known.values()}
+        self._known[own] = Weight(f"{name}#{own}" if name in taken else name, role, home)
+        return self._known[own]
+
+    def cross(self, nbytes: int) -> tuple[int, Weight]:
+        """A place for what is made before a cut and used after it, and its number."""
+        own, home = self._core.new_id(), torch.empty(nbytes, dtype=torch.uint8)
+        self._crossing.add(own)
+        return own, self._add((own, home), f"cut.{own}", Role.BUFFER)
+
+    def _named(self) -> Iterator[tuple[torch.Tensor, str, Role]]:
+        """The tensors of the module and of the optimizer."""
+        names: dict[torch.Tensor, str] = {}
+        for name, parameter in self._module.named_parameters():
+            names[parameter] = name
+            yield parameter, name, Role.PARAMETER
+        for name, buffer in self._module.named_buffers():
+            yield buffer, name, Role.BUFFER
         states: Mapping[Any, Any] = self._optimizer.state if self._optimizer else {}
         for parameter, state in states.items():
-            owner, _ = found.get(self._core.identity(parameter), ("optimizer", Role.STATE))
             for key, value in state.items():
                 if isinstance(value, torch.Tensor):
-                    found.setdefault(self._core.identity(value), (f"{owner}.{key}", Role.STATE))
-        return found
+                    yield value, f"{names.get(parameter, 'optimizer')}.{key}", Role.STATE

@@ -39,13 +39,23 @@ inline Storage given_storage(const Pass& pass, int slot) {
   return copy == pass.copies.end() ? bytes_of(pass.outside[slot]) : copy->second;
 }
 
+// What was made before a cut. Where nobody has it any more, its home still does.
+inline Storage bytes_of_crossed(const Adopted& crossed, c10::Device device) {
+  if (const auto user = crossed.user.lock()) return bytes_of(user);
+  WithoutKey off;
+  const auto home = crossed.home.to(device);
+  auto* storage = storage_of(home);
+  return storage_over(borrowed(share(storage), address_of(storage), device), storage->nbytes());
+}
+
 inline const at::Tensor& real_tensor(Pass& pass, const Value& value) {
   auto& tensor = pass.tensors[value.id];
   if (tensor.defined()) return tensor;
   auto& storage = pass.real[value.slot];
   if (!storage) {
-    TORCH_CHECK(pass.outside[value.slot], "live: storage ", value.slot, " was never made");
-    storage = given_storage(pass, value.slot);
+    auto* crossed = crossed_at(pass, value.slot);
+    TORCH_CHECK(crossed || pass.outside[value.slot], "live: storage ", value.slot, " was never made");
+    storage = crossed ? bytes_of_crossed(*crossed, value.device) : given_storage(pass, value.slot);
   }
   return tensor = tensor_of(value, storage);
 }
@@ -176,6 +186,7 @@ inline void free_dead(Pass& pass, const LastUses& uses, size_t node) {
 // Run what was issued so far and has not run. After an error nothing of the pass runs any more.
 inline void execute(Pass& pass) {
   if (pass.failed || pass.path.empty()) return;
+  pass.as_issued = true;
   const Node& leaf = *pass.path.back();
   pass.real.resize(std::max<size_t>(pass.real.size(), leaf.slots));
   pass.tensors.resize(std::max<size_t>(pass.tensors.size(), leaf.value_count));
@@ -195,25 +206,47 @@ inline void execute(Pass& pass) {
   hand_out(pass);
 }
 
-// Everything that was issued has run afterwards, and whatever is looked at can become real. `why`: what
-// of the user's step cannot wait; null where nothing of it does.
-inline void settle(const char* why = nullptr) {
+inline bool waits(const Pass& pass) {
+  for (size_t n = pass.done; n < pass.path.size(); n++) {
+    if (!pass.ran[n] && pass.path[n]->kind == Kind::deferred) return true;
+  }
+  return false;
+}
+
+// Run what was issued by a plan of its own. False: there is none. A value is needed here for the first
+// time, and may never be again, or it went another way before.
+inline bool run_part(Session& now) {
+  auto& pass = *now.pass;
+  const bool is_new = !std::exchange(now.current->cut, true);
+  if (pass.as_issued || pass.failed) return false;
+  if (!waits(pass)) return true;
+  if (is_new) return false;
+  pybind11::gil_scoped_acquire python;
+  pass.failed = true;
+  const bool ran = now.run_part(now.pass).cast<bool>();
+  pass.failed = false;
+  return ran;
+}
+
+enum class Why : uint8_t { value, divergence };
+
+// Everything that was issued has run afterwards, and whatever is looked at can become real.
+inline void settle(Why why = Why::value) {
   auto& now = session();
-  if (why && now.mode == Mode::replaying && now.waited_for.empty()) now.waited_for = why;
   struct Always {
     ~Always() { nothing_pending(); }
   } always;
-  if (now.pass && now.mode == Mode::replaying) {
-    WithoutGil let_go;
-    execute(*now.pass);
-  }
+  if (!now.pass || now.mode != Mode::replaying) return;
+  if (why == Why::value && run_part(now)) return;
+  WithoutGil let_go;
+  execute(*now.pass);
 }
 
 inline void touch(StorageImpl* storage) {
   if (!is_barred(storage)) return;
   // The bytes of an adopted storage that no deferred kernel writes are at home.
   auto* absent = absent_of(storage);
-  if (session().mode == Mode::replaying || !absent) settle("it reads a tensor's bytes by address");
+  if (session().mode == Mode::replaying || !absent) settle();
   materialize(storage);
 }
 

@@ -10,6 +10,7 @@
 #include <torch/library.h>
 
 #include "binding.h"
+#include "exporting.h"
 #include "matching.h"
 #include "recording.h"
 
@@ -73,38 +74,83 @@ void dispatch(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
 
 // ---- a step ---------------------------------------------------------------------------------------
 
+// Adopted storages show no bytes any more. One that somebody has a pointer to is given up: it has memory of
+// its own since then.
+void hide_shown(Pass* pass) {
+  for (auto* adopted : std::exchange(shown(), {})) {
+    const auto user = adopted->user.lock();
+    if (!user || absent_of(user.get())) continue;
+    if (!is_exposed(user.get())) {
+      hide(user.get(), *adopted);
+    } else if (!session().adopted.erase(user.get())) {
+      for (size_t slot = 0; slot < pass->crossed.size(); slot++) {
+        if (pass->crossed[slot].get() != adopted) continue;
+        pass->outside[slot] = user;
+        pass->crossed[slot].reset();
+      }
+    }
+  }
+}
+
 void begin(const std::string& name) {
   auto& now = session();
   TORCH_CHECK(now.mode == Mode::between, "a step begins within another one: end that first");
   auto& tree = now.trees[name];
   if (!tree) tree = std::make_unique<Node>();
-  for (auto* adopted : shown()) {
-    const auto user = adopted->user.lock();
-    if (user && !absent_of(user.get())) hide(user.get(), *adopted);
-  }
-  shown().clear();
+  hide_shown(nullptr);
   now.current = tree.get();
   now.pass = new_pass();
   now.divergence.clear();
-  now.waited_for.clear();
   now.mode = tree->children.empty() ? Mode::recording : Mode::replaying;
 }
 
-// The pass, if all of its operations were on the tape and none has run. Otherwise it has run.
+// The pass, whose last part has not run yet if all of its operations were on the tape.
 std::shared_ptr<Pass> end() {
   auto& now = session();
   auto pass = std::move(now.pass);
   now.pass.reset();
-  const bool replayed = now.mode == Mode::replaying;
+  const bool recorded = now.mode == Mode::recording;
   now.mode = Mode::between;
-  if (!replayed || pass->path.empty()) return nullptr;
-  if (pass->done == 0 && !pass->failed) return pass;
-  struct Always {
-    ~Always() { nothing_pending(); }
-  } always;
-  WithoutGil let_go;
-  execute(*pass);
-  return nullptr;
+  if (recorded) {
+    pass->done = pass->path.size();
+    pass->as_issued = true;
+  }
+  return pass;
+}
+
+// The step is over: what was made before a cut and is still held has memory of its own, and what is in
+// `dropped` has none.
+void over(Pass& pass, const std::set<int>& dropped) {
+  for (size_t slot = 0; slot < pass.crossed.size(); slot++) {
+    auto* crossed = pass.crossed[slot].get();
+    const auto user = crossed ? crossed->user.lock() : nullptr;
+    if (!user) continue;
+    if (dropped.count(static_cast<int>(slot))) {
+      user->set_data_ptr_noswap(c10::DataPtr(nullptr, new Absent{nullptr}, &drop_absent, user->device()));
+      bar(user.get());
+    } else {
+      copy_shown(user.get(), *crossed);
+    }
+  }
+  const auto is_over = [&](const Adopted* adopted) {
+    return std::any_of(pass.crossed.begin(), pass.crossed.end(), [&](const auto& own) { return own.get() == adopted; });
+  };
+  if (!pass.crossed.empty()) shown().erase(std::remove_if(shown().begin(), shown().end(), is_over), shown().end());
+  pass.crossed.clear();
+}
+
+// What was issued has run by a plan.
+void ran_by_plan(Pass& pass) { pass.done = pass.path.size(); }
+
+// A slot's bytes live at this home until the step is over.
+void cross(Pass& pass, int slot, int id, at::Tensor home) {
+  const auto storage = pass.bound[slot].lock();
+  if (!storage) return;
+  pass.crossed.resize(std::max<size_t>(pass.crossed.size(), pass.bound.size()));
+  auto& crossed = pass.crossed[slot] = std::make_unique<Adopted>(Adopted{id, weak(storage.get()), std::move(home)});
+  storage->set_data_ptr_noswap(
+      c10::DataPtr(nullptr, new Absent{crossed.get()}, &drop_absent, storage->device()));
+  bar(storage.get());
 }
 
 void run_as_issued(Pass& pass) {
@@ -115,152 +161,42 @@ void run_as_issued(Pass& pass) {
   execute(pass);
 }
 
-// ---- what Python sees -----------------------------------------------------------------------------
-
-struct NumberAt {  // a number among the arguments of a call
-  size_t index;
-  py::object recorded;
-  std::optional<at::ScalarType> dtype;  // of the tensor that torch made of it
-};
-
-py::object argument_to_python(const Node& node, const Argument*& next, size_t& number) {
-  const auto& argument = *next++;
-  switch (argument.kind) {
-    case Arg::tensor: return py::cast(argument.value, py::return_value_policy::reference);
-    case Arg::undefined:
-    case Arg::none: return py::none();
-    case Arg::boolean: return py::bool_(argument.integer != 0);
-    case Arg::integer: return py::int_(argument.integer);
-    case Arg::count:
-    case Arg::real:
-    case Arg::number: {
-      NumberAt at{number, to_python(node.numbers[number - node.first_number]), std::nullopt};
-      if (argument.kind == Arg::number) at.dtype = argument.value->dtype.toScalarType();
-      number++;
-      return py::cast(std::move(at));
-    }
-    case Arg::reals: {
-      py::list list;
-      for (int n = 0; n < argument.count; n++, number++) {
-        list.append(NumberAt{number, to_python(node.numbers[number - node.first_number]), std::nullopt});
-      }
-      return list;
-    }
-    case Arg::tensors: {
-      py::list list;
-      for (int n = 0; n < argument.count; n++) list.append(argument_to_python(node, next, number));
-      return list;
-    }
-    case Arg::integers:
-    case Arg::constant: return to_python(node.constants[argument.constant]);
-    default: TORCH_CHECK(false, "live: an opaque tensor has no place in a plan");
-  }
-}
-
-py::list arguments_to_python(const Node& node) {
-  py::list list;
-  size_t number = node.first_number;
-  const Argument* end = node.arguments.data() + node.arguments.size();
-  for (const Argument* next = node.arguments.data(); next < end;) {
-    list.append(argument_to_python(node, next, number));
-  }
-  return list;
-}
-
-// The values that a call makes in new memory, by the position of its results; None for all others.
-py::list made_by(const Node& node) {
-  py::list list;
-  for (const auto& output : node.outputs) {
-    if (output.kind == Out::list) continue;
-    if (output.kind == Out::fresh) list.append(py::cast(output.value, py::return_value_policy::reference));
-    else list.append(py::none());
-  }
-  return list;
-}
-
-py::list slots_written(const Node& node) {
-  py::list list;
-  for (const auto& argument : node.arguments) {
-    if (argument.written && argument.kind == Arg::tensor) list.append(argument.value->slot);
-  }
-  return list;
-}
-
-// A part of what the step was given from outside.
-at::Tensor given_bytes(const Pass& pass, int slot, int64_t start, int64_t nbytes) {
-  return as_bytes(given_storage(pass, slot)).narrow(0, start, nbytes);
-}
-
-constexpr int GIVEN = -1;  // from outside, and not adopted
-constexpr int MADE = -2;   // by the step
-
-// By slot: the number of its adopted storage, or one of the above.
-int origin_of(const Storage& storage) {
-  if (!storage) return MADE;
-  if (const auto* absent = absent_of(storage.get()); absent && absent->adopted) return absent->adopted->id;
-  const auto& adopted = session().adopted;
-  const auto known = adopted.find(storage.get());
-  return known == adopted.end() ? GIVEN : known->second->id;
-}
-
-std::vector<int> origins(const Pass& pass) {
-  std::vector<int> found;
-  found.reserve(pass.outside.size());
-  for (const auto& storage : pass.outside) found.push_back(origin_of(storage));
-  return found;
-}
-
-// What must be the same for a plan to serve another pass of the same tape: which storages it was given,
-// and which operations ran at once.
-py::bytes kind_of(const Pass& pass) {
-  const auto found = origins(pass);
-  std::string kind(reinterpret_cast<const char*>(found.data()), found.size() * sizeof(int));
-  kind.append(pass.ran.data(), pass.ran.size());
-  return kind;
-}
-
-// The slots that operations use, or only those that they write: deferred ones, or those that ran at
-// once.
-std::vector<int> slots_of(const Pass& pass, bool deferred, bool written) {
-  std::set<int> slots;
-  for (size_t n = 0; n < pass.path.size(); n++) {
-    const auto& node = *pass.path[n];
-    if (deferred ? pass.ran[n] || node.kind != Kind::deferred : !pass.ran[n]) continue;
-    for (const auto& argument : node.arguments) {
-      if (argument.kind == Arg::tensor && (argument.written || !written)) slots.insert(argument.value->slot);
-    }
-  }
-  return {slots.begin(), slots.end()};
-}
-
-// Slots of the step's own that somebody still holds.
-std::vector<int> held_slots(const Pass& pass) {
-  std::vector<int> held;
-  for (size_t slot = 0; slot < pass.bound.size(); slot++) {
-    if (!pass.outside[slot] && !pass.bound[slot].expired()) held.push_back(static_cast<int>(slot));
-  }
-  return held;
-}
-
-int slot_of_tensor(const Pass& pass, const at::Tensor& tensor) {
-  auto* storage = storage_of(tensor);
-  for (size_t slot = 0; slot < pass.bound.size(); slot++) {
-    if (pass.bound[slot]._unsafe_get_target() == storage) return static_cast<int>(slot);
-  }
-  return -1;
-}
-
 void hand_over(Pass& pass, int slot, const at::Tensor& bytes) {
   const auto storage = pass.bound[slot].lock();
   if (storage) give(storage.get(), share(storage_of(bytes)));
 }
 
-void enable(bool on, py::object place) {
+void enable(bool on, const std::string& device, py::object place, py::object run_part) {
   auto& now = session();
   TORCH_CHECK(on == (now.mode == Mode::off), on ? "a live session is open already" : "no live session is open");
   c10::impl::tls_set_dispatch_key_included(KEY, on);
   now.mode = on ? Mode::between : Mode::off;
+  now.device = c10::Device(device).type();
   now.place = on ? std::move(place) : py::object();
+  now.run_part = on ? std::move(run_part) : py::object();
+}
+
+// Somebody gets a pointer to the bytes. `array`: of numpy's, and `concealed` is called when it dies.
+void expose(const at::Tensor& tensor, bool array) {
+  auto& now = session();
+  if (now.mode == Mode::off || !tensor.defined()) return;
+  each_storage(tensor, [&](StorageImpl* storage) {
+    touch(storage);
+    for (auto* adopted : shown()) {
+      if (adopted->user._unsafe_get_target() == storage) copy_shown(storage, *adopted);
+    }
+    auto& exposure = now.exposed.try_emplace(storage, Exposure{weak(storage), storage->resizable()}).first->second;
+    exposure.arrays += array;
+    exposure.for_good |= !array;
+  });
+}
+
+void concealed(uintptr_t storage) {
+  auto& exposed = session().exposed;
+  const auto found = exposed.find(reinterpret_cast<StorageImpl*>(storage));
+  if (found == exposed.end() || --found->second.arrays > 0 || found->second.for_good) return;
+  if (const auto alive = found->second.storage.lock()) alive->set_resizable(found->second.was_resizable);
+  exposed.erase(found);
 }
 
 // An adopted storage's number and home.
@@ -330,7 +266,15 @@ PYBIND11_MODULE(live, module) {
       .def_readonly("varied", &Pass::varied)
       .def_property_readonly("origins", &origins)
       .def_property_readonly("kind", &kind_of)
+      .def_readonly("begin", &Pass::done)
+      .def_property_readonly("by_plan", [](const Pass& p) { return !p.as_issued && !p.failed; })
+      .def_property_readonly("waits", &waits)
+      .def("hide_shown", [](Pass& p) { hide_shown(&p); })
       .def("given_bytes", &given_bytes)
+      .def("cross", &cross)
+      .def("ran_by_plan", &ran_by_plan)
+      .def("over", &over)
+      .def("is_exposed", [](const Pass& p, int slot) { return is_exposed(p.outside[slot].get()); })
       .def("identity", [](const Pass& p, int slot) { return reinterpret_cast<uintptr_t>(p.outside[slot].get()); })
       .def("adopt", [](const Pass& p, int slot) { return adopt_storage(p.outside[slot]); })
       .def_property_readonly("held", &held_slots)
@@ -345,18 +289,32 @@ PYBIND11_MODULE(live, module) {
   module.def("enable", &enable);
   module.def("begin", &begin);
   module.def("end", &end);
-  module.def("settle", [](const std::string& why) { settle(why.c_str()); });
+  module.def("settle", [] { settle(); });
+  module.def("hide_shown", [] { hide_shown(nullptr); });
+  module.def("adopted", [] {
+    std::vector<int> alive;
+    auto& all = session().adopted;
+    for (auto each = all.begin(); each != all.end();) {
+      if (each->second->user.expired()) {
+        each = all.erase(each);
+      } else {
+        alive.push_back((each++)->second->id);
+      }
+    }
+    return alive;
+  });
+  module.def("new_id", [] { return session().next_adopted++; });
+  module.def("adopt", [](const at::Tensor& tensor) { return adopt_storage(share(storage_of(tensor))); });
+  module.def("can_adopt", [](const at::Tensor& tensor) {
+    auto* storage = storage_of(tensor);
+    return is_strided(tensor) && !is_tiny(tensor) && !session().adopted.count(storage) && !is_exposed(storage);
+  });
   module.def("nothing_pending", &nothing_pending);
   module.def("touch", [](const at::Tensor& tensor) {
     if (session().mode != Mode::off && tensor.defined()) each_storage(tensor, touch);
   });
-  module.def("expose", [](const at::Tensor& tensor) {
-    if (session().mode == Mode::off || !tensor.defined()) return;
-    each_storage(tensor, [](StorageImpl* storage) {
-      touch(storage);
-      session().exposed.insert_or_assign(storage, weak(storage));
-    });
-  });
+  module.def("expose", &expose);
+  module.def("concealed", &concealed);
   module.def("identity", [](const at::Tensor& tensor) { return reinterpret_cast<uintptr_t>(storage_of(tensor)); });
   module.def("release_all", &release_all);
   module.def("number_tensor", [](py::object number, at::ScalarType dtype) {
@@ -367,7 +325,6 @@ PYBIND11_MODULE(live, module) {
     return number_tensor(type, c10::scalarTypeToTypeMeta(dtype));
   });
   module.def("divergence", [] { return session().divergence; });
-  module.def("waited_for", [] { return session().waited_for; });
   module.def("without_key", [](DispatchKeySet keys) { return keys.remove(KEY); });
   module.def("set_key", [](bool on) {
     const bool was = c10::impl::tls_is_dispatch_key_included(KEY);

@@ -292,12 +292,7 @@ inline void replay(Match& match, Node& node, const OperatorHandle& op, DispatchK
   if (at_once) each_storage(given, [&](StorageImpl* storage) { at_once &= !is_awaited(storage); });
   const bool held_up = !at_once && is_held_up(pass, node, match);
   const bool waits_for_all = !at_once && (node.kind == Kind::synchronous || held_up);
-  if (waits_for_all) {
-    const auto why = full_name(*node.schema) +
-        (held_up ? " uses memory that Python can reach by address" : " has to run at once") +
-        (node.where.empty() ? "" : " (" + node.where + ")");
-    settle(why.c_str());
-  }
+  if (waits_for_all) settle();
   match.take();
   pass.path.push_back(&node);
   pass.ran.push_back(at_once || waits_for_all || node.kind == Kind::reshape);
@@ -321,7 +316,7 @@ inline void diverge(const char* difference, const OperatorHandle& op) {
   auto& now = session();
   now.divergence = full_name(op.schema()) + " (" + difference + ")";
   if (!now.current->children.empty()) now.divergence += " instead of " + full_name(*now.current->children[0]->schema);
-  settle();
+  settle(Why::divergence);
   auto& pass = *now.pass;
   pass.slot_of.clear();
   pass.values_of.assign(pass.bound.size(), {});

@@ -42,7 +42,7 @@ class Recording {
     for (int n = 0; n < node_->returns; n++) {
       only_views &= add_result((*stack)[stack->size() - node_->returns + n]);
     }
-    synchronous_ |= arguments_have_changed();
+    synchronous_ |= arguments_have_changed() || (!on_host_ && is_elsewhere());
     node_->kind = synchronous_        ? Kind::synchronous
         : known_.inplace_view         ? Kind::reshape
         : only_views && !writes_      ? Kind::view
@@ -194,6 +194,18 @@ class Recording {
       if (!before.storage) continue;
       if (storage_of(before.tensor) != before.storage) return true;
       if (!known_.inplace_view && before.tensor.sizes() != c10::IntArrayRef(before.sizes)) return true;
+    }
+    return false;
+  }
+
+  // Whether a tensor is not on the device of the session.
+  bool is_elsewhere() const {
+    const auto elsewhere = [](const Value* value) { return value && value->device.type() != session().device; };
+    for (const auto& argument : node_->arguments) {
+      if (argument.kind == Arg::tensor && elsewhere(argument.value)) return true;
+    }
+    for (const auto& output : node_->outputs) {
+      if (elsewhere(output.value)) return true;
     }
     return false;
   }

@@ -18,8 +18,17 @@ enum class Mode : uint8_t {
   replaying,  // an operation that is on the tape is deferred, and gives shadows
 };
 
+// Somebody has a pointer to the bytes of a storage.
+struct Exposure {
+  WeakStorage storage;
+  bool was_resizable;  // numpy forbids it
+  int arrays = 0;      // of numpy's, which are alive
+  bool for_good = false;
+};
+
 struct Session {
   Mode mode = Mode::off;
+  c10::DeviceType device = c10::kCPU;  // where kernels are deferred
   std::map<std::string, std::unique_ptr<Node>> trees;
   Node* current = nullptr;
   std::shared_ptr<Pass> pass;
@@ -28,10 +37,10 @@ struct Session {
   std::vector<WeakStorage> numbers_read_kept;    // ... and keeps their addresses from being used anew
   std::unordered_map<StorageImpl*, std::unique_ptr<Adopted>> adopted;
   int next_adopted = 0;
-  std::unordered_map<StorageImpl*, WeakStorage> exposed;  // somebody has a pointer to their bytes
+  std::unordered_map<StorageImpl*, Exposure> exposed;
   pybind11::object place;                        // gives the user's line
+  pybind11::object run_part;                     // runs what was issued by a plan, if there can be one
   std::string divergence;  // how the latest step left its tape
-  std::string waited_for;  // why it could not wait for a plan
 };
 
 inline Session& session() {
@@ -46,14 +55,14 @@ struct WithoutGil {
   }
 };
 
-// Whether memory of the user's may be read or written behind our back, by address.
+// Whether memory of the user's may be read or written behind our back, by address: it came from numpy,
+// it is shared with processes, or it was given to numpy, which forbids to resize it.
 inline bool is_exposed(StorageImpl* storage) {
   if (absent_of(storage)) return false;
-  auto& data = storage->_mutable_data_ptr_no_checks();
-  if (!storage->allocator() && data.get_deleter() != &drop_share && data.get()) return true;
-  const auto& exposed = session().exposed;
-  const auto found = exposed.find(storage);
-  return found != exposed.end() && !found->second.expired();
+  const auto& data = storage->_mutable_data_ptr_no_checks();
+  const bool foreign = !storage->allocator() || (storage->device().is_cpu() && !storage->resizable());
+  if (foreign && data.get_deleter() != &drop_share && data.get()) return true;
+  return session().exposed.count(storage) > 0;
 }
 
 // A deferred kernel will write this storage: nobody may read it before.

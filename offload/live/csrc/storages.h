@@ -11,8 +11,10 @@
 #include <ATen/SparseTensorImpl.h>
 #include <c10/core/StorageImpl.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dispatch.h"
@@ -60,7 +62,7 @@ struct Adopted {
   int id;
   WeakStorage user;
   at::Tensor home;      // all its bytes, as uint8; a plan moves it
-  bool copied = false;  // the user's storage shows a copy, because the home is on another device
+  bool copied = false;  // the user's storage shows a copy: the home is on another device, or may move
 };
 
 struct Absent {
@@ -161,6 +163,18 @@ inline void show(StorageImpl* storage, Adopted& adopted) {
   const at::Tensor there = adopted.copied ? adopted.home.to(device) : adopted.home;
   storage->set_data_ptr_noswap(borrowed(share(storage_of(there)), there.mutable_data_ptr(), device));
   unbar(storage);
+}
+
+// What an adopted storage shows is memory of its own from now on.
+inline void copy_shown(StorageImpl* storage, Adopted& adopted) {
+  if (absent_of(storage)) show(storage, adopted);
+  if (std::exchange(adopted.copied, true)) return;
+  WithoutKey off;
+  const auto own = as_bytes(share(storage)).clone();
+  auto* real = storage_of(own);
+  storage->set_data_ptr_noswap(borrowed(share(real), address_of(real), storage->device()));
+  storage->set_allocator(real->allocator());
+  storage->set_resizable(true);
 }
 
 // A shadow gets its bytes.

@@ -109,6 +109,7 @@ struct Node {
   std::vector<std::unique_ptr<Node>> children;
   Node* parent = nullptr;
   int slots = 0, value_count = 0;             // up to here on its tape
+  bool cut = false;                           // once a value was needed after it
   std::unique_ptr<LastUses> last_uses;        // of the tape that ends here
 
   Node() = default;
@@ -129,7 +130,9 @@ struct Pass {
   std::vector<char> on_host;                   // by slot: a single number on the CPU, never deferred
   // While it is executed:
   size_t done = 0;
+  bool as_issued = false;  // a part of it ran without a plan, so the rest does, too
   bool failed = false;
+  std::vector<std::unique_ptr<Adopted>> crossed;  // by slot: made before a cut, used after it
   std::vector<Storage> real;
   std::vector<at::Tensor> tensors;  // by value
 
@@ -147,8 +150,9 @@ struct Pass {
     on_host.clear();
     real.clear();
     tensors.clear();
+    crossed.clear();
     done = 0;
-    failed = false;
+    as_issued = failed = false;
   }
 };
 
@@ -161,6 +165,10 @@ inline std::shared_ptr<Pass> new_pass() {
             used->clear();
             over.emplace_back(used);
           }};
+}
+
+inline Adopted* crossed_at(const Pass& pass, int slot) {
+  return static_cast<size_t>(slot) < pass.crossed.size() ? pass.crossed[slot].get() : nullptr;
 }
 
 inline at::Tensor tensor_of(const Value& value, Storage storage) {

@@ -1,0 +1,146 @@
+// What Python sees of a tape, to make a graph of it.
+
+#pragma once
+
+#include "binding.h"
+#include "executing.h"
+
+namespace live {
+
+struct NumberAt {  // a number among the arguments of a call
+  size_t index;
+  py::object recorded;
+  std::optional<at::ScalarType> dtype;  // of the tensor that torch made of it
+};
+
+inline py::object argument_to_python(const Node& node, const Argument*& next, size_t& number) {
+  const auto& argument = *next++;
+  switch (argument.kind) {
+    case Arg::tensor: return py::cast(argument.value, py::return_value_policy::reference);
+    case Arg::undefined:
+    case Arg::none: return py::none();
+    case Arg::boolean: return py::bool_(argument.integer != 0);
+    case Arg::integer: return py::int_(argument.integer);
+    case Arg::count:
+    case Arg::real:
+    case Arg::number: {
+      NumberAt at{number, to_python(node.numbers[number - node.first_number]), std::nullopt};
+      if (argument.kind == Arg::number) at.dtype = argument.value->dtype.toScalarType();
+      number++;
+      return py::cast(std::move(at));
+    }
+    case Arg::reals: {
+      py::list list;
+      for (int n = 0; n < argument.count; n++, number++) {
+        list.append(NumberAt{number, to_python(node.numbers[number - node.first_number]), std::nullopt});
+      }
+      return list;
+    }
+    case Arg::tensors: {
+      py::list list;
+      for (int n = 0; n < argument.count; n++) list.append(argument_to_python(node, next, number));
+      return list;
+    }
+    case Arg::integers:
+    case Arg::constant: return to_python(node.constants[argument.constant]);
+    default: TORCH_CHECK(false, "live: an opaque tensor has no place in a plan");
+  }
+}
+
+inline py::list arguments_to_python(const Node& node) {
+  py::list list;
+  size_t number = node.first_number;
+  const Argument* end = node.arguments.data() + node.arguments.size();
+  for (const Argument* next = node.arguments.data(); next < end;) {
+    list.append(argument_to_python(node, next, number));
+  }
+  return list;
+}
+
+// The values that a call makes in new memory, by the position of its results; None for all others.
+inline py::list made_by(const Node& node) {
+  py::list list;
+  for (const auto& output : node.outputs) {
+    if (output.kind == Out::list) continue;
+    if (output.kind == Out::fresh) list.append(py::cast(output.value, py::return_value_policy::reference));
+    else list.append(py::none());
+  }
+  return list;
+}
+
+inline py::list slots_written(const Node& node) {
+  py::list list;
+  for (const auto& argument : node.arguments) {
+    if (argument.written && argument.kind == Arg::tensor) list.append(argument.value->slot);
+  }
+  return list;
+}
+
+// A part of what the step was given from outside.
+inline at::Tensor given_bytes(const Pass& pass, int slot, int64_t start, int64_t nbytes) {
+  return as_bytes(given_storage(pass, slot)).narrow(0, start, nbytes);
+}
+
+inline constexpr int GIVEN = -1;  // from outside, and not adopted
+inline constexpr int MADE = -2;   // by the step
+
+// By slot: the number of its adopted storage, or one of the above.
+inline int origin_of(const Storage& storage) {
+  if (!storage) return MADE;
+  if (const auto* absent = absent_of(storage.get()); absent && absent->adopted) return absent->adopted->id;
+  const auto& adopted = session().adopted;
+  const auto known = adopted.find(storage.get());
+  return known == adopted.end() ? GIVEN : known->second->id;
+}
+
+inline std::vector<int> origins(const Pass& pass) {
+  std::vector<int> found;
+  found.reserve(pass.outside.size());
+  for (size_t slot = 0; slot < pass.outside.size(); slot++) {
+    const auto* crossed = crossed_at(pass, static_cast<int>(slot));
+    found.push_back(crossed ? crossed->id : origin_of(pass.outside[slot]));
+  }
+  return found;
+}
+
+// What must be the same for a plan to serve another pass of the same tape: which storages it was given,
+// and which operations ran at once.
+inline py::bytes kind_of(const Pass& pass) {
+  const auto found = origins(pass);
+  std::string kind(reinterpret_cast<const char*>(found.data()), found.size() * sizeof(int));
+  kind.append(pass.ran.data(), pass.ran.size());
+  return kind;
+}
+
+// The slots that operations since the last cut use, or only those that they write: deferred ones, or
+// those that ran at once.
+inline std::vector<int> slots_of(const Pass& pass, bool deferred, bool written) {
+  std::set<int> slots;
+  for (size_t n = pass.done; n < pass.path.size(); n++) {
+    const auto& node = *pass.path[n];
+    if (deferred ? pass.ran[n] || node.kind != Kind::deferred : !pass.ran[n]) continue;
+    for (const auto& argument : node.arguments) {
+      if (argument.kind == Arg::tensor && (argument.written || !written)) slots.insert(argument.value->slot);
+    }
+  }
+  return {slots.begin(), slots.end()};
+}
+
+// Slots of the step's own that somebody still holds.
+inline std::vector<int> held_slots(const Pass& pass) {
+  std::vector<int> held;
+  for (size_t slot = 0; slot < pass.bound.size(); slot++) {
+    if (!pass.outside[slot] && !pass.bound[slot].expired()) held.push_back(static_cast<int>(slot));
+  }
+  return held;
+}
+
+inline int slot_of_tensor(const Pass& pass, const at::Tensor& tensor) {
+  auto* storage = storage_of(tensor);
+  for (size_t slot = 0; slot < pass.bound.size(); slot++) {
+    if (pass.bound[slot]._unsafe_get_target() == storage) return static_cast<int>(slot);
+  }
+  return -1;
+}
+
+}  // namespace live
