@@ -18,6 +18,7 @@ from offload.graph.builder import GraphBuilder
 from offload.graph.costs import Costs
 from offload.graph.memgraph import MemGraph
 from offload.graph.taskgraph import Buffer, Role, Task, TaskGraph
+from offload.live.within import within
 from offload.lowering.passes import beside, in_turn, lower
 from offload.measuring.calibration import calibrate
 from offload.planning.simulator import Simulation, simulate
@@ -69,4 +70,5 @@ __all__ = [
     "prefill",
     "simulate",
     "verify",
+    "within",
 ]

@@ -68,20 +68,21 @@ class PlannedTapes:
 
     @property
     def plan(self) -> Plan | None:
-        """The one that says where weights are at home."""
+        """That of the largest part."""
         return self._plans.plan
 
-    def run(self, tape: Any, held: Collection[int], *, at_cut: bool) -> None:
-        """Run the kernels of a pass since its last cut. What is held gets its bytes: at a cut when
-        somebody looks, else at once. Raises `CaptureError`, before anything runs, if they have no
-        place in a plan."""
+    def run(self, tape: Any, held: Collection[int], at_home: Collection[int]) -> None:
+        """Run the kernels of a pass since its last cut. What is held gets its bytes at once, or, if
+        it is kept `at_home`, when somebody looks. Raises `CaptureError`, before anything runs, if
+        they have no place in a plan."""
         key = tape.begin, tape.leaf
         part = self._planned.get(key)
         if part is None or not part.serves(tape, held):
-            part = self._planned[key] = self._make(key, tape, held, part, at_cut=at_cut)
+            part = self._planned[key] = self._make(key, tape, held, part, at_home)
         live = part.live
         live.numbers.take(tape)
         tape.hide_shown()
+        self._core.vacate({own for own, _ in part.crossing.values()})
         batch = [tape.given_bytes(one.slot, one.start, one.nbytes) for one in live.inputs]
         try:
             made = self._plans.run(key, batch)
@@ -99,8 +100,7 @@ class PlannedTapes:
         tape: Any,
         held: Collection[int],
         old: PlannedPart | None,
-        *,
-        at_cut: bool,
+        at_home: Collection[int],
     ) -> PlannedPart:
         """`old`: what was planned before serves no longer."""
         kept, varying = frozenset(held), frozenset(tape.varied)
@@ -110,7 +110,7 @@ class PlannedTapes:
         weights = self._weights.of(tape)
         reader = TapeReader(self._core, tape, varying, self._device)
         crossing = dict(old.crossing) if old is not None else {}
-        for slot in (kept & reader.written) - {*weights, *crossing} if at_cut else ():
+        for slot in kept & reader.written & {*at_home} - {*weights, *crossing}:
             crossing[slot] = self._weights.cross(reader.nbytes[slot])
         weights |= {slot: weight for slot, (_, weight) in crossing.items()}
         given = [n for n, origin in enumerate(tape.origins) if origin == self._core.GIVEN]
@@ -133,17 +133,20 @@ class RunnerPlans:
         self._graphs: dict[Hashable, TaskGraph] = {}
         self._needs: dict[Hashable, tuple[int, int]] = {}
         """Of each graph: the bytes it has at once, and the reserve beside them."""
-        self._added: set[Hashable] = set()
         self._runner: Runner | None = None
         self._homes: set[str] = set()
         self._planned_with: Budget = None
-        self.plan: Plan | None = None
+        self._plans: dict[Hashable, Plan] = {}
+
+    @property
+    def plan(self) -> Plan | None:
+        """That of the largest graph."""
+        return max(self._plans.values(), key=lambda plan: len(plan.graph.tasks), default=None)
 
     def add(self, key: Hashable, graph: TaskGraph) -> None:
         self._graphs[key], self._needs[key] = graph, (fullest(graph), reserve_of(graph))
-        if self._runner is not None and key in self._added:
+        if self._runner is not None and self._plans.pop(key, None) is not None:
             self._runner.forget(key)
-        self._added.discard(key)
 
     def run(self, key: Hashable, batch: Collection[torch.Tensor]) -> tuple[Any, ...]:
         graph = self._graphs[key]
@@ -154,20 +157,21 @@ class RunnerPlans:
         if self._runner is None or not homes <= self._homes or budget != self._planned_with:
             self._start_with(key, graph, budget)
             self._homes |= homes
-        elif key not in self._added:
-            self._runner.add(key, graph)
-            self._added.add(key)
+        elif key not in self._plans:
+            added = self._runner.add(key, graph)
+            assert isinstance(added, Plan)
+            self._plans[key] = added
         assert self._runner is not None
         return self._runner.run(key, *batch)
 
     def _start_with(self, key: Hashable, graph: TaskGraph, budget: Budget) -> None:
         """Every other graph is planned again when it runs."""
-        self.plan, self._planned_with = plan(graph, budget, self._costs), budget
+        found = plan(graph, budget, self._costs)
         if self._runner is None:
-            self._runner = Runner(self.plan, key=key)
+            self._runner = Runner(found, key=key)
         else:
-            self._runner.move_to(self.plan, key)
-        self._added = {key}
+            self._runner.move_to(found, key)
+        self._plans, self._planned_with = {key: found}, budget
 
     def _bytes_of_budget(self) -> Budget:
         """A share is one of what the largest part needs if nothing ever leaves the device."""

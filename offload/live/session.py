@@ -35,8 +35,7 @@ class LiveSession:
     def __init__(
         self,
         module: torch.nn.Module,
-        optimizer: torch.optim.Optimizer | None = None,
-        *,
+        *optimizers: torch.optim.Optimizer,
         budget: Budget = None,
         device: torch.device | str = "cpu",
         costs: Costs | None = None,
@@ -46,13 +45,15 @@ class LiveSession:
         self._core = load_core()
         self._parameters = tuple(module.parameters())
         self._device = torch.device(device)
-        weights = LiveWeights(self._core, module, optimizer, self._device)
+        weights = LiveWeights(self._core, module, optimizers, self._device)
         self._tapes = PlannedTapes(self._core, weights, budget, self._device, costs)
         self._open = ExitStack()
         self._unplanned: set[tuple[int, int]] = set()
         self._clean: ThreadPoolExecutor | None = None
         """A thread without any mode of the user's: parts run in the middle of their code."""
         self._told: set[str] = set()
+        self.name = ""
+        """What the latest step is called."""
         self.planned_steps = 0
         """How many steps ran by a plan."""
 
@@ -90,28 +91,53 @@ class LiveSession:
     @contextmanager
     def step(self, name: str = "step") -> Iterator[None]:
         """One step. Steps of another name have tapes of their own."""
-        self._core.begin(name)
+        self.begin(name)
         try:
             yield
         except BaseException:
-            self._end(by_plan=False)  # what came before the error has happened, as in eager
+            self.end_as_issued()  # what came before the error has happened, as in eager
             raise
-        self._end(by_plan=True)
+        self.end()
 
-    def _end(self, *, by_plan: bool) -> None:
+    def begin(self, name: str = "step") -> None:
+        """Begin a step, which `end` or `end_as_issued` ends."""
+        self._core.begin(name)
+        self.name = name
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether autograd calls this, as a checkpoint's second forward pass is called."""
+        return self._core.is_backward()
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether the step that runs has gone backward."""
+        return self._core.current().has_backward
+
+    def end(self, *, keep_gradients: bool = False) -> None:
+        """End a step. Gradients are not kept after it if not asked for: they would cost their
+        bytes."""
         tape = self._core.end()
-        gradients: set[int] = set()
+        gradients, stay = self._gradients(tape), set[int]()
+        if keep_gradients:
+            gradients, stay = stay, gradients
         try:
-            if not (by_plan and tape.by_plan):
+            if not tape.by_plan:
                 tape.run_as_issued()
-                return
-            gradients = self._gradients(tape)
-            if not tape.waits or self._run(tape, {*tape.held} - gradients, at_cut=False):
+            elif not tape.waits or self._run(tape, {*tape.held} - gradients, stay):
                 self.planned_steps += 1
             else:
                 tape.run_as_issued()
         finally:
-            tape.over(gradients if tape.by_plan else set())
+            tape.over(gradients if tape.by_plan else set(), stay)
+
+    def end_as_issued(self) -> None:
+        """End a step that was interrupted: what was issued before has happened, as in eager."""
+        tape = self._core.end()
+        try:
+            tape.run_as_issued()
+        finally:
+            tape.over(set(), set())
 
     def _run_part(self, tape: Any) -> bool:
         """Run what was issued before a cut by a plan. False: it has none."""
@@ -120,18 +146,18 @@ class LiveSession:
 
         def run() -> bool:
             with torch.cuda.stream(stream):
-                return self._run(tape, {*tape.held}, at_cut=True)
+                return self._run(tape, {*tape.held}, {*tape.held})
 
         return self._clean.submit(run).result()
 
-    def _run(self, tape: Any, held: set[int], *, at_cut: bool) -> bool:
+    def _run(self, tape: Any, held: set[int], at_home: set[int]) -> bool:
         """Run what was issued since the last cut by a plan. False: it has none."""
         place = tape.begin, tape.leaf
         if place in self._unplanned:
             return False
         try:
             with self.unseen():
-                self._tapes.run(tape, held, at_cut=at_cut)
+                self._tapes.run(tape, held, at_home)
         except (CaptureError, BudgetTooSmall) as error:
             if self._tapes.plan is None and isinstance(error, BudgetTooSmall):
                 raise
@@ -141,8 +167,7 @@ class LiveSession:
         return True
 
     def _gradients(self, tape: Any) -> set[int]:
-        """The slots of gradients. They are not kept after a planned step: they would cost their
-        bytes."""
+        """The slots of gradients."""
         found = (parameter.grad for parameter in self._parameters)
         return {tape.slot_of(grad) for grad in found if grad is not None} - {-1}
 

@@ -4,7 +4,8 @@ the user's storage   --adopt-->   no bytes; shows those at home when somebody lo
 every alias of it                 follows by itself, for it is the same storage
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -21,15 +22,18 @@ class LiveWeights:
         self,
         core: Any,
         module: torch.nn.Module,
-        optimizer: torch.optim.Optimizer | None,
+        optimizers: Sequence[torch.optim.Optimizer],
         device: torch.device,
     ) -> None:
         self._core = core
         self._module = module
-        self._optimizer = optimizer
+        self._optimizers = optimizers
         self._device = device
         self._known: dict[int, Weight] = {}
-        self._crossing: set[int] = set()
+        self._places: set[int] = set()
+        """Those whose owner is another one in every step."""
+        self._written: dict[tuple[int, int], int] = {}
+        """By tape and slot."""
 
     def of(self, tape: Any) -> dict[int, Weight]:
         """Those of a tape, by slot. What is new is adopted: the module's storages, the optimizer's,
@@ -44,13 +48,13 @@ class LiveWeights:
                 continue
             if slot in at_once:
                 raise CaptureError("a tensor is written by kernels and, on the host, at once")
-            self._add(tape.adopt(slot), "tensor", Role.BUFFER)
+            self._adopt_written(tape, slot)
         return {slot: self._known[own] for slot, own in enumerate(tape.origins) if own >= 0}
 
     @property
     def all(self) -> Collection[Weight]:
         """Every one whose owner is alive, and all places for what crosses a cut."""
-        alive = {*self._core.adopted(), *self._crossing}
+        alive = {*self._core.adopted(), *self._places}
         self._known = {own: weight for own, weight in self._known.items() if own in alive}
         return self._known.values()
 
@@ -60,22 +64,32 @@ class LiveWeights:
         self._known[own] = Weight(f"{name}#{own}" if name in taken else name, role, home)
         return self._known[own]
 
+    def _adopt_written(self, tape: Any, slot: int) -> None:
+        """Such as a batch, which is another one in every step: it has the place of the last."""
+        place = self._written.get((tape.leaf, slot), -1)
+        is_free = place >= 0 and place not in self._core.adopted()
+        if is_free and tape.adopt_at(slot, place, self._known[place].home):
+            return
+        own, home = tape.adopt(slot)
+        self._add((own, home), "tensor", Role.BUFFER)
+        self._written[tape.leaf, slot] = own
+        self._places.add(own)
+
     def cross(self, nbytes: int) -> tuple[int, Weight]:
         """A place for what is made before a cut and used after it, and its number."""
         own, home = self._core.new_id(), torch.empty(nbytes, dtype=torch.uint8)
-        self._crossing.add(own)
+        self._places.add(own)
         return own, self._add((own, home), f"cut.{own}", Role.BUFFER)
 
     def _named(self) -> Iterator[tuple[torch.Tensor, str, Role]]:
-        """The tensors of the module and of the optimizer."""
+        """The tensors of the module and of the optimizers."""
         names: dict[torch.Tensor, str] = {}
         for name, parameter in self._module.named_parameters():
             names[parameter] = name
             yield parameter, name, Role.PARAMETER
         for name, buffer in self._module.named_buffers():
             yield buffer, name, Role.BUFFER
-        states: Mapping[Any, Any] = self._optimizer.state if self._optimizer else {}
-        for parameter, state in states.items():
+        for parameter, state in chain(*(each.state.items() for each in self._optimizers)):
             for key, value in state.items():
                 if isinstance(value, torch.Tensor):
                     yield value, f"{names.get(parameter, 'optimizer')}.{key}", Role.STATE

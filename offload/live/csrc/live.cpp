@@ -118,14 +118,16 @@ std::shared_ptr<Pass> end() {
   return pass;
 }
 
-// The step is over: what was made before a cut and is still held has memory of its own, and what is in
-// `dropped` has none.
-void over(Pass& pass, const std::set<int>& dropped) {
+// The step is over: what was made before a cut and is still held has memory of its own, but what is in
+// `dropped` has none, and what is in `stays` is adopted.
+void over(Pass& pass, const std::set<int>& dropped, const std::set<int>& stays) {
   for (size_t slot = 0; slot < pass.crossed.size(); slot++) {
     auto* crossed = pass.crossed[slot].get();
     const auto user = crossed ? crossed->user.lock() : nullptr;
     if (!user) continue;
-    if (dropped.count(static_cast<int>(slot))) {
+    if (stays.count(static_cast<int>(slot))) {
+      session().adopted[user.get()] = std::move(pass.crossed[slot]);
+    } else if (dropped.count(static_cast<int>(slot))) {
       user->set_data_ptr_noswap(c10::DataPtr(nullptr, new Absent{nullptr}, &drop_absent, user->device()));
       bar(user.get());
     } else {
@@ -137,6 +139,21 @@ void over(Pass& pass, const std::set<int>& dropped) {
   };
   if (!pass.crossed.empty()) shown().erase(std::remove_if(shown().begin(), shown().end(), is_over), shown().end());
   pass.crossed.clear();
+}
+
+// Whoever has bytes at one of these places, which are written next, gets memory of its own.
+void vacate(const std::set<int>& places) {
+  auto& all = session().adopted;
+  for (auto each = all.begin(); each != all.end();) {
+    auto& adopted = *each->second;
+    if (!places.count(adopted.id)) {
+      ++each;
+      continue;
+    }
+    if (const auto user = adopted.user.lock()) copy_shown(user.get(), adopted);
+    shown().erase(std::remove(shown().begin(), shown().end(), &adopted), shown().end());
+    each = all.erase(each);
+  }
 }
 
 // What was issued has run by a plan.
@@ -208,6 +225,17 @@ std::pair<int, at::Tensor> adopt_storage(Storage storage) {
   return {adopted->id, adopted->home};
 }
 
+// The same at a home that there is.
+bool adopt_at(Pass& pass, int slot, int id, const at::Tensor& home) {
+  const auto& storage = pass.outside[slot];
+  if (home.nbytes() != storage->nbytes()) return false;
+  if (is_barred(storage.get())) materialize(storage.get());
+  auto& adopted = session().adopted[storage.get()];
+  adopted = std::make_unique<Adopted>(Adopted{id, weak(storage.get()), home, true});
+  hide(storage.get(), *adopted);
+  return true;
+}
+
 // Every adopted storage has its bytes for good, and every tape is forgotten.
 void release_all() {
   auto& now = session();
@@ -274,6 +302,10 @@ PYBIND11_MODULE(live, module) {
       .def("cross", &cross)
       .def("ran_by_plan", &ran_by_plan)
       .def("over", &over)
+      .def("adopt_at", &adopt_at)
+      .def_property_readonly("has_backward", [](const Pass& p) {
+        return std::any_of(p.path.begin(), p.path.end(), [](const Node* node) { return node->backward; });
+      })
       .def("is_exposed", [](const Pass& p, int slot) { return is_exposed(p.outside[slot].get()); })
       .def("identity", [](const Pass& p, int slot) { return reinterpret_cast<uintptr_t>(p.outside[slot].get()); })
       .def("adopt", [](const Pass& p, int slot) { return adopt_storage(p.outside[slot]); })
@@ -290,6 +322,9 @@ PYBIND11_MODULE(live, module) {
   module.def("begin", &begin);
   module.def("end", &end);
   module.def("settle", [] { settle(); });
+  module.def("vacate", &vacate);
+  module.def("is_backward", [] { return static_cast<bool>(torch::autograd::get_current_node()); });
+  module.def("current", [] { return session().pass; });
   module.def("hide_shown", [] { hide_shown(nullptr); });
   module.def("adopted", [] {
     std::vector<int> alive;
