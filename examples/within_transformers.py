@@ -1,7 +1,4 @@
-"""A budget around the Trainer of transformers, by a callback.
-
-python examples/within_transformers.py FOLDER
-"""
+"""A budget around the Trainer of transformers, by a callback: within_transformers.py FOLDER."""
 
 import sys
 from typing import Any
@@ -21,16 +18,8 @@ class WithinBudget(TrainerCallback):
         self.within.__exit__(None, None, None)
 
 
-text = torch.arange(16).repeat(32, 1)
-data = [{"input_ids": row, "labels": row} for row in text]
-sizes: dict[str, Any] = {
-    "vocab_size": 32,
-    "n_positions": 16,
-    "n_embd": 64,
-    "n_layer": 2,
-    "n_head": 4,
-}
-model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
+data = [{"input_ids": row, "labels": row} for row in torch.arange(16).repeat(32, 1)]
+config = GPT2Config(vocab_size=32, n_embd=64, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0)
 how = TrainingArguments(
     sys.argv[1],
     per_device_train_batch_size=4,
@@ -40,6 +29,8 @@ how = TrainingArguments(
     save_strategy="epoch",
     report_to=[],
 )
-trainer = Trainer(model, how, train_dataset=data, eval_dataset=data[:8], callbacks=[WithinBudget()])
+trainer = Trainer(
+    GPT2LMHeadModel(config), how, train_dataset=data, eval_dataset=data, callbacks=[WithinBudget()]
+)
 trainer.train()
-print({k: v for k, v in trainer.evaluate().items() if k == "eval_loss"})
+print(trainer.evaluate())
