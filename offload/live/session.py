@@ -45,6 +45,7 @@ class LiveSession:
         self._core = load_core()
         self._parameters = tuple(module.parameters())
         self._device = torch.device(device)
+        self._plans_at_once = budget is not None
         weights = LiveWeights(self._core, module, optimizers, self._device)
         self._tapes = PlannedTapes(self._core, weights, budget, self._device, costs)
         self._open = ExitStack()
@@ -63,8 +64,9 @@ class LiveSession:
         return self._tapes.plan
 
     def __enter__(self) -> "LiveSession":
-        self._core.enable(True, self._device.type, _line, self._run_part)
-        self._open.callback(self._core.enable, False, self._device.type, None, None)
+        where = self._device.type
+        self._core.enable(True, where, self._plans_at_once, _line, self._run_part)
+        self._open.callback(self._core.enable, False, where, False, None, None)
         self._clean = self._open.enter_context(ThreadPoolExecutor(1, "live-part"))
         self._open.enter_context(watched(self._core))
         self._open.callback(self._core.release_all)
@@ -122,7 +124,7 @@ class LiveSession:
         if keep_gradients:
             gradients, stay = stay, gradients
         try:
-            if not tape.by_plan:
+            if not tape.by_plan or (tape.recorded and not self._plans_at_once):
                 tape.run_as_issued()
             elif not tape.waits or self._run(tape, {*tape.held} - gradients, stay):
                 self.planned_steps += 1

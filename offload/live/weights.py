@@ -39,7 +39,7 @@ class LiveWeights:
         """Those of a tape, by slot. What is new is adopted: the module's storages, the optimizer's,
         and whatever else the step writes."""
         for tensor, name, role in self._named():
-            if tensor.device.type == self._device.type and self._core.can_adopt(tensor):
+            if tensor.device.type == self._device.type and tape.can_adopt(tensor):
                 self._add(self._core.adopt(tensor), name, role)
         written, at_once = {*tape.written}, {*tape.used_at_once}
         origins = tape.origins

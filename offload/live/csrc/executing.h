@@ -213,14 +213,14 @@ inline bool waits(const Pass& pass) {
   return false;
 }
 
-// Run what was issued by a plan of its own. False: there is none. A value is needed here for the first
-// time, and may never be again, or it went another way before.
+// Run what was issued by a plan of its own. False: there is none. Without a budget a cut has none at first:
+// it may never come again.
 inline bool run_part(Session& now) {
   auto& pass = *now.pass;
   const bool is_new = !std::exchange(now.current->cut, true);
   if (pass.as_issued || pass.failed) return false;
   if (!waits(pass)) return true;
-  if (is_new) return false;
+  if (is_new && !now.plans_at_once) return false;
   pybind11::gil_scoped_acquire python;
   pass.failed = true;
   const bool ran = now.run_part(now.pass).cast<bool>();
@@ -228,16 +228,13 @@ inline bool run_part(Session& now) {
   return ran;
 }
 
-enum class Why : uint8_t { value, divergence };
-
 // Everything that was issued has run afterwards, and whatever is looked at can become real.
-inline void settle(Why why = Why::value) {
+inline void settle() {
   auto& now = session();
   struct Always {
     ~Always() { nothing_pending(); }
   } always;
-  if (!now.pass || now.mode != Mode::replaying) return;
-  if (why == Why::value && run_part(now)) return;
+  if (!now.pass || run_part(now)) return;
   WithoutGil let_go;
   execute(*now.pass);
 }
@@ -246,7 +243,7 @@ inline void touch(StorageImpl* storage) {
   if (!is_barred(storage)) return;
   // The bytes of an adopted storage that no deferred kernel writes are at home.
   auto* absent = absent_of(storage);
-  if (session().mode == Mode::replaying || !absent) settle();
+  if (session().pass || !absent) settle();
   materialize(storage);
 }
 

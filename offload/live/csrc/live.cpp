@@ -1,7 +1,7 @@
 // A step's Python runs on shadows, below autograd; its kernels run later, by a plan.
 //
-//   Python      an operation -> autograd -> here: as on the tape?   -> a shadow       matching.h
-//                                               another one?        -> runs, recorded  recording.h
+//   Python      an operation -> autograd -> here: as on the tape?   -> a shadow                matching.h
+//                                               another one?        -> recorded, a shadow      recording.h
 //   afterwards  a plan of the tape runs its kernels; or, in their order, executing.h
 //
 // Nothing is assumed: whatever differs from the tape is another tape, a number excepted, which the
@@ -59,7 +59,12 @@ void dispatch(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     const char* difference = "after the end of the tape";
     for (auto& child : now.current->children) {
       Match match(*now.pass, *child);
-      if (match.holds(op, stack)) return replay(match, *child, op, keys, stack);
+      if (match.holds(op, stack)) {
+        return issue(*child, match.met(), op, keys, stack, [&] {
+          match.take();
+          return child.get();
+        });
+      }
       difference = match.difference;
     }
     if (passes_by(op, keys, stack)) return;
@@ -102,6 +107,7 @@ void begin(const std::string& name) {
   now.pass = new_pass();
   now.divergence.clear();
   now.mode = tree->children.empty() ? Mode::recording : Mode::replaying;
+  now.pass->recorded = now.mode == Mode::recording;
 }
 
 // The pass, whose last part has not run yet if all of its operations were on the tape.
@@ -109,12 +115,7 @@ std::shared_ptr<Pass> end() {
   auto& now = session();
   auto pass = std::move(now.pass);
   now.pass.reset();
-  const bool recorded = now.mode == Mode::recording;
   now.mode = Mode::between;
-  if (recorded) {
-    pass->done = pass->path.size();
-    pass->as_issued = true;
-  }
   return pass;
 }
 
@@ -183,12 +184,13 @@ void hand_over(Pass& pass, int slot, const at::Tensor& bytes) {
   if (storage) give(storage.get(), share(storage_of(bytes)));
 }
 
-void enable(bool on, const std::string& device, py::object place, py::object run_part) {
+void enable(bool on, const std::string& device, bool plans_at_once, py::object place, py::object run_part) {
   auto& now = session();
   TORCH_CHECK(on == (now.mode == Mode::off), on ? "a live session is open already" : "no live session is open");
   c10::impl::tls_set_dispatch_key_included(KEY, on);
   now.mode = on ? Mode::between : Mode::off;
   now.device = c10::Device(device).type();
+  now.plans_at_once = plans_at_once;
   now.place = on ? std::move(place) : py::object();
   now.run_part = on ? std::move(run_part) : py::object();
 }
@@ -234,6 +236,15 @@ bool adopt_at(Pass& pass, int slot, int id, const at::Tensor& home) {
   adopted = std::make_unique<Adopted>(Adopted{id, weak(storage.get()), home, true});
   hide(storage.get(), *adopted);
   return true;
+}
+
+// Whether a tensor's storage has bytes of its own, which can go to a home.
+bool can_adopt(const Pass& pass, const at::Tensor& tensor) {
+  if (!is_strided(tensor) || is_tiny(tensor)) return false;
+  auto* storage = storage_of(tensor);
+  const auto is_its = [&](const auto& crossed) { return crossed && crossed->user._unsafe_get_target() == storage; };
+  return !absent_of(storage) && !session().adopted.count(storage) && !is_exposed(storage) &&
+      std::none_of(pass.crossed.begin(), pass.crossed.end(), is_its);
 }
 
 // Every adopted storage has its bytes for good, and every tape is forgotten.
@@ -295,6 +306,7 @@ PYBIND11_MODULE(live, module) {
       .def_property_readonly("origins", &origins)
       .def_property_readonly("kind", &kind_of)
       .def_readonly("begin", &Pass::done)
+      .def_readonly("recorded", &Pass::recorded)
       .def_property_readonly("by_plan", [](const Pass& p) { return !p.as_issued && !p.failed; })
       .def_property_readonly("waits", &waits)
       .def("hide_shown", [](Pass& p) { hide_shown(&p); })
@@ -303,6 +315,7 @@ PYBIND11_MODULE(live, module) {
       .def("ran_by_plan", &ran_by_plan)
       .def("over", &over)
       .def("adopt_at", &adopt_at)
+      .def("can_adopt", &can_adopt)
       .def_property_readonly("has_backward", [](const Pass& p) {
         return std::any_of(p.path.begin(), p.path.end(), [](const Node* node) { return node->backward; });
       })
@@ -340,10 +353,6 @@ PYBIND11_MODULE(live, module) {
   });
   module.def("new_id", [] { return session().next_adopted++; });
   module.def("adopt", [](const at::Tensor& tensor) { return adopt_storage(share(storage_of(tensor))); });
-  module.def("can_adopt", [](const at::Tensor& tensor) {
-    auto* storage = storage_of(tensor);
-    return is_strided(tensor) && !is_tiny(tensor) && !session().adopted.count(storage) && !is_exposed(storage);
-  });
   module.def("nothing_pending", &nothing_pending);
   module.def("touch", [](const at::Tensor& tensor) {
     if (session().mode != Mode::off && tensor.defined()) each_storage(tensor, touch);

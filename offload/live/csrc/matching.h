@@ -6,6 +6,8 @@
 
 namespace live {
 
+using Met = c10::SmallVector<std::pair<int, StorageImpl*>, 8>;
+
 class Match {
  public:
   Match(Pass& pass, const Node& node) : pass_(pass), node_(node) {}
@@ -42,7 +44,7 @@ class Match {
     }
   }
 
-  const auto& met() const { return met_; }
+  const Met& met() const { return met_; }
   const char* difference = "";
 
  private:
@@ -139,7 +141,7 @@ class Match {
 
   Pass& pass_;
   const Node& node_;
-  c10::SmallVector<std::pair<int, StorageImpl*>, 8> met_;  // storages that the step has not used before
+  Met met_;  // storages that the step has not used before
   c10::SmallVector<c10::Scalar, 8> numbers_;
 };
 
@@ -166,6 +168,7 @@ inline at::Tensor shadow_of(Pass& pass, const Node& node, const Output& output, 
   if (output.kind != Out::fresh) return at::Tensor();
   auto storage = make_shadow(output.value->nbytes, output.value->device);
   pass.bound[output.value->slot] = WeakStorage(storage);
+  if (session().mode == Mode::recording) pass.slot_of[storage.get()] = output.value->slot;
   return tensor_of(*output.value, std::move(storage));
 }
 
@@ -243,9 +246,9 @@ inline void forget_moved_bytes(Pass& pass, const Node& node) {
 }
 
 // The storage of a slot, which may be one that this call has met first.
-inline StorageImpl* storage_at(const Pass& pass, const Match& match, int slot) {
-  for (const auto& [met, storage] : match.met()) {
-    if (met == slot) return storage;
+inline StorageImpl* storage_at(const Pass& pass, const Met& met, int slot) {
+  for (const auto& [number, storage] : met) {
+    if (number == slot) return storage;
   }
   const bool known = static_cast<size_t>(slot) < pass.bound.size();
   return known ? pass.bound[slot]._unsafe_get_target() : nullptr;
@@ -253,12 +256,12 @@ inline StorageImpl* storage_at(const Pass& pass, const Match& match, int slot) {
 
 // Whether memory that Python can reach by address forbids to defer a kernel: one that writes it, and one
 // that reads it after it was changed. A kernel that reads it gets a copy of what is there now.
-inline bool is_held_up(Pass& pass, const Node& node, const Match& match) {
+inline bool is_held_up(Pass& pass, const Node& node, const Met& met) {
   if (node.kind != Kind::deferred) return false;
   for (const auto& argument : node.arguments) {
     if (argument.kind != Arg::tensor) continue;
     const int slot = argument.value->slot;
-    auto* storage = storage_at(pass, match, slot);
+    auto* storage = storage_at(pass, met, slot);
     if (!storage || !is_exposed(storage)) continue;
     if (argument.written || !storage->device().is_cpu() || is_barred(storage)) return true;
     auto& copy = pass.copies[slot];
@@ -284,19 +287,20 @@ inline void await_its_turn(Pass& pass, const Node& node) {
   }
 }
 
-inline void replay(Match& match, Node& node, const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+// The node becomes the next of the pass, by `take`, and is deferred if it can be.
+template <class Take>
+void issue(const Node& node, const Met& met, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, Take&& take) {
   auto& now = session();
   auto& pass = *now.pass;
   const auto given = arguments_of(op, stack);
   bool at_once = node.on_host;
   if (at_once) each_storage(given, [&](StorageImpl* storage) { at_once &= !is_awaited(storage); });
-  const bool held_up = !at_once && is_held_up(pass, node, match);
+  const bool held_up = !at_once && is_held_up(pass, node, met);
   const bool waits_for_all = !at_once && (node.kind == Kind::synchronous || held_up);
   if (waits_for_all) settle();
-  match.take();
-  pass.path.push_back(&node);
+  now.current = take();
+  pass.path.push_back(now.current);
   pass.ran.push_back(at_once || waits_for_all || node.kind == Kind::reshape);
-  now.current = &node;
   if (at_once) {
     run_on_the_users_side(node, op, keys, stack);
   } else if (waits_for_all) {
@@ -311,19 +315,17 @@ inline void replay(Match& match, Node& node, const OperatorHandle& op, DispatchK
   }
 }
 
-// The step does something else than the tape: what was issued runs, and the rest is recorded.
+// The step does something else than the tape: the rest is recorded.
 inline void diverge(const char* difference, const OperatorHandle& op) {
   auto& now = session();
   now.divergence = full_name(op.schema()) + " (" + difference + ")";
   if (!now.current->children.empty()) now.divergence += " instead of " + full_name(*now.current->children[0]->schema);
-  settle(Why::divergence);
   auto& pass = *now.pass;
   pass.slot_of.clear();
   pass.values_of.assign(pass.bound.size(), {});
   pass.on_host.assign(pass.bound.size(), 0);
   for (size_t slot = 0; slot < pass.bound.size(); slot++) {
     auto* storage = pass.bound[slot]._unsafe_get_target();
-    if (const auto alive = pass.bound[slot].lock(); alive && is_barred(alive.get())) materialize(alive.get());
     if (storage) pass.slot_of[storage] = static_cast<int>(slot);
   }
   for (const Node* node : pass.path) {
@@ -332,8 +334,7 @@ inline void diverge(const char* difference, const OperatorHandle& op) {
   for (const auto& outside : pass.outside) {
     if (outside && outside->nbytes() <= 16 && outside->device().is_cpu()) pass.on_host[pass.slot_of[outside.get()]] = 1;
   }
-  pass.real.clear();
-  pass.tensors.clear();
+  pass.recorded = true;
   now.mode = Mode::recording;
 }
 

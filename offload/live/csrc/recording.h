@@ -1,4 +1,4 @@
-// Runs an operation at once, as without us, and puts it onto the tape.
+// Puts an operation onto the tape. It is deferred as one that was on it is, unless it cannot wait.
 
 #pragma once
 
@@ -8,7 +8,8 @@
 #include <torch/csrc/autograd/function.h>
 #endif
 
-#include "executing.h"
+#include "matching.h"
+#include "stand_ins.h"
 
 namespace live {
 
@@ -32,17 +33,106 @@ class Recording {
     on_host_ = !known_.random;
   }
 
-  std::unique_ptr<Node> run(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-    const auto given = arguments_of(op, stack).vec();
+  // What the operation makes, found on stand-ins. False: it can only be found by running it.
+  bool try_stand_ins(const OperatorHandle& op, DispatchKeySet keys, const Stack* stack) {
+    const auto given = arguments_of(op, stack);
     for (size_t n = 0; n < given.size(); n++) add(given[n], schema_.arguments()[n]);
+    slots_given_ = pass_.bound.size();
     if (schema_.name() == "aten::index") check_masks();
-    run_now(op, keys, stack);
+    if (synchronous_) return false;
+    WithoutKey off;
+    StandIns stand_ins;
+    Stack made = replaced(given, stand_ins);
+    try {
+      const WithoutDraws kept(known_.random);
+      op.redispatchBoxed(below(keys), &made);
+    } catch (const std::exception&) {
+      return false;  // it raises with the real tensors, too, or it asks for their values
+    }
+    stand_ins_ = &stand_ins;
+    const bool only_views = add_results(made);
+    stand_ins_ = nullptr;
+    if (synchronous_ || arguments_have_changed()) return false;
+    settle_kind(only_views);
+    return true;
+  }
+
+  // The same for an operation that has run at once.
+  void take_results(const Stack& stack) {
+    forget_results();
+    synchronous_ = true;
+    settle_kind(add_results(stack));
+    for (const auto& output : node_->outputs) {
+      if (output.kind == Out::fresh) pass_.outside[output.value->slot] = pass_.bound[output.value->slot].lock();
+    }
+  }
+
+  std::unique_ptr<Node> take() {
+    pass_.numbers.insert(pass_.numbers.end(), node_->numbers.begin(), node_->numbers.end());
+    return std::move(own_);
+  }
+
+  Node& node() { return *node_; }
+
+  // Whether it is given single numbers of the host only.
+  bool is_on_host() const { return on_host_ && !writes_; }
+
+ private:
+  Stack replaced(at::ArrayRef<IValue> given, StandIns& stand_ins) {
+    const auto each = [&](auto&& visit) {
+      for (auto& tensor : tensors_) {
+        if (tensor.storage) visit(tensor);
+      }
+    };
+    each([&](Given& one) { stand_ins.see(one.tensor); });
+    each([&](Given& one) { one.tensor = stand_ins.make(one.tensor); });
+    each([&](Given& one) { one.storage = storage_of(one.tensor); });
+    Stack stack;
+    size_t next = 0;
+    const auto stand_in = [&] { return tensors_[next++].tensor; };
+    for (const auto& value : given) {
+      const auto& argument = node_->arguments[next];
+      if (argument.kind == Arg::tensors) {
+        next++;
+        c10::List<std::optional<at::Tensor>> some;
+        c10::List<at::Tensor> all;
+        for (int n = 0; n < argument.count; n++) {
+          const bool hole = node_->arguments[next].kind == Arg::none;
+          auto tensor = stand_in();
+          if (argument.integer) some.push_back(hole ? std::nullopt : std::optional(tensor));
+          else all.push_back(tensor);
+        }
+        stack.push_back(argument.integer ? IValue(std::move(some)) : IValue(std::move(all)));
+      } else if (value.isTensor()) {
+        stack.emplace_back(stand_in());
+      } else {
+        stack.push_back(value);
+        next++;
+      }
+    }
+    return stack;
+  }
+
+  bool add_results(const Stack& stack) {
     node_->returns = static_cast<int>(schema_.returns().size());
     bool only_views = node_->returns > 0;
-    for (int n = 0; n < node_->returns; n++) {
-      only_views &= add_result((*stack)[stack->size() - node_->returns + n]);
-    }
-    synchronous_ |= arguments_have_changed() || (!on_host_ && is_elsewhere());
+    for (int n = 0; n < node_->returns; n++) only_views &= add_result(stack[stack.size() - node_->returns + n]);
+    return only_views;
+  }
+
+  // The slots of results that were none after all.
+  void forget_results() {
+    node_->outputs.clear();
+    const auto is_result = [&](const auto& value) { return static_cast<size_t>(value->slot) >= slots_given_; };
+    node_->values.erase(std::remove_if(node_->values.begin(), node_->values.end(), is_result), node_->values.end());
+    pass_.bound.resize(slots_given_, WeakStorage(Storage()));
+    pass_.outside.resize(slots_given_);
+    pass_.values_of.resize(slots_given_);
+    pass_.on_host.resize(slots_given_);
+  }
+
+  void settle_kind(bool only_views) {
+    synchronous_ |= !on_host_ && is_elsewhere();
     node_->kind = synchronous_        ? Kind::synchronous
         : known_.inplace_view         ? Kind::reshape
         : only_views && !writes_      ? Kind::view
@@ -50,36 +140,46 @@ class Recording {
     const bool computes = node_->kind == Kind::deferred || (node_->kind == Kind::synchronous && !writes_);
     node_->on_host = (on_host_ && computes) || fills_by_pointer();
     for (const auto& output : node_->outputs) {
-      if (output.kind != Out::fresh) continue;
-      const int slot = output.value->slot;
-      pass_.on_host[slot] = node_->on_host;
-      if (synchronous_) pass_.outside[slot] = pass_.bound[slot].lock();
+      if (output.kind == Out::fresh) pass_.on_host[output.value->slot] = node_->on_host;
     }
     node_->slots = static_cast<int>(pass_.bound.size());
-    pass_.numbers.insert(pass_.numbers.end(), node_->numbers.begin(), node_->numbers.end());
-    return std::move(own_);
   }
 
- private:
   Value* value_of(const at::Tensor& tensor, bool& fresh) {
     auto* storage = storage_of(tensor);
+    int64_t offset = tensor.storage_offset();
+    int slot = static_cast<int>(pass_.bound.size());
+    const auto [original, begin] = stand_ins_ ? stand_ins_->original(tensor) : std::pair(storage, int64_t(0));
+    if (original) {
+      slot = pass_.slot_of.try_emplace(original, slot).first->second;
+      offset += begin / static_cast<int64_t>(tensor.dtype().itemsize());
+    } else if (const auto made = new_.find(storage); made != new_.end()) {
+      slot = made->second;
+    } else {
+      new_[storage] = slot;
+    }
+    return value_at(slot, tensor, offset, fresh);
+  }
+
+  Value* value_at(int slot, const at::Tensor& tensor, int64_t offset, bool& fresh) {
+    auto* storage = storage_of(tensor);
     const auto* impl = tensor.unsafeGetTensorImpl();
-    auto [found, added] = pass_.slot_of.try_emplace(storage, static_cast<int>(pass_.bound.size()));
-    fresh = added;
-    if (added) {
-      pass_.bound.emplace_back(weak(storage));
+    fresh = static_cast<size_t>(slot) == pass_.bound.size();
+    if (fresh) {
+      pass_.bound.emplace_back(stand_ins_ ? WeakStorage(Storage()) : weak(storage));
       pass_.outside.emplace_back();
       pass_.values_of.emplace_back();
       pass_.on_host.push_back(0);
     }
-    const int slot = found->second;
+    const bool is_number = impl->is_wrapped_number();
     for (Value* value : pass_.values_of[slot]) {
-      if (value->fits(impl) && value->is_number == impl->is_wrapped_number()) return value;
+      if (value->fits(impl, offset) && value->is_number == is_number) return value;
     }
+    const auto& known = pass_.values_of[slot];
     auto value = std::make_unique<Value>(Value{
         slot, node_->value_count++, c10::DimVector(impl->sizes().begin(), impl->sizes().end()),
-        c10::DimVector(impl->strides().begin(), impl->strides().end()), impl->storage_offset(), impl->dtype(),
-        impl->key_set(), impl->is_wrapped_number(), storage->nbytes(), tensor.device()});
+        c10::DimVector(impl->strides().begin(), impl->strides().end()), offset, impl->dtype(), impl->key_set(),
+        is_number, known.empty() ? storage->nbytes() : known.front()->nbytes, tensor.device()});
     pass_.values_of[slot].push_back(value.get());
     node_->values.push_back(std::move(value));
     return node_->values.back().get();
@@ -270,23 +370,42 @@ class Recording {
   const c10::FunctionSchema& schema_;
   std::unique_ptr<Node> own_;
   Node* node_;
-  std::vector<Given> tensors_;  // by flat argument
+  std::vector<Given> tensors_;  // by flat argument; stand-ins, once the operation has run on them
+  const StandIns* stand_ins_ = nullptr;                 // whose results are taken
+  std::unordered_map<StorageImpl*, int> new_;           // the slots of its new storages
+  size_t slots_given_ = 0;                              // after the arguments
   bool synchronous_ = false, on_host_ = true, writes_ = false;
 };
 
 inline void record(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   auto& now = session();
-  each_storage(arguments_of(op, stack), touch);
-  auto node = Recording(*now.pass, now.current, op, keys).run(op, keys, stack);
+  auto& pass = *now.pass;
+  Recording recording(pass, now.current, op, keys);
+  const bool can_wait = recording.try_stand_ins(op, keys, stack);
   if (now.place) {
     pybind11::gil_scoped_acquire python;
-    node->where = now.place().cast<std::string>();
+    recording.node().where = now.place().cast<std::string>();
   }
-  Node* added = node.get();
-  now.pass->path.push_back(added);
-  now.pass->ran.push_back(1);
-  now.current->children.push_back(std::move(node));
-  now.current = added;
+  const auto append = [&] {
+    auto node = recording.take();
+    auto* added = node.get();
+    now.current->children.push_back(std::move(node));
+    return added;
+  };
+  if (can_wait) {
+    issue(recording.node(), {}, op, keys, stack, append);
+    return;
+  }
+  const auto given = arguments_of(op, stack);
+  bool is_awaited_by_none = recording.is_on_host();
+  each_storage(given, [&](StorageImpl* storage) { is_awaited_by_none &= !is_awaited(storage); });
+  if (!is_awaited_by_none) settle();
+  each_storage(given, touch);
+  run_now(op, keys, stack);
+  recording.take_results(*stack);
+  now.current = append();
+  pass.path.push_back(now.current);
+  pass.ran.push_back(1);
 }
 
 }  // namespace live

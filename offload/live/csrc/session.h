@@ -14,8 +14,8 @@ namespace live {
 enum class Mode : uint8_t {
   off,
   between,    // no step: an operation runs at once, and whatever it reads becomes real first
-  recording,  // an operation runs at once, and goes onto the tape
-  replaying,  // an operation that is on the tape is deferred, and gives shadows
+  recording,  // an operation goes onto the tape; it is deferred, and gives shadows
+  replaying,  // it is on the tape already
 };
 
 // Somebody has a pointer to the bytes of a storage.
@@ -29,6 +29,7 @@ struct Exposure {
 struct Session {
   Mode mode = Mode::off;
   c10::DeviceType device = c10::kCPU;  // where kernels are deferred
+  bool plans_at_once = false;          // what runs for the first time, too
   std::map<std::string, std::unique_ptr<Node>> trees;
   Node* current = nullptr;
   std::shared_ptr<Pass> pass;

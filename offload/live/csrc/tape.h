@@ -34,8 +34,9 @@ struct Value {
   size_t nbytes;   // of the storage
   c10::Device device;
 
-  bool fits(const c10::TensorImpl* tensor) const {
-    return tensor->key_set() == keys && tensor->dtype() == dtype && tensor->storage_offset() == offset &&
+  bool fits(const c10::TensorImpl* tensor) const { return fits(tensor, tensor->storage_offset()); }
+  bool fits(const c10::TensorImpl* tensor, int64_t at) const {
+    return tensor->key_set() == keys && tensor->dtype() == dtype && at == offset &&
         tensor->sizes() == c10::IntArrayRef(sizes) && tensor->strides() == c10::IntArrayRef(strides);
   }
 };
@@ -125,6 +126,7 @@ struct Pass {
   std::unordered_map<int, Storage> copies;  // by slot: of memory that Python can write behind our back
   std::vector<c10::Scalar> numbers;
   std::vector<int> varied;  // the numbers that are not as recorded
+  bool recorded = false;    // its tape ends with operations that no pass had before
   // While it is recorded:
   std::vector<std::vector<Value*>> values_of;  // by slot
   std::vector<char> on_host;                   // by slot: a single number on the CPU, never deferred
@@ -152,7 +154,7 @@ struct Pass {
     tensors.clear();
     crossed.clear();
     done = 0;
-    as_issued = failed = false;
+    recorded = as_issued = failed = false;
   }
 };
 

@@ -1,0 +1,97 @@
+// An operation runs on stand-ins to find out what it makes: tensors of the same geometry, over the same
+// aliases, filled with ones and zeros. So a step is recorded without its bytes, and nothing of it has run.
+
+#pragma once
+
+#include <ATen/Context.h>
+
+#include "session.h"
+
+namespace live {
+
+class StandIns {
+ public:
+  // All tensors of a call, before the first of them is made.
+  void see(const at::Tensor& tensor) {
+    auto& seen = seen_[storage_of(tensor)];
+    const auto* impl = tensor.unsafeGetTensorImpl();
+    const int64_t size = tensor.dtype().itemsize();
+    int64_t begin = impl->storage_offset() * size, end = begin;
+    if (tensor.numel() > 0) {
+      end += size;
+      for (int64_t n = 0; n < tensor.dim(); n++) end += (tensor.size(n) - 1) * tensor.stride(n) * size;
+    }
+    seen.begin = seen.end ? std::min(seen.begin, begin) : begin;
+    seen.end = std::max(seen.end, end);
+  }
+
+  at::Tensor make(const at::Tensor& tensor) {
+    auto& found = made_[tensor.unsafeGetTensorImpl()];
+    if (found.defined()) return found;
+    auto& seen = seen_[storage_of(tensor)];
+    if (!seen.storage) allocate(seen, tensor);
+    found = at::detail::make_tensor<c10::TensorImpl>(
+        c10::TensorImpl::VIEW, c10::Storage(seen.storage), tensor.key_set(), tensor.dtype());
+    const auto offset = tensor.storage_offset() - seen.begin / static_cast<int64_t>(tensor.dtype().itemsize());
+    found.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(), offset);
+    return found;
+  }
+
+  // The storage that a result's storage stands for, and where its first byte is; null if it is new.
+  std::pair<StorageImpl*, int64_t> original(const at::Tensor& result) const {
+    for (const auto& [storage, seen] : seen_) {
+      if (seen.storage.get() == storage_of(result)) return {storage, seen.begin};
+    }
+    return {nullptr, 0};
+  }
+
+ private:
+  struct Seen {
+    int64_t begin = 0, end = 0;  // the bytes that the call's tensors cover
+    Storage storage;
+  };
+
+  // A small part of a large storage, such as a row of a data set, is not made with all the rest.
+  static void allocate(Seen& seen, const at::Tensor& tensor) {
+    const auto whole = static_cast<int64_t>(storage_of(tensor)->nbytes());
+    seen.begin = seen.begin / 16 * 16;
+    if (whole < (1 << 20) || 2 * (seen.end - seen.begin) > whole) {
+      seen.begin = 0;
+      seen.end = whole;
+    }
+    const auto type = tensor.scalar_type();
+    const bool is_bool = type == at::kBool;
+    const int64_t size = tensor.dtype().itemsize(), count = (seen.end - seen.begin + size - 1) / size;
+    const auto filled = at::empty({count}, at::TensorOptions().dtype(type).device(tensor.device()));
+    filled.fill_(at::isFloatingType(type) || at::isComplexType(type) || is_bool ? 1 : 0);
+    seen.storage = share(storage_of(filled));
+  }
+
+  std::unordered_map<StorageImpl*, Seen> seen_;
+  std::unordered_map<c10::TensorImpl*, at::Tensor> made_;
+};
+
+// What is drawn for a stand-in is not drawn.
+class WithoutDraws {
+ public:
+  explicit WithoutDraws(bool random) {
+    if (!random) return;
+    keep(at::globalContext().defaultGenerator(c10::Device(c10::kCPU)));
+    if (session().device != c10::kCPU) {
+      keep(at::globalContext().defaultGenerator(c10::Device(session().device, -1)));
+    }
+  }
+  ~WithoutDraws() {
+    for (auto& [generator, state] : states_) generator.set_state(state);
+  }
+
+ private:
+  void keep(at::Generator generator) {
+    auto state = generator.get_state();
+    states_.emplace_back(std::move(generator), std::move(state));
+  }
+
+  std::vector<std::pair<at::Generator, at::Tensor>> states_;
+};
+
+}  // namespace live
