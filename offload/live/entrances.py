@@ -101,6 +101,9 @@ def _settled(core: Any, function: Callable[..., Any]) -> Callable[..., Any]:
 
     def settled(*args: Any, **kwargs: Any) -> Any:
         core.settle()
+        for given in (*args, *kwargs.values()):
+            if isinstance(given, torch.Tensor):
+                core.touch(given)
         return function(*args, **kwargs)
 
     return settled

@@ -37,6 +37,8 @@ class PlannedPart:
     varying: frozenset[int]
     crossing: Mapping[int, tuple[int, Weight]]
     """By slot: the number and the place of what the cut at its end is crossed by."""
+    unwritten: Mapping[int, int]
+    """By slot: the bytes of memory that is only allocated, and held."""
 
     def serves(self, tape: Any, held: Collection[int]) -> bool:
         """Whether it computes what this pass is to compute."""
@@ -92,6 +94,8 @@ class PlannedTapes:
             tape.hand_over(slot, tensor)
         for slot, (own, weight) in part.crossing.items():
             tape.cross(slot, own, weight.home)
+        for slot, nbytes in part.unwritten.items():
+            tape.give_memory(slot, torch.empty(nbytes, dtype=torch.uint8, device=self._device))
         tape.ran_by_plan()
 
     def _make(
@@ -116,7 +120,8 @@ class PlannedTapes:
         given = [n for n, origin in enumerate(tape.origins) if origin == self._core.GIVEN]
         live = graph_of(reader, given, weights, kept, self._weights.all)
         self._plans.add(key, _with_few_tasks(lower(measured(live.graph))))
-        return PlannedPart(live, tape.kind, kept, varying, crossing)
+        unwritten = {s: reader.nbytes[s] for s in (kept & reader.allocated) - reader.written}
+        return PlannedPart(live, tape.kind, kept, varying, crossing, unwritten)
 
     def close(self) -> None:
         """Give every tensor memory of its own again."""

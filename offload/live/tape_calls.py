@@ -52,6 +52,8 @@ class TapeReader:
         self._tensors: dict[Any, torch.Tensor] = {}
         self.nbytes: dict[int, int] = {}
         """By slot: the bytes of its storage."""
+        self.allocated: set[int] = set()
+        """Slots whose memory is made here."""
         self.touched: dict[int, tuple[int, int]] = {}
         """By slot: the first byte that the tape's tensors cover, and the end of the last."""
         nodes = list(zip(tape.nodes, tape.ran, strict=True))[tape.begin :]
@@ -65,6 +67,7 @@ class TapeReader:
         op = getattr(getattr(getattr(torch.ops, space), name), overload)
         made = tuple(None if value is None else self._value(value) for value in node.made)
         if allocates(name):
+            self.allocated.update(value.buffer for value in made if value is not None)
             return None
         if is_collective(op):
             raise CaptureError(f"{node.where}: {node.op}, which several processes do together")

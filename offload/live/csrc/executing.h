@@ -21,7 +21,7 @@ class ThreadState {
     if (!latest_ || latest_->included_ != node.dispatch.included_ || latest_->excluded_ != node.dispatch.excluded_) {
       latest_ = &node.dispatch;
       auto keys = c10::impl::LocalDispatchKeySet(node.dispatch);
-      keys.included_ = keys.included_.remove(KEY);
+      keys.included_ = keys.included_.remove(KEY).remove(DispatchKey::PythonDispatcher);
       c10::impl::_force_tls_local_dispatch_key_set(keys);
     }
     c10::AutogradState::get_tls_state().set_grad_mode(node.grad);

@@ -184,6 +184,12 @@ void hand_over(Pass& pass, int slot, const at::Tensor& bytes) {
   if (storage) give(storage.get(), share(storage_of(bytes)));
 }
 
+// Memory that was only allocated, and that somebody holds, is there from now on.
+void give_memory(Pass& pass, int slot, const at::Tensor& bytes) {
+  hand_over(pass, slot, bytes);
+  pass.outside[slot] = pass.bound[slot].lock();
+}
+
 void enable(bool on, const std::string& device, bool plans_at_once, py::object place, py::object run_part) {
   auto& now = session();
   TORCH_CHECK(on == (now.mode == Mode::off), on ? "a live session is open already" : "no live session is open");
@@ -328,6 +334,7 @@ PYBIND11_MODULE(live, module) {
       .def_property_readonly("used_at_once", [](const Pass& p) { return slots_of(p, false, false); })
       .def("slot_of", &slot_of_tensor)
       .def("hand_over", &hand_over)
+      .def("give_memory", &give_memory)
       .def("run_as_issued", &run_as_issued);
   module.attr("GIVEN") = GIVEN;
   module.def("bind", &bind);

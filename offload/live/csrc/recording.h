@@ -19,7 +19,7 @@ class Recording {
       : pass_(pass), known_(known(op)), schema_(op.schema()), own_(std::make_unique<Node>()), node_(own_.get()) {
     node_->op.emplace(op);
     node_->schema = &schema_;
-    node_->keys = below(keys);
+    node_->keys = below(keys).remove(DispatchKey::PythonDispatcher);  // whose state is the compiling thread's
     node_->parent = parent;
     node_->value_count = parent->value_count;
     node_->first_number = pass.numbers.size();

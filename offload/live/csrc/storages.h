@@ -54,6 +54,9 @@ void each_storage(const at::Tensor& tensor, F&& visit) {
 template <class F>
 void each_storage(at::ArrayRef<IValue> values, F&& visit) {
   each_tensor(values, [&](const at::Tensor& tensor) { each_storage(tensor, visit); });
+  for (const auto& value : values) {
+    if (value.isStorage()) visit(value.toStorage().unsafeGetStorageImpl());
+  }
 }
 
 // ---- what a storage without bytes knows -----------------------------------------------------------
