@@ -175,7 +175,7 @@ class RunnerPlans:
         if self._runner is None:
             self._runner = Runner(found, key=key)
         else:
-            self._runner.move_to(found, key)
+            self._runner.move_to(found, key, beside=budget is None)
         self._plans, self._planned_with = {key: found}, budget
 
     def _bytes_of_budget(self) -> Budget:

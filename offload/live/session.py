@@ -5,16 +5,20 @@ with LiveSession(module, optimizer, budget="60%") as session:
         with session.step():
             loss = module(batch); loss.backward(); optimizer.step(); optimizer.zero_grad()
 
-first run of a tape    as without us, and recorded             csrc/recording.h
-later runs             shadows; at the step's end the plan     csrc/matching.h, planned_tapes.py
-a value is needed      a cut: the part before it runs, once as issued, then by a plan of its own
-another operation      what was issued runs, and the rest is recorded as another tape
+first run of a tape    shadows; it is recorded on stand-ins    csrc/recording.h
+later runs             shadows; it is compared with the tape   csrc/matching.h
+the step's end         its plan runs                           planned_tapes.py
+a value is needed      a cut: the part before it runs by a plan of its own
+another operation      the rest is recorded as another tape
+
+Without a budget a tape runs as it was issued, as without us, until it comes for the second time.
 """
 
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +27,7 @@ from offload.errors import BudgetTooSmall, CaptureError
 from offload.graph.costs import Costs
 from offload.live.core import load_core
 from offload.live.entrances import watched
+from offload.live.placing import placed
 from offload.live.planned_tapes import PlannedTapes
 from offload.live.weights import LiveWeights
 from offload.plans.plan import Budget, Plan
@@ -40,14 +45,16 @@ class LiveSession:
         device: torch.device | str = "cpu",
         costs: Costs | None = None,
     ) -> None:
-        """`budget`: as `offload.plan` takes it, or a share such as 60% of what the first planned
-        step needs without one. `device`: where the module is."""
+        """`budget`: as `offload.plan` takes it, or a share such as 60% of what the largest part of a
+        step needs without one. `device`: where the steps run; a module that is elsewhere stays
+        there, and looks as if it were on the device."""
         self._core = load_core()
         self._parameters = tuple(module.parameters())
         self._device = torch.device(device)
         self._plans_at_once = budget is not None
-        weights = LiveWeights(self._core, module, optimizers, self._device)
-        self._tapes = PlannedTapes(self._core, weights, budget, self._device, costs)
+        self._placed = partial(placed, self._core, module, self._device)
+        self._weights = LiveWeights(self._core, module, optimizers, self._device)
+        self._tapes = PlannedTapes(self._core, self._weights, budget, self._device, costs)
         self._open = ExitStack()
         self._unplanned: set[tuple[int, int]] = set()
         self._clean: ThreadPoolExecutor | None = None
@@ -70,6 +77,7 @@ class LiveSession:
         self._clean = self._open.enter_context(ThreadPoolExecutor(1, "live-part"))
         self._open.enter_context(watched(self._core))
         self._open.callback(self._core.release_all)
+        self._weights.know(self._open.enter_context(self._placed()))
         self._open.callback(self._close_tapes)
         return self
 
@@ -123,6 +131,8 @@ class LiveSession:
         gradients, stay = self._gradients(tape), set[int]()
         if keep_gradients:
             gradients, stay = stay, gradients
+        if tape.recorded:
+            stay |= tape.slots_of(self._weights.states())  # those that it has made
         try:
             if not tape.by_plan or (tape.recorded and not self._plans_at_once):
                 tape.run_as_issued()
@@ -171,7 +181,7 @@ class LiveSession:
     def _gradients(self, tape: Any) -> set[int]:
         """The slots of gradients."""
         found = (parameter.grad for parameter in self._parameters)
-        return {tape.slot_of(grad) for grad in found if grad is not None} - {-1}
+        return tape.slots_of([gradient for gradient in found if gradient is not None])
 
     def _tell(self, why: str) -> None:
         """Say once why a step has no plan."""

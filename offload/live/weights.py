@@ -4,7 +4,7 @@ the user's storage   --adopt-->   no bytes; shows those at home when somebody lo
 every alias of it                 follows by itself, for it is the same storage
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -34,6 +34,16 @@ class LiveWeights:
         """Those whose owner is another one in every step."""
         self._written: dict[tuple[int, int], int] = {}
         """By tape and slot."""
+
+    def know(self, places: Mapping[torch.Tensor, Any]) -> None:
+        """Those of the module that are placed (placing.py)."""
+        for tensor, name, role in self._named():
+            if tensor in places and places[tensor].id not in self._known:
+                self._add((places[tensor].id, places[tensor].home), name, role)
+
+    def states(self) -> list[torch.Tensor]:
+        """The tensors of the optimizers."""
+        return [tensor for tensor, _, role in self._named() if role is Role.STATE]
 
     def of(self, tape: Any) -> dict[int, Weight]:
         """Those of a tape, by slot. What is new is adopted: the module's storages, the optimizer's,

@@ -26,14 +26,19 @@ class Within:
     """A context manager, once."""
 
     def __init__(
-        self, budget: Budget, model: torch.nn.Module, *optimizers: Any, keep_gradients: bool
+        self,
+        budget: Budget,
+        model: torch.nn.Module,
+        *optimizers: Any,
+        device: torch.device | str | None,
+        keep_gradients: bool,
     ) -> None:
         self._model = model
         # accelerate wraps an optimizer in another one, whose `step` calls the wrapped one's
         self._optimizers = [getattr(each, "optimizer", each) for each in optimizers]
         self._keeps_gradients = keep_gradients
-        device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        self._session = LiveSession(model, *self._optimizers, budget=budget, device=device)
+        there = device or next((p.device for p in model.parameters()), "cpu")
+        self._session = LiveSession(model, *self._optimizers, budget=budget, device=there)
         self._open = ExitStack()
         self._calls = 0
         """Of the model, within each other."""
@@ -107,10 +112,16 @@ class Within:
 
 
 def within(
-    budget: Budget, model: torch.nn.Module, *optimizers: Any, keep_gradients: bool = False
+    budget: Budget,
+    model: torch.nn.Module,
+    *optimizers: Any,
+    device: torch.device | str | None = None,
+    keep_gradients: bool = False,
 ) -> Within:
     """Keep the steps of a loop within `budget` bytes of the model's device.
 
-    `budget`: bytes, a size such as 8GiB, or a share of what the step needs such as 60%.
-    `keep_gradients`: `.grad` can be read after an update; it costs the gradients' bytes."""
-    return Within(budget, model, *optimizers, keep_gradients=keep_gradients)
+    `budget`: bytes, a size such as 8GiB, or a share of what the step needs such as 60%. `device`:
+    where the steps run, if the model is elsewhere because there is no room for it: until the end it
+    looks as if it were there. `keep_gradients`: `.grad` can be read after an update; it costs the
+    gradients' bytes."""
+    return Within(budget, model, *optimizers, device=device, keep_gradients=keep_gradients)

@@ -254,14 +254,15 @@ class Runner:
         *,
         owned: bool = False,
         in_step: bool = False,
+        beside: bool = True,
     ) -> Migration:
         """Go on with another plan over the same tensors: of another budget, or on another stage.
         Waits for a step that another thread runs. Only what has another home moves, once. Steps
         that were added are planned again when they are run, but not those of another device.
-        `owned`: the runner closes the new stage at its end, and nobody else uses it.
-        `in_step`: a step that another thread runs goes on there from between two of its nodes, if
-        the plan has every byte where the step's plan has it, and the device is of the same kind.
-        Other steps are waited for. Returns when the step is over.
+        `owned`: the runner closes the new stage at its end, and nobody else uses it. `in_step`: a
+        step that another thread runs goes on there from between two of its nodes, if the plan has
+        every byte where it was, and the device is of the same kind; other steps are waited for.
+        `beside`: whether the old arena may stay while a new one comes.
 
         Raises `MemoryTooSmall` if there is no room; then nothing has moved. On a stage of the same
         kind of device later steps have the same bits. A plan for another kind must be captured for
@@ -276,7 +277,7 @@ class Runner:
             self._check_open()
             alone = owned or (self._owns_stage and target is old)
             first = tuple(value.size for value in program.inputs) if key is None else key
-            moved = self._memory.move(first, plan, target, alone=alone)
+            moved = self._memory.move(first, plan, target, alone=alone, beside=beside)
             if target.device.type != old.device.type:
                 plan.remarks.say(tell := _OTHER_KIND.format(old.device.type, target.device.type))
                 warnings.warn(tell, RuntimeWarning, stacklevel=2)

@@ -164,8 +164,11 @@ class RunnerMemory:
 
     # ---- another plan ---------------------------------------------------------------------------
 
-    def move(self, key: Hashable, plan: RunnablePlan, stage: Stage, *, alone: bool) -> Migration:
-        """Go over to this plan, and to this stage. The locks of both stages are held."""
+    def move(
+        self, key: Hashable, plan: RunnablePlan, stage: Stage, *, alone: bool, beside: bool = True
+    ) -> Migration:
+        """Go over to this plan, and to this stage. The locks of both stages are held. `beside`:
+        whether the old arena and a new one may be there at once."""
         begin = stage.clock()
         on_host, on_device = plan.memgraph.arenas.get(HOST, 0), _on_device(plan)
         keeps = self.host is not None and self.host.serves(on_host, stage.device)
@@ -173,7 +176,7 @@ class RunnerMemory:
         room = room if room > self.parked_bytes else 0
         sizes = stage.sizes_for(self, on_device)
         taken = {} if keeps else {HOST: on_host}
-        way = self._way(plan, stage, sizes, taken, room)
+        way = self._way(plan, stage, sizes, taken, room, beside=beside)
         host = self.host if keeps else HostArena(on_host, stage.device, stage.host_dir)
         assert host is not None
         if way == BESIDE and not stage.keeps(sizes):
@@ -266,6 +269,8 @@ class RunnerMemory:
         sizes: Mapping[int, int],
         taken: Mapping[int, int],
         waiting: int,
+        *,
+        beside: bool,
     ) -> str:
         """How the tensors get to the new arenas. Raises `MemoryTooSmall` if there is no room.
         `taken`: an arena of the host, if a new one is needed."""
@@ -275,7 +280,8 @@ class RunnerMemory:
             return IN_PLACE if stage is self.stage else BESIDE
         try:
             check({**taken, **sizes}, waiting)
-            return BESIDE
+            if beside or not stage.arena_bytes:
+                return BESIDE
         except MemoryTooSmall:
             if not stage.arena_bytes:
                 raise

@@ -186,6 +186,52 @@ def test_gradients_of_micro_batches_are_within_the_budget(device: str) -> None:
     assert within.plan.host_bytes > 0
 
 
+@pytest.mark.gpu
+def test_a_model_without_room_on_the_device_never_takes_more_than_the_budget() -> None:
+    MiB = 1 << 20
+    budget, beside = 20 * MiB, 6 * MiB  # a kernel's stand-ins, and a batch
+
+    def trained(device: str, within: Callable[..., Any]) -> list[Any]:
+        torch.manual_seed(5)
+        layers = [module for _ in range(12) for module in (nn.Linear(512, 512), nn.GELU())]
+        net = nn.Sequential(*layers).to(device)
+        optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
+        torch.cuda.reset_peak_memory_stats()
+        with within(net, optimizer):
+            for _ in range(4):
+                net(torch.randn(64, 512).cuda()).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        assert next(net.parameters()).device.type == device
+        return values(net, optimizer)
+
+    def within(net: nn.Module, optimizer: Any) -> Within:
+        return offload.within(budget, net, optimizer, device="cuda:0")
+
+    plain = trained("cuda", lambda *_: nullcontext())
+    assert torch.cuda.max_memory_allocated() > 2 * budget
+    torch.cuda.empty_cache()
+    assert trained("cpu", within) == plain
+    assert torch.cuda.max_memory_allocated() <= budget + beside
+
+
+@pytest.mark.gpu
+def test_aliases_of_a_module_that_is_elsewhere_stay_aliases() -> None:
+    net, optimizer = made("cpu")
+    assert isinstance(net, Net)
+    net.register_buffer("first_rows", net.last.weight.data[:2])
+    with offload.within(None, net, optimizer, device="cuda:0"):
+        assert net.first_rows.is_cuda
+        for x, y in batches("cuda"):
+            F.cross_entropy(net(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert torch.equal(net.first_rows, net.last.weight[:2])
+    assert not net.first_rows.is_cuda
+    assert net.first_rows.data_ptr() == net.last.weight.data_ptr()
+    assert torch.equal(net.first_rows, net.last.weight[:2])
+
+
 def test_an_error_within_a_step_leaves_what_eager_leaves() -> None:
     def interrupted(device: str, within: Callable[..., Any]) -> list[Any]:
         net, optimizer = made(device)

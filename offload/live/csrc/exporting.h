@@ -135,12 +135,17 @@ inline std::vector<int> held_slots(const Pass& pass) {
   return held;
 }
 
-inline int slot_of_tensor(const Pass& pass, const at::Tensor& tensor) {
-  auto* storage = storage_of(tensor);
-  for (size_t slot = 0; slot < pass.bound.size(); slot++) {
-    if (pass.bound[slot]._unsafe_get_target() == storage) return static_cast<int>(slot);
+// The slots of tensors, of those that the pass knows.
+inline std::set<int> slots_of_tensors(const Pass& pass, const std::vector<at::Tensor>& tensors) {
+  std::unordered_set<StorageImpl*> storages;
+  for (const auto& tensor : tensors) {
+    if (is_strided(tensor)) storages.insert(storage_of(tensor));
   }
-  return -1;
+  std::set<int> slots;
+  for (size_t slot = 0; slot < pass.bound.size(); slot++) {
+    if (storages.count(pass.bound[slot]._unsafe_get_target())) slots.insert(static_cast<int>(slot));
+  }
+  return slots;
 }
 
 }  // namespace live

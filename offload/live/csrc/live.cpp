@@ -11,6 +11,7 @@
 
 #include "binding.h"
 #include "exporting.h"
+#include "homes.h"
 #include "matching.h"
 #include "recording.h"
 
@@ -79,24 +80,6 @@ void dispatch(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
 
 // ---- a step ---------------------------------------------------------------------------------------
 
-// Adopted storages show no bytes any more. One that somebody has a pointer to is given up: it has memory of
-// its own since then.
-void hide_shown(Pass* pass) {
-  for (auto* adopted : std::exchange(shown(), {})) {
-    const auto user = adopted->user.lock();
-    if (!user || absent_of(user.get())) continue;
-    if (!is_exposed(user.get())) {
-      hide(user.get(), *adopted);
-    } else if (!session().adopted.erase(user.get())) {
-      for (size_t slot = 0; slot < pass->crossed.size(); slot++) {
-        if (pass->crossed[slot].get() != adopted) continue;
-        pass->outside[slot] = user;
-        pass->crossed[slot].reset();
-      }
-    }
-  }
-}
-
 void begin(const std::string& name) {
   auto& now = session();
   TORCH_CHECK(now.mode == Mode::between, "a step begins within another one: end that first");
@@ -119,57 +102,8 @@ std::shared_ptr<Pass> end() {
   return pass;
 }
 
-// The step is over: what was made before a cut and is still held has memory of its own, but what is in
-// `dropped` has none, and what is in `stays` is adopted.
-void over(Pass& pass, const std::set<int>& dropped, const std::set<int>& stays) {
-  for (size_t slot = 0; slot < pass.crossed.size(); slot++) {
-    auto* crossed = pass.crossed[slot].get();
-    const auto user = crossed ? crossed->user.lock() : nullptr;
-    if (!user) continue;
-    if (stays.count(static_cast<int>(slot))) {
-      session().adopted[user.get()] = std::move(pass.crossed[slot]);
-    } else if (dropped.count(static_cast<int>(slot))) {
-      user->set_data_ptr_noswap(c10::DataPtr(nullptr, new Absent{nullptr}, &drop_absent, user->device()));
-      bar(user.get());
-    } else {
-      copy_shown(user.get(), *crossed);
-    }
-  }
-  const auto is_over = [&](const Adopted* adopted) {
-    return std::any_of(pass.crossed.begin(), pass.crossed.end(), [&](const auto& own) { return own.get() == adopted; });
-  };
-  if (!pass.crossed.empty()) shown().erase(std::remove_if(shown().begin(), shown().end(), is_over), shown().end());
-  pass.crossed.clear();
-}
-
-// Whoever has bytes at one of these places, which are written next, gets memory of its own.
-void vacate(const std::set<int>& places) {
-  auto& all = session().adopted;
-  for (auto each = all.begin(); each != all.end();) {
-    auto& adopted = *each->second;
-    if (!places.count(adopted.id)) {
-      ++each;
-      continue;
-    }
-    if (const auto user = adopted.user.lock()) copy_shown(user.get(), adopted);
-    shown().erase(std::remove(shown().begin(), shown().end(), &adopted), shown().end());
-    each = all.erase(each);
-  }
-}
-
 // What was issued has run by a plan.
 void ran_by_plan(Pass& pass) { pass.done = pass.path.size(); }
-
-// A slot's bytes live at this home until the step is over.
-void cross(Pass& pass, int slot, int id, at::Tensor home) {
-  const auto storage = pass.bound[slot].lock();
-  if (!storage) return;
-  pass.crossed.resize(std::max<size_t>(pass.crossed.size(), pass.bound.size()));
-  auto& crossed = pass.crossed[slot] = std::make_unique<Adopted>(Adopted{id, weak(storage.get()), std::move(home)});
-  storage->set_data_ptr_noswap(
-      c10::DataPtr(nullptr, new Absent{crossed.get()}, &drop_absent, storage->device()));
-  bar(storage.get());
-}
 
 void run_as_issued(Pass& pass) {
   struct Always {
@@ -224,35 +158,6 @@ void concealed(uintptr_t storage) {
   exposed.erase(found);
 }
 
-// An adopted storage's number and home.
-std::pair<int, at::Tensor> adopt_storage(Storage storage) {
-  auto& now = session();
-  TORCH_CHECK(!now.adopted.count(storage.get()), "this storage is adopted already");
-  if (is_barred(storage.get())) materialize(storage.get());
-  auto& adopted = now.adopted[storage.get()] = adopt(storage.get(), now.next_adopted++);
-  return {adopted->id, adopted->home};
-}
-
-// The same at a home that there is.
-bool adopt_at(Pass& pass, int slot, int id, const at::Tensor& home) {
-  const auto& storage = pass.outside[slot];
-  if (home.nbytes() != storage->nbytes()) return false;
-  if (is_barred(storage.get())) materialize(storage.get());
-  auto& adopted = session().adopted[storage.get()];
-  adopted = std::make_unique<Adopted>(Adopted{id, weak(storage.get()), home, true});
-  hide(storage.get(), *adopted);
-  return true;
-}
-
-// Whether a tensor's storage has bytes of its own, which can go to a home.
-bool can_adopt(const Pass& pass, const at::Tensor& tensor) {
-  if (!is_strided(tensor) || is_tiny(tensor)) return false;
-  auto* storage = storage_of(tensor);
-  const auto is_its = [&](const auto& crossed) { return crossed && crossed->user._unsafe_get_target() == storage; };
-  return !absent_of(storage) && !session().adopted.count(storage) && !is_exposed(storage) &&
-      std::none_of(pass.crossed.begin(), pass.crossed.end(), is_its);
-}
-
 // Every adopted storage has its bytes for good, and every tape is forgotten.
 void release_all() {
   auto& now = session();
@@ -281,6 +186,10 @@ PYBIND11_MODULE(live, module) {
       .def_property_readonly("stride", [](const Value& v) { return py::tuple(py::cast(std::vector<int64_t>(v.strides.begin(), v.strides.end()))); })
       .def_property_readonly("device", [](const Value& v) { return c10::DeviceTypeName(v.device.type(), true); })
       .def_property_readonly("lazy", [](const Value& v) { return v.keys.has_any(DispatchKeySet({DispatchKey::Conjugate, DispatchKey::Negative, DispatchKey::ZeroTensor})); });
+  py::class_<Placed>(module, "Placed")
+      .def_readonly("id", &Placed::id)
+      .def_readonly("tensor", &Placed::tensor)
+      .def_readonly("home", &Placed::home);
   py::class_<NumberAt>(module, "Number")
       .def_readonly("index", &NumberAt::index)
       .def_readonly("recorded", &NumberAt::recorded)
@@ -332,7 +241,7 @@ PYBIND11_MODULE(live, module) {
       .def_property_readonly("used", [](const Pass& p) { return slots_of(p, true, false); })
       .def_property_readonly("written", [](const Pass& p) { return slots_of(p, true, true); })
       .def_property_readonly("used_at_once", [](const Pass& p) { return slots_of(p, false, false); })
-      .def("slot_of", &slot_of_tensor)
+      .def("slots_of", &slots_of_tensors)
       .def("hand_over", &hand_over)
       .def("give_memory", &give_memory)
       .def("run_as_issued", &run_as_issued);
@@ -367,6 +276,7 @@ PYBIND11_MODULE(live, module) {
   module.def("expose", &expose);
   module.def("concealed", &concealed);
   module.def("identity", [](const at::Tensor& tensor) { return reinterpret_cast<uintptr_t>(storage_of(tensor)); });
+  module.def("place", &place);
   module.def("release_all", &release_all);
   module.def("number_tensor", [](py::object number, at::ScalarType dtype) {
     const auto type = py::isinstance<py::bool_>(number) ? c10::Scalar(number.cast<bool>())

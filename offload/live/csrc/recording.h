@@ -40,19 +40,37 @@ class Recording {
     slots_given_ = pass_.bound.size();
     if (schema_.name() == "aten::index") check_masks();
     if (synchronous_) return false;
-    WithoutKey off;
-    StandIns stand_ins;
-    Stack made = replaced(given, stand_ins);
-    try {
-      const WithoutDraws kept(known_.random);
-      op.redispatchBoxed(below(keys), &made);
-    } catch (const std::exception&) {
-      return false;  // it raises with the real tensors, too, or it asks for their values
+    if (writes_ && schema_.returns().empty()) {  // it writes what its schema says, and makes nothing
+      settle_kind(false);
+      return true;
     }
-    stand_ins_ = &stand_ins;
-    const bool only_views = add_results(made);
-    stand_ins_ = nullptr;
-    if (synchronous_ || arguments_have_changed()) return false;
+    const size_t positions = schema_.name().rfind("aten::_foreach_", 0) == 0 ? given[0].toListRef().size() : 0;
+    bool only_views = true;
+    if (positions > 1) {
+      node_->returns = 1;
+      node_->outputs.push_back({Out::list, static_cast<int>(positions)});
+    }
+    // A list of all weights would take their bytes: each position is computed by itself.
+    for (size_t position = 0; position < std::max<size_t>(positions, 1); position++) {
+      WithoutKey off;
+      StandIns stand_ins;
+      Stack made = replaced(given, stand_ins, positions > 1 ? std::optional(position) : std::nullopt);
+      try {
+        const WithoutDraws kept(known_.random);
+        op.redispatchBoxed(below(keys), &made);
+      } catch (const std::exception&) {
+        return false;  // it raises with the real tensors, too, or it asks for their values
+      }
+      stand_ins_ = &stand_ins;
+      new_.clear();
+      only_views &= positions > 1 ? add_made(made.at(0).toTensorVector().at(0)) : add_results(made);
+      stand_ins_ = nullptr;
+      if (synchronous_ || arguments_have_changed()) return false;
+      for (auto& one : tensors_) {
+        if (one.original.defined()) one.tensor = one.original;
+        if (one.storage) one.storage = storage_of(one.original);
+      }
+    }
     settle_kind(only_views);
     return true;
   }
@@ -78,39 +96,54 @@ class Recording {
   bool is_on_host() const { return on_host_ && !writes_; }
 
  private:
-  Stack replaced(at::ArrayRef<IValue> given, StandIns& stand_ins) {
+  // The arguments on stand-ins; of lists only one position, if one is given.
+  Stack replaced(at::ArrayRef<IValue> given, StandIns& stand_ins, std::optional<size_t> position) {
     const auto each = [&](auto&& visit) {
-      for (auto& tensor : tensors_) {
-        if (tensor.storage) visit(tensor);
+      size_t next = 0;
+      for (const auto& value : given) {
+        const auto& argument = node_->arguments[next];
+        const size_t count = argument.kind == Arg::tensors ? argument.count : 0;
+        for (size_t n = next + (count > 0); n <= next + count; n++) {
+          if (tensors_[n].original.defined() && (count == 0 || !position || n - next - 1 == *position)) visit(tensors_[n]);
+        }
+        next += 1 + (argument.kind == Arg::tensors ? count : 0);
       }
     };
-    each([&](Given& one) { stand_ins.see(one.tensor); });
-    each([&](Given& one) { one.tensor = stand_ins.make(one.tensor); });
+    each([&](Given& one) { stand_ins.see(one.original); });
+    each([&](Given& one) { one.tensor = stand_ins.make(one.original); });
     each([&](Given& one) { one.storage = storage_of(one.tensor); });
     Stack stack;
     size_t next = 0;
-    const auto stand_in = [&] { return tensors_[next++].tensor; };
     for (const auto& value : given) {
       const auto& argument = node_->arguments[next];
       if (argument.kind == Arg::tensors) {
         next++;
         c10::List<std::optional<at::Tensor>> some;
         c10::List<at::Tensor> all;
-        for (int n = 0; n < argument.count; n++) {
+        for (int n = 0; n < argument.count; n++, next++) {
+          if (position && static_cast<size_t>(n) != *position) continue;
           const bool hole = node_->arguments[next].kind == Arg::none;
-          auto tensor = stand_in();
-          if (argument.integer) some.push_back(hole ? std::nullopt : std::optional(tensor));
-          else all.push_back(tensor);
+          if (argument.integer) some.push_back(hole ? std::nullopt : std::optional(tensors_[next].tensor));
+          else all.push_back(tensors_[next].tensor);
         }
         stack.push_back(argument.integer ? IValue(std::move(some)) : IValue(std::move(all)));
       } else if (value.isTensor()) {
-        stack.emplace_back(stand_in());
+        stack.emplace_back(tensors_[next++].tensor);
       } else {
-        stack.push_back(value);
+        const bool scalars = position && value.isList() && value.toListRef().size() == given[0].toListRef().size();
+        stack.push_back(scalars ? one_of(value, *position) : value);
         next++;
       }
     }
     return stack;
+  }
+
+  // A list of numbers, at one position.
+  static IValue one_of(const IValue& list, size_t position) {
+    auto one = list.toList().copy();
+    one.clear();
+    one.push_back(list.toListRef()[position]);
+    return one;
   }
 
   bool add_results(const Stack& stack) {
@@ -221,6 +254,7 @@ class Recording {
         pass_.on_host[slot] = is_tiny(tensor);
       }
       on_host_ &= pass_.on_host[slot] && is_tiny(tensor);
+      tensors_.back().original = tensor;
       tensors_.back().storage = storage_of(tensor);
       tensors_.back().sizes = tensor.sizes().vec();
     }
@@ -361,6 +395,7 @@ class Recording {
 
   struct Given {
     at::Tensor tensor;
+    at::Tensor original;  // for which a stand-in may stand
     std::vector<int64_t> sizes;
     StorageImpl* storage = nullptr;
   };
@@ -370,7 +405,7 @@ class Recording {
   const c10::FunctionSchema& schema_;
   std::unique_ptr<Node> own_;
   Node* node_;
-  std::vector<Given> tensors_;  // by flat argument; stand-ins, once the operation has run on them
+  std::vector<Given> tensors_;  // by flat argument; stand-ins, while the operation runs on them
   const StandIns* stand_ins_ = nullptr;                 // whose results are taken
   std::unordered_map<StorageImpl*, int> new_;           // the slots of its new storages
   size_t slots_given_ = 0;                              // after the arguments

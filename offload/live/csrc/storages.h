@@ -133,7 +133,7 @@ inline at::Tensor as_bytes(Storage storage) {
 
 // Take the bytes from an adopted storage. What somebody wrote into a copy of them goes home first.
 inline void hide(StorageImpl* storage, Adopted& adopted) {
-  if (adopted.copied && !absent_of(storage)) {
+  if (adopted.copied && address_of(storage) && !absent_of(storage)) {
     WithoutKey off;
     adopted.home.copy_(as_bytes(share(storage)));
   }

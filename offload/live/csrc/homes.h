@@ -1,0 +1,139 @@
+// Whose bytes live at a home of ours, and for how long.
+//
+//   adopted   a storage of the user's, as long as it lives: a weight, a state
+//   placed    the same, of a module that has never been on the device
+//   crossed   what a step makes before a cut and uses after it, until the step is over
+
+#pragma once
+
+#include "executing.h"
+
+namespace live {
+
+// Adopted storages show no bytes any more. One that somebody has a pointer to is given up: it has memory of
+// its own since then.
+inline void hide_shown(Pass* pass) {
+  for (auto* adopted : std::exchange(shown(), {})) {
+    const auto user = adopted->user.lock();
+    if (!user || absent_of(user.get())) continue;
+    if (!is_exposed(user.get())) {
+      hide(user.get(), *adopted);
+    } else if (!session().adopted.erase(user.get())) {
+      for (size_t slot = 0; slot < pass->crossed.size(); slot++) {
+        if (pass->crossed[slot].get() != adopted) continue;
+        pass->outside[slot] = user;
+        pass->crossed[slot].reset();
+      }
+    }
+  }
+}
+
+// The step is over: what was made before a cut and is still held has memory of its own, but what is in
+// `dropped` has none, and what is in `stays` is adopted.
+inline void over(Pass& pass, const std::set<int>& dropped, const std::set<int>& stays) {
+  for (size_t slot = 0; slot < pass.crossed.size(); slot++) {
+    auto* crossed = pass.crossed[slot].get();
+    const auto user = crossed ? crossed->user.lock() : nullptr;
+    if (!user) continue;
+    if (stays.count(static_cast<int>(slot))) {
+      session().adopted[user.get()] = std::move(pass.crossed[slot]);
+    } else if (dropped.count(static_cast<int>(slot))) {
+      user->set_data_ptr_noswap(c10::DataPtr(nullptr, new Absent{nullptr}, &drop_absent, user->device()));
+      bar(user.get());
+    } else {
+      copy_shown(user.get(), *crossed);
+    }
+  }
+  const auto is_over = [&](const Adopted* adopted) {
+    return std::any_of(pass.crossed.begin(), pass.crossed.end(), [&](const auto& own) { return own.get() == adopted; });
+  };
+  if (!pass.crossed.empty()) shown().erase(std::remove_if(shown().begin(), shown().end(), is_over), shown().end());
+  pass.crossed.clear();
+}
+
+// Whoever has bytes at one of these places, which are written next, gets memory of its own.
+inline void vacate(const std::set<int>& places) {
+  auto& all = session().adopted;
+  for (auto each = all.begin(); each != all.end();) {
+    auto& adopted = *each->second;
+    if (!places.count(adopted.id)) {
+      ++each;
+      continue;
+    }
+    if (const auto user = adopted.user.lock()) copy_shown(user.get(), adopted);
+    shown().erase(std::remove(shown().begin(), shown().end(), &adopted), shown().end());
+    each = all.erase(each);
+  }
+}
+
+// A slot's bytes live at this home until the step is over.
+inline void cross(Pass& pass, int slot, int id, at::Tensor home) {
+  const auto storage = pass.bound[slot].lock();
+  if (!storage) return;
+  pass.crossed.resize(std::max<size_t>(pass.crossed.size(), pass.bound.size()));
+  auto& crossed = pass.crossed[slot] = std::make_unique<Adopted>(Adopted{id, weak(storage.get()), std::move(home)});
+  storage->set_data_ptr_noswap(
+      c10::DataPtr(nullptr, new Absent{crossed.get()}, &drop_absent, storage->device()));
+  bar(storage.get());
+}
+
+// An adopted storage's number and home.
+inline std::pair<int, at::Tensor> adopt_storage(Storage storage) {
+  auto& now = session();
+  TORCH_CHECK(!now.adopted.count(storage.get()), "this storage is adopted already");
+  if (is_barred(storage.get())) materialize(storage.get());
+  auto& adopted = now.adopted[storage.get()] = adopt(storage.get(), now.next_adopted++);
+  return {adopted->id, adopted->home};
+}
+
+// The same at a home that there is.
+inline bool adopt_at(Pass& pass, int slot, int id, const at::Tensor& home) {
+  const auto& storage = pass.outside[slot];
+  if (home.nbytes() != storage->nbytes()) return false;
+  if (is_barred(storage.get())) materialize(storage.get());
+  auto& adopted = session().adopted[storage.get()];
+  adopted = std::make_unique<Adopted>(Adopted{id, weak(storage.get()), home, true});
+  hide(storage.get(), *adopted);
+  return true;
+}
+
+// Whether a tensor's storage has bytes of its own, which can go to a home.
+inline bool can_adopt(const Pass& pass, const at::Tensor& tensor) {
+  if (!is_strided(tensor) || is_tiny(tensor)) return false;
+  auto* storage = storage_of(tensor);
+  const auto is_its = [&](const auto& crossed) { return crossed && crossed->user._unsafe_get_target() == storage; };
+  return !absent_of(storage) && !session().adopted.count(storage) && !is_exposed(storage) &&
+      std::none_of(pass.crossed.begin(), pass.crossed.end(), is_its);
+}
+
+struct Placed {
+  int id;  // of its storage
+  at::Tensor tensor, home;
+};
+
+// Tensors on a device whose bytes stay at home where the given ones' are. Aliases stay aliases.
+inline std::vector<Placed> place(const std::vector<at::Tensor>& tensors, const std::string& device) {
+  auto& now = session();
+  const c10::Device there(device);
+  WithoutKey off;
+  std::unordered_map<StorageImpl*, std::pair<Storage, Adopted*>> made;
+  std::vector<Placed> placed;
+  for (const auto& tensor : tensors) {
+    auto* from = storage_of(tensor);
+    auto& [storage, adopted] = made[from];
+    if (!storage) {
+      storage = storage_over(c10::DataPtr(nullptr, there), from->nbytes(), c10::GetAllocator(there.type()));
+      auto own = std::make_unique<Adopted>(Adopted{now.next_adopted++, weak(storage.get()), as_bytes(share(from))});
+      adopted = own.get();
+      hide(storage.get(), *adopted);
+      now.adopted[storage.get()] = std::move(own);
+    }
+    const auto key = c10::computeDispatchKey(tensor.scalar_type(), c10::kStrided, there);
+    auto one = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), DispatchKeySet(key), tensor.dtype());
+    one.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+    placed.push_back({adopted->id, std::move(one), adopted->home});
+  }
+  return placed;
+}
+
+}  // namespace live
