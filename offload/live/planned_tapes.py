@@ -123,6 +123,12 @@ class PlannedTapes:
         unwritten = {s: reader.nbytes[s] for s in (kept & reader.allocated) - reader.written}
         return PlannedPart(live, tape.kind, kept, varying, crossing, unwritten)
 
+    def forget(self) -> None:
+        """Drop all parts. Weights stay where they are."""
+        self._planned.clear()
+        self._plans.forget()
+        self._weights.forget_places()
+
     def close(self) -> None:
         """Give every tensor memory of its own again."""
         self._plans.close()
@@ -184,6 +190,12 @@ class RunnerPlans:
             return self._budget
         share = parse_share(self._budget)
         return max(ceil(most * share) + reserve for most, reserve in self._needs.values())
+
+    def forget(self) -> None:
+        for key in self._plans if self._runner is not None else ():
+            self._runner.forget(key)
+        for known in (self._plans, self._graphs, self._needs):
+            known.clear()
 
     def close(self) -> None:
         if self._runner is not None:

@@ -33,6 +33,11 @@ from offload.live.weights import LiveWeights
 from offload.plans.plan import Budget, Plan
 from offload.program.frames import say_frame, user_frame
 
+MOST_NEW = 16
+"""If so many steps in a row were each a new one, the next new ones are not planned."""
+MOST_TAPES = 64
+"""If there are more, all are forgotten."""
+
 
 class LiveSession:
     """A context manager around a loop. At its end every tensor has memory of its own."""
@@ -45,8 +50,8 @@ class LiveSession:
         device: torch.device | str = "cpu",
         costs: Costs | None = None,
     ) -> None:
-        """`budget`: as `offload.plan` takes it, or a share such as 60% of what the largest part of a
-        step needs without one. `device`: where the steps run; a module that is elsewhere stays
+        """`budget`: as `offload.plan` takes it, or a share such as 60% of what the largest part of
+        a step needs without one. `device`: where the steps run; a module that is elsewhere stays
         there, and looks as if it were on the device."""
         self._core = load_core()
         self._parameters = tuple(module.parameters())
@@ -60,6 +65,8 @@ class LiveSession:
         self._clean: ThreadPoolExecutor | None = None
         """A thread without any mode of the user's: parts run in the middle of their code."""
         self._told: set[str] = set()
+        self._new_in_a_row = 0
+        self._tapes_known = 0
         self.name = ""
         """What the latest step is called."""
         self.planned_steps = 0
@@ -111,8 +118,16 @@ class LiveSession:
 
     def begin(self, name: str = "step") -> None:
         """Begin a step, which `end` or `end_as_issued` ends."""
+        if self._tapes_known > MOST_TAPES:
+            self._forget_tapes()
         self._core.begin(name)
         self.name = name
+
+    def _forget_tapes(self) -> None:
+        self._core.forget_tapes()
+        self._tapes.forget()
+        self._unplanned.clear()
+        self._tapes_known = 0
 
     @property
     def is_backward(self) -> bool:
@@ -134,7 +149,7 @@ class LiveSession:
         if tape.recorded:
             stay |= tape.slots_of(self._weights.states())  # those that it has made
         try:
-            if not tape.by_plan or (tape.recorded and not self._plans_at_once):
+            if not tape.by_plan or not self._may_plan(tape):
                 tape.run_as_issued()
             elif not tape.waits or self._run(tape, {*tape.held} - gradients, stay):
                 self.planned_steps += 1
@@ -142,6 +157,17 @@ class LiveSession:
                 tape.run_as_issued()
         finally:
             tape.over(gradients if tape.by_plan else set(), stay)
+            self._new_in_a_row = self._new_in_a_row + 1 if tape.recorded else 0
+            self._tapes_known += tape.recorded
+
+    def _may_plan(self, tape: Any) -> bool:
+        """Whether it is worth a plan: it was here before, or there is a budget to keep."""
+        if not tape.recorded:
+            return True
+        if self._plans_at_once and self._new_in_a_row >= MOST_NEW:
+            self._tell(f"each of {MOST_NEW} steps in a row was another one")
+            return False
+        return self._plans_at_once
 
     def end_as_issued(self) -> None:
         """End a step that was interrupted: what was issued before has happened, as in eager."""
@@ -154,6 +180,8 @@ class LiveSession:
     def _run_part(self, tape: Any) -> bool:
         """Run what was issued before a cut by a plan. False: it has none."""
         assert self._clean is not None
+        if not self._may_plan(tape):
+            return False
         stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
 
         def run() -> bool:

@@ -85,6 +85,11 @@ class LiveWeights:
         self._written[tape.leaf, slot] = own
         self._places.add(own)
 
+    def forget_places(self) -> None:
+        """Drop the places that nobody has at present."""
+        self._places &= {*self._core.adopted()}
+        self._written.clear()
+
     def cross(self, nbytes: int) -> tuple[int, Weight]:
         """A place for what is made before a cut and used after it, and its number."""
         own, home = self._core.new_id(), torch.empty(nbytes, dtype=torch.uint8)

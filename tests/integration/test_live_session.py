@@ -114,6 +114,26 @@ def test_what_crosses_a_cut_is_within_the_budget(device: str) -> None:
     assert session.plan.host_bytes > 0
 
 
+class AlwaysAnother(Loop):
+    """No step is like one before."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__(device)
+        self.batches = self.batches * 20
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        wider = x.repeat(1, 1 + self.calls)
+        return super().loss(wider[:, :16], y)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_step_that_never_repeats_is_planned_no_longer_and_says_so(device: str) -> None:
+    with pytest.warns(RuntimeWarning, match="each of 16 steps in a row was another one"):
+        session = compared(AlwaysAnother, device)
+    assert session.planned_steps == 16
+    assert len(session._tapes._planned) <= 16
+
+
 class Lists(Loop):
     """A value that no plan can have: a tensor over complex numbers that are conjugated lazily."""
 

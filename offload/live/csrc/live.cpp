@@ -277,6 +277,10 @@ PYBIND11_MODULE(live, module) {
   module.def("concealed", &concealed);
   module.def("identity", [](const at::Tensor& tensor) { return reinterpret_cast<uintptr_t>(storage_of(tensor)); });
   module.def("place", &place);
+  module.def("forget_tapes", [] {
+    TORCH_CHECK(!session().pass, "tapes are forgotten within a step");
+    session().trees.clear();
+  });
   module.def("release_all", &release_all);
   module.def("number_tensor", [](py::object number, at::ScalarType dtype) {
     const auto type = py::isinstance<py::bool_>(number) ? c10::Scalar(number.cast<bool>())
