@@ -192,8 +192,9 @@ class RunnerPlans:
         return max(ceil(most * share) + reserve for most, reserve in self._needs.values())
 
     def forget(self) -> None:
-        for key in self._plans if self._runner is not None else ():
-            self._runner.forget(key)
+        if self._runner is not None:
+            for key in self._plans:
+                self._runner.forget(key)
         for known in (self._plans, self._graphs, self._needs):
             known.clear()
 
