@@ -58,7 +58,8 @@ def graph_of(
 ) -> LiveGraph:
     """`given`: the slots that the step is given. `weights`: by slot, what has a home. `held`: the
     slots to return. `known`: all that has a home, also where only other tapes use it."""
-    idle = [weight for weight in known if weight not in {*weights.values()}]
+    used = {weight.name for weight in weights.values()}
+    idle = [weight for weight in known if weight.name not in used]
     inputs = tuple(
         _input(slot, reader.touched[slot])
         for slot in sorted(given)

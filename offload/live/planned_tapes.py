@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from offload.graph.costs import Costs
-from offload.graph.taskgraph import TaskGraph
+from offload.graph.taskgraph import Role, TaskGraph
 from offload.live.graphs import LiveGraph, Weight, graph_of
 from offload.live.tape_calls import TapeReader
 from offload.live.weights import LiveWeights
@@ -78,6 +78,7 @@ class PlannedTapes:
         it is kept `at_home`, when somebody looks. Raises `CaptureError`, before anything runs, if
         they have no place in a plan."""
         key = tape.begin, tape.leaf
+        self._weights.take_places(tape)
         part = self._planned.get(key)
         if part is None or not part.serves(tape, held):
             part = self._planned[key] = self._make(key, tape, held, part, at_home)
@@ -112,6 +113,7 @@ class PlannedTapes:
             kept, varying = kept | old.held, varying | old.varying
         self._core.nothing_pending()
         weights = self._weights.of(tape)
+        varying |= _numbers_of_updates(tape, weights)
         reader = TapeReader(self._core, tape, varying, self._device)
         crossing = dict(old.crossing) if old is not None else {}
         for slot in kept & reader.written & {*at_home} - {*weights, *crossing}:
@@ -201,6 +203,15 @@ class RunnerPlans:
     def close(self) -> None:
         if self._runner is not None:
             self._runner.close()
+
+
+def _numbers_of_updates(tape: Any, weights: Mapping[int, Weight]) -> frozenset[int]:
+    """The numbers since the first write to a weight that is trained: rates and corrections, which
+    differ from step to step."""
+    trained = {s for s, w in weights.items() if w.role in (Role.PARAMETER, Role.STATE)}
+    nodes = tape.nodes[tape.begin :]
+    first = next((n for n, node in enumerate(nodes) if not trained.isdisjoint(node.written)), None)
+    return frozenset[int]() if first is None else frozenset(nodes[first].numbers_since(nodes[-1]))
 
 
 def _with_few_tasks(graph: TaskGraph) -> TaskGraph:

@@ -32,7 +32,7 @@ class LiveWeights:
         self._known: dict[int, Weight] = {}
         self._places: set[int] = set()
         """Those whose owner is another one in every step."""
-        self._written: dict[tuple[int, int], int] = {}
+        self._written: dict[int, dict[int, int]] = {}
         """By tape and slot."""
 
     def know(self, places: Mapping[torch.Tensor, Any]) -> None:
@@ -75,15 +75,21 @@ class LiveWeights:
         return self._known[own]
 
     def _adopt_written(self, tape: Any, slot: int) -> None:
-        """Such as a batch, which is another one in every step: it has the place of the last."""
-        place = self._written.get((tape.leaf, slot), -1)
-        is_free = place >= 0 and place not in self._core.adopted()
-        if is_free and tape.adopt_at(slot, place, self._known[place].home):
-            return
+        """Such as a batch, which is another one in every step."""
         own, home = tape.adopt(slot)
         self._add((own, home), "tensor", Role.BUFFER)
-        self._written[tape.leaf, slot] = own
+        self._written.setdefault(tape.leaf, {})[slot] = own
         self._places.add(own)
+
+    def take_places(self, tape: Any) -> None:
+        """Give what the tape writes the place that was its predecessor's."""
+        if not (places := self._written.get(tape.leaf)):
+            return
+        taken, origins = {*self._core.adopted()}, tape.origins
+        for slot, place in places.items():
+            is_free = place not in taken and origins[slot] == self._core.GIVEN
+            if is_free and not tape.is_exposed(slot):
+                tape.adopt_at(slot, place, self._known[place].home)
 
     def forget_places(self) -> None:
         """Drop the places that nobody has at present."""

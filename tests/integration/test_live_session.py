@@ -59,6 +59,8 @@ PLANNED = (
     loops.Evaluated,
     loops.Tied,
     loops.OwnStatistics,
+    loops.Flagged,
+    loops.AliasedInTurns,
 )
 CUT = (
     cuts.Item,

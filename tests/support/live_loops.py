@@ -285,3 +285,27 @@ class OwnStatistics(Loop):
 
     def between(self) -> None:
         self.seen += [self.mean.clone(), self.variance.clone()]
+
+
+class Flagged(Loop):
+    """A flag changes that no shape depends on."""
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        scores = self.net(x).sort(1, descending=self.calls % 2 == 0).values
+        return super().loss(x, y) + scores[:, 0].mean()
+
+
+class AliasedInTurns(Loop):
+    """What is written and what is read afterwards are one tensor in every other step."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__(device)
+        self.one, self.other = torch.zeros(4, device=device), torch.zeros(4, device=device)
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        read = self.one if self.calls % 2 == 0 else self.other
+        self.one.add_(1)
+        return super().loss(x, y) + (read * self.net(x)).mean()
+
+    def between(self) -> None:
+        self.seen += [self.one.clone(), self.other.clone()]

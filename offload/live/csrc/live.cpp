@@ -210,6 +210,11 @@ PYBIND11_MODULE(live, module) {
       .def_readonly("backward", &Node::backward)
       .def_readonly("grad", &Node::grad)
       .def_readonly("where", &Node::where)
+      .def("numbers_since", [](const Node& first, const Node& last) {
+        std::vector<size_t> numbers;
+        for (size_t n = first.first_number; n < last.first_number + last.numbers.size(); n++) numbers.push_back(n);
+        return numbers;
+      })
       .def_property_readonly("arguments", &arguments_to_python)
       .def_property_readonly("made", &made_by)
       .def_property_readonly("written", &slots_written);
