@@ -116,6 +116,10 @@ def test_what_crosses_a_cut_is_within_the_budget(device: str) -> None:
     assert session.plan.host_bytes > 0
 
 
+def test_kernels_that_ask_for_gradients_are_told() -> None:
+    assert compared(loops.RecurrentInTurns, "cpu").planned_steps == STEPS
+
+
 class AlwaysAnother(Loop):
     """No step is like one before."""
 

@@ -309,3 +309,17 @@ class AliasedInTurns(Loop):
 
     def between(self) -> None:
         self.seen += [self.one.clone(), self.other.clone()]
+
+
+class RecurrentInTurns(Loop):
+    """The same kernels with and without gradients: some keep more if there are any."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__(device)
+        self.cells = nn.LSTM(16, 16, batch_first=True).to(device)
+        self.optimizer.add_param_group({"params": [*self.cells.parameters()]})
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.set_grad_enabled(self.calls % 2 == 0):
+            states = self.cells(x[None])[0][0]
+        return super().loss(states, y)

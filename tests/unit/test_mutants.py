@@ -23,7 +23,8 @@ def test_every_mutant_can_be_put_into_its_file(mutants: Any, package: str) -> No
     for one in (mutant for mutant in mutants.read() if mutant.file.startswith(f"{package}/")):
         mutated = one.applied_to((ROOT / one.file).read_text(encoding="utf-8"))
         assert one.new != one.old, one.name
-        compile(mutated, one.file, "exec")
+        if one.file.endswith(".py"):
+            compile(mutated, one.file, "exec")
 
 
 def test_every_mutant_has_a_name_of_its_own_and_a_file_of_its_list(mutants: Any) -> None:
