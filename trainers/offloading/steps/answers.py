@@ -72,7 +72,7 @@ class Answers:
     def told(self, step: AssumingStep, device: torch.device) -> Iterator[None]:
         """Run the step in this block. Note the answer of a check that fails. Raise `CaptureError`
         if that happens too often."""
-        own = generators_of(step.graph)
+        own = generators_of(step.graph) if step.assumed else ()
         states = drawn(device, own) if step.assumed else ()
         try:
             yield
