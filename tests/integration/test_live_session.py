@@ -61,6 +61,7 @@ PLANNED = (
     loops.OwnStatistics,
     loops.Flagged,
     loops.AliasedInTurns,
+    loops.Tries,
 )
 CUT = (
     cuts.Item,

@@ -33,6 +33,15 @@ class Recording {
     on_host_ = !known_.random;
   }
 
+  // An operation that has raised is on no tape.
+  ~Recording() {
+    if (!own_) return;
+    for (const auto& value : own_->values) {
+      auto& known = pass_.values_of[value->slot];
+      known.erase(std::remove(known.begin(), known.end(), value.get()), known.end());
+    }
+  }
+
   // What the operation makes, found on stand-ins. False: it can only be found by running it.
   bool try_stand_ins(const OperatorHandle& op, DispatchKeySet keys, const Stack* stack) {
     const auto given = arguments_of(op, stack);
@@ -44,7 +53,8 @@ class Recording {
       settle_kind(false);
       return true;
     }
-    const size_t positions = schema_.name().rfind("aten::_foreach_", 0) == 0 ? given[0].toListRef().size() : 0;
+    const bool by_position = schema_.name().rfind("aten::_foreach_", 0) == 0 && given[0].isList();
+    const size_t positions = by_position ? given[0].toListRef().size() : 0;
     bool only_views = true;
     if (positions > 1) {
       node_->returns = 1;
