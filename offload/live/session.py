@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from offload.errors import BudgetTooSmall, CaptureError
+from offload.errors import BudgetTooSmall, CaptureError, StepError
 from offload.graph.costs import Costs
 from offload.live.core import load_core
 from offload.live.entrances import watched
@@ -37,6 +37,12 @@ MOST_NEW = 16
 """If so many steps in a row were each a new one, the next new ones are not planned."""
 MOST_TAPES = 64
 """If there are more, all are forgotten."""
+
+
+_CAUGHT = (
+    "a kernel of this step raised an error, which the step's own code has caught. Kernels run later"
+    " than they are issued, so what came after it in the step has not run: let it end the step"
+)
 
 
 class LiveSession:
@@ -143,6 +149,9 @@ class LiveSession:
         """End a step. Gradients are not kept after it if not asked for: they would cost their
         bytes."""
         tape = self._core.end()
+        if tape.failed:
+            tape.over(set(), set())
+            raise StepError(_CAUGHT)
         gradients, stay = self._gradients(tape), set[int]()
         if keep_gradients:
             gradients, stay = stay, gradients

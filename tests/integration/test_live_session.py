@@ -13,7 +13,7 @@ from support import live_loops as loops
 from support.live_loops import STEPS, Loop
 from torch import nn
 
-from offload.errors import BudgetTooSmall, OffloadError
+from offload.errors import BudgetTooSmall, OffloadError, StepError
 from offload.graph.costs import Costs
 from offload.live.core import why_no_core
 from offload.live.session import LiveSession
@@ -169,6 +169,22 @@ def test_weights_come_and_go_within_a_budget(device: str) -> None:
 def test_every_length_has_a_tape_and_a_plan(device: str) -> None:
     session = compared(loops.Lengths, device)
     assert session.planned_steps == 3 * STEPS
+
+
+@pytest.mark.parametrize("budget", [None, "100%"])
+def test_an_error_of_a_late_kernel_may_not_be_caught_within_the_step(budget: str | None) -> None:
+    net = nn.Embedding(4, 4)
+    before = net.weight.detach().clone()
+    with LiveSession(net, budget=budget, costs=Costs()) as session:
+        caught = pytest.raises(StepError, match="which the step's own code has caught")
+        with caught, session.step():
+            with pytest.raises(IndexError):
+                net(torch.tensor([1, 9])).sum().item()
+            with torch.no_grad():
+                net.weight.add_(1)
+        with session.step(), torch.no_grad():
+            net.weight.mul_(2)
+    assert torch.equal(net.weight, 2 * before)
 
 
 def test_a_budget_without_room_is_refused_and_the_weights_are_whole() -> None:

@@ -227,6 +227,7 @@ PYBIND11_MODULE(live, module) {
       .def_property_readonly("kind", &kind_of)
       .def_readonly("begin", &Pass::done)
       .def_readonly("recorded", &Pass::recorded)
+      .def_readonly("failed", &Pass::failed)
       .def_property_readonly("by_plan", [](const Pass& p) { return !p.as_issued && !p.failed; })
       .def_property_readonly("waits", &waits)
       .def("hide_shown", [](Pass& p) { hide_shown(&p); })
