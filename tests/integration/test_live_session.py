@@ -231,6 +231,19 @@ def open_session() -> Iterator[LiveSession]:
         yield session
 
 
+def test_a_state_that_was_looked_at_may_be_dropped() -> None:
+    loop = Loop("cpu")
+    with LiveSession(loop.net, loop.optimizer, budget="100%", costs=Costs()) as session:
+        for x, y in loop.batches:
+            with session.step():
+                loop.step(x, y)
+            assert all(
+                v.isfinite().all() for s in loop.optimizer.state.values() for v in s.values()
+            )
+            loop.optimizer.state.clear()
+        assert session.planned_steps == STEPS
+
+
 def test_a_session_within_a_session_is_refused(open_session: LiveSession) -> None:
     with pytest.raises(RuntimeError, match="a live session is open already"):
         LiveSession(nn.Linear(2, 2)).__enter__()

@@ -51,19 +51,36 @@ inline void over(Pass& pass, const std::set<int>& dropped, const std::set<int>& 
   pass.crossed.clear();
 }
 
-// Whoever has bytes at one of these places, which are written next, gets memory of its own.
-inline void vacate(const std::set<int>& places) {
+// Forget the adopted storages of which this is so.
+template <class F>
+void give_up_if(F&& is_so) {
   auto& all = session().adopted;
   for (auto each = all.begin(); each != all.end();) {
-    auto& adopted = *each->second;
-    if (!places.count(adopted.id)) {
+    auto* adopted = each->second.get();
+    if (!is_so(*adopted)) {
       ++each;
       continue;
     }
-    if (const auto user = adopted.user.lock()) copy_shown(user.get(), adopted);
-    shown().erase(std::remove(shown().begin(), shown().end(), &adopted), shown().end());
+    shown().erase(std::remove(shown().begin(), shown().end(), adopted), shown().end());
     each = all.erase(each);
   }
+}
+
+// Whoever has bytes at one of these places, which are written next, gets memory of its own.
+inline void vacate(const std::set<int>& places) {
+  give_up_if([&](Adopted& adopted) {
+    if (!places.count(adopted.id)) return false;
+    if (const auto user = adopted.user.lock()) copy_shown(user.get(), adopted);
+    return true;
+  });
+}
+
+// The numbers of the adopted storages that are alive.
+inline std::vector<int> adopted_ids() {
+  give_up_if([](const Adopted& adopted) { return adopted.user.expired(); });
+  std::vector<int> ids;
+  for (const auto& [storage, adopted] : session().adopted) ids.push_back(adopted->id);
+  return ids;
 }
 
 // A slot's bytes live at this home until the step is over.

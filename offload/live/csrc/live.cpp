@@ -261,18 +261,7 @@ PYBIND11_MODULE(live, module) {
   module.def("is_backward", [] { return static_cast<bool>(torch::autograd::get_current_node()); });
   module.def("current", [] { return session().pass; });
   module.def("hide_shown", [] { hide_shown(nullptr); });
-  module.def("adopted", [] {
-    std::vector<int> alive;
-    auto& all = session().adopted;
-    for (auto each = all.begin(); each != all.end();) {
-      if (each->second->user.expired()) {
-        each = all.erase(each);
-      } else {
-        alive.push_back((each++)->second->id);
-      }
-    }
-    return alive;
-  });
+  module.def("adopted", &adopted_ids);
   module.def("new_id", [] { return session().next_adopted++; });
   module.def("adopt", [](const at::Tensor& tensor) { return adopt_storage(share(storage_of(tensor))); });
   module.def("nothing_pending", &nothing_pending);
