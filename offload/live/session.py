@@ -16,7 +16,7 @@ Without a budget a tape runs as it was issued, as without us, until it comes for
 
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -197,7 +197,11 @@ class LiveSession:
             with torch.cuda.stream(stream):
                 return self._run(tape, {*tape.held}, {*tape.held})
 
-        return self._clean.submit(run).result()
+        part = self._clean.submit(run)
+        try:
+            return part.result()
+        finally:
+            wait([part])  # after Ctrl-C, too: nothing runs behind the loop's back
 
     def _run(self, tape: Any, held: set[int], at_home: set[int]) -> bool:
         """Run what was issued since the last cut by a plan. False: it has none."""

@@ -1,6 +1,8 @@
 """A loop whose Python runs on shadows in every step has eager's bits, within a budget."""
 
 import copy
+import signal
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -16,6 +18,7 @@ from torch import nn
 from offload.errors import BudgetTooSmall, OffloadError, StepError
 from offload.graph.costs import Costs
 from offload.live.core import why_no_core
+from offload.live.planned_tapes import PlannedTapes
 from offload.live.session import LiveSession
 
 
@@ -242,6 +245,38 @@ def test_a_state_that_was_looked_at_may_be_dropped() -> None:
             )
             loop.optimizer.state.clear()
         assert session.planned_steps == STEPS
+
+
+def test_ctrl_c_while_a_part_runs_waits_for_it_and_ends_the_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts: list[int] = []
+    run_part = PlannedTapes.run
+
+    def interrupted(self: PlannedTapes, tape: Any, *held: Any) -> None:
+        parts.append(tape.begin)
+        if len(parts) == 13:  # the first part of the fourth step
+            signal.raise_signal(signal.SIGINT)
+            threading.Event().wait(0.1)
+        run_part(self, tape, *held)
+        parts.append(-1)
+
+    monkeypatch.setattr(PlannedTapes, "run", interrupted)
+    plain, loop = cuts.Item("cpu"), cuts.Item("cpu")
+    torch.manual_seed(0)
+    for x, y in plain.batches[:3]:
+        plain.step(x, y)
+    torch.manual_seed(0)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        LiveSession(loop.net, loop.optimizer, budget="100%", costs=Costs()) as session,
+    ):
+        for x, y in loop.batches:
+            with session.step():
+                loop.step(x, y)
+    assert parts[-1] == -1
+    for one, other in zip(loop.net.parameters(), plain.net.parameters(), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_a_session_within_a_session_is_refused(open_session: LiveSession) -> None:
