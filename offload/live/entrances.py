@@ -2,6 +2,7 @@
 
 t.numpy()  t.tolist()  copy.deepcopy(t)  pickle     what makes the bytes runs first
 torch.get_rng_state()  torch.manual_seed(0)         what draws runs first
+torch.ctc_loss(.., lengths)                         what makes the lengths runs first
 a kernel of torch.compile                           reads addresses, and raises: not supported yet
 
 They are patched while a session is open.
@@ -27,13 +28,14 @@ EXPOSERS = ("__dlpack__", "share_memory_")
 """Methods after which somebody can do so for good."""
 _OF_CPU = ("get_rng_state", "set_rng_state", "manual_seed", "seed")
 _OF_CUDA = (*_OF_CPU, "get_rng_state_all", "set_rng_state_all", "manual_seed_all", "seed_all")
-STATES = (
+AT_ONCE = (
+    (torch, ("ctc_loss",)),
     (torch, _OF_CPU),
     (torch.random, _OF_CPU),
     (torch.cuda, _OF_CUDA),
     (torch.cuda.random, _OF_CUDA),
 )
-"""Functions that ask for, or set, what kernels draw from."""
+"""Functions that read lengths by address, or ask for what kernels draw from, or set it."""
 
 
 @contextmanager
@@ -47,7 +49,7 @@ def watched(core: Any) -> Iterator[None]:
         for name in ARRAYS:
             method = _giving_an_array(getattr(torch.Tensor, name), core)
             patches.enter_context(_replaced(torch.Tensor, name, method))
-        for module, names in STATES:
+        for module, names in AT_ONCE:
             for name in names:
                 function = _settled(core, getattr(module, name))
                 patches.enter_context(_replaced(module, name, function))
@@ -97,7 +99,7 @@ def _giving_an_array(method: Callable[..., Any], core: Any) -> Callable[..., Any
 
 
 def _settled(core: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, after all draws that were issued before it."""
+    """The function, after all that was issued before it."""
 
     def settled(*args: Any, **kwargs: Any) -> Any:
         core.settle()

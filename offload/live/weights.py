@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from offload.errors import CaptureError
 from offload.graph.taskgraph import Role
 from offload.live.graphs import Weight
 
@@ -51,14 +50,10 @@ class LiveWeights:
         for tensor, name, role in self._named():
             if tensor.device.type == self._device.type and tape.can_adopt(tensor):
                 self._add(self._core.adopt(tensor), name, role)
-        written, at_once = {*tape.written}, {*tape.used_at_once}
         origins = tape.origins
-        for slot in written & {*tape.used}:
-            if origins[slot] != self._core.GIVEN or tape.is_exposed(slot):
-                continue
-            if slot in at_once:
-                raise CaptureError("a tensor is written by kernels and, on the host, at once")
-            self._adopt_written(tape, slot)
+        for slot in tape.written:
+            if origins[slot] == self._core.GIVEN and not tape.is_exposed(slot):
+                self._adopt_written(tape, slot)
         return {slot: self._known[own] for slot, own in enumerate(tape.origins) if own >= 0}
 
     @property

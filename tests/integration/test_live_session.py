@@ -65,6 +65,7 @@ PLANNED = (
     loops.Flagged,
     loops.AliasedInTurns,
     loops.Tries,
+    loops.Temperature,
 )
 CUT = (
     cuts.Item,

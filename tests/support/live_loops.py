@@ -336,3 +336,19 @@ class Tries(Loop):
             except RuntimeError:
                 self.seen.append(out[1:].T.sum())
         return super().loss(x, y) + out[1:].T.mean()
+
+
+class Temperature(Loop):
+    """A single number is trained, and lengths are computed within the step."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__(device)
+        self.temperature = nn.Parameter(torch.zeros((), device=device))
+        self.optimizer.add_param_group({"params": [self.temperature]})
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        scores = self.net(x) * self.temperature.exp()
+        lengths = torch.ones_like(scores, dtype=torch.long).sum(0)[:1]
+        words = y[None] % 3 + 1
+        text = F.ctc_loss(scores[:, None].log_softmax(-1), words, lengths, lengths // 4)
+        return F.cross_entropy(scores, y) + text

@@ -112,18 +112,16 @@ inline py::bytes kind_of(const Pass& pass) {
   return kind;
 }
 
-// The slots that operations since the last cut use, or only those that they write: deferred ones, or
-// those that ran at once.
-inline std::vector<int> slots_of(const Pass& pass, bool deferred, bool written) {
+// The slots that deferred operations since the last cut write.
+inline std::set<int> slots_to_write(const Pass& pass) {
   std::set<int> slots;
   for (size_t n = pass.done; n < pass.path.size(); n++) {
-    const auto& node = *pass.path[n];
-    if (deferred ? pass.ran[n] || node.kind != Kind::deferred : !pass.ran[n]) continue;
-    for (const auto& argument : node.arguments) {
-      if (argument.kind == Arg::tensor && (argument.written || !written)) slots.insert(argument.value->slot);
+    if (pass.ran[n] || pass.path[n]->kind != Kind::deferred) continue;
+    for (const auto& argument : pass.path[n]->arguments) {
+      if (argument.kind == Arg::tensor && argument.written) slots.insert(argument.value->slot);
     }
   }
-  return {slots.begin(), slots.end()};
+  return slots;
 }
 
 // Slots of the step's own that somebody still holds.

@@ -282,7 +282,7 @@ inline void await_its_turn(Pass& pass, const Node& node) {
     if (argument.kind != Arg::tensor) continue;
     if (argument.written) await_write(pass, argument.value->slot);
     const auto& outside = pass.outside[argument.value->slot];
-    if (!outside || argument.value->nbytes > 16 || !argument.value->device.is_cpu()) continue;
+    if (!outside || !is_tiny(argument.value->dtype, argument.value->nbytes, argument.value->device)) continue;
     if (now.numbers_read.insert(outside.get()).second) now.numbers_read_kept.emplace_back(outside);
   }
 }
@@ -331,8 +331,10 @@ inline void diverge(const char* difference, const OperatorHandle& op) {
   for (const Node* node : pass.path) {
     for (const auto& value : node->values) pass.values_of[value->slot].push_back(value.get());
   }
-  for (const auto& outside : pass.outside) {
-    if (outside && outside->nbytes() <= 16 && outside->device().is_cpu()) pass.on_host[pass.slot_of[outside.get()]] = 1;
+  for (size_t slot = 0; slot < pass.bound.size(); slot++) {
+    const auto& outside = pass.outside[slot];
+    if (!outside || pass.values_of[slot].empty()) continue;
+    pass.on_host[slot] = is_tiny(pass.values_of[slot].front()->dtype, outside->nbytes(), outside->device());
   }
   pass.recorded = true;
   now.mode = Mode::recording;

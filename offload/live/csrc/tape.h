@@ -182,8 +182,15 @@ inline at::Tensor tensor_of(const Value& value, Storage storage) {
   return tensor;
 }
 
+// What Python computes with rather than a model: single numbers, and a few integers, such as lengths.
+inline bool is_tiny(caffe2::TypeMeta dtype, size_t nbytes, c10::Device device) {
+  const bool integers = at::isIntegralType(dtype.toScalarType(), /*includeBool=*/true);
+  return device.is_cpu() && nbytes <= (integers ? 4096 : 16);
+}
+
 inline bool is_tiny(const at::Tensor& tensor) {
-  return tensor.is_cpu() && tensor.numel() == 1 && storage_of(tensor)->nbytes() <= 16;
+  const bool integers = at::isIntegralType(tensor.scalar_type(), /*includeBool=*/true);
+  return is_tiny(tensor.dtype(), storage_of(tensor)->nbytes(), tensor.device()) && (integers || tensor.numel() == 1);
 }
 
 inline bool is_number(const at::Tensor& tensor) {
