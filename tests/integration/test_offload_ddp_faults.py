@@ -82,8 +82,10 @@ def test_ctrl_c_ends_all_ranks(who: tuple[int, ...]) -> None:
     for rank in who:
         processes[rank].send_signal(signal.SIGINT)
     said = ended(processes)
+    interrupted = {rank for rank in who if said[rank] == "ended by SystemExit: 1"}
     for rank, line in enumerate(said):
+        # Who is interrupted ends its connections, and another one may hear of that first.
         assert line == "ended by SystemExit: 1" or (
-            rank not in who
+            interrupted - {rank}
             and line.startswith(f"ended by StepError: rank {rank} waited for the others")
         )
