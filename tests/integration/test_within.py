@@ -1,6 +1,7 @@
 """`offload.within` around loops of others: their bits, and their steps run by plans."""
 
 import copy
+import gc
 import re
 import subprocess
 import sys
@@ -191,8 +192,12 @@ def test_a_model_without_room_on_the_device_never_takes_more_than_the_budget() -
     MiB = 1 << 20
     budget, beside = 20 * MiB, 6 * MiB  # a kernel's stand-ins, and a batch
 
+    peaks: list[int] = []
+
     def trained(device: str, within: Callable[..., Any]) -> list[Any]:
         torch.manual_seed(5)
+        gc.collect()
+        already = torch.cuda.memory_allocated()  # by other tests
         layers = [module for _ in range(12) for module in (nn.Linear(512, 512), nn.GELU())]
         net = nn.Sequential(*layers).to(device)
         optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
@@ -202,6 +207,7 @@ def test_a_model_without_room_on_the_device_never_takes_more_than_the_budget() -
                 net(torch.randn(64, 512).cuda()).square().mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
+        peaks.append(torch.cuda.max_memory_allocated() - already)
         assert next(net.parameters()).device.type == device
         return values(net, optimizer)
 
@@ -209,10 +215,9 @@ def test_a_model_without_room_on_the_device_never_takes_more_than_the_budget() -
         return offload.within(budget, net, optimizer, device="cuda:0")
 
     plain = trained("cuda", lambda *_: nullcontext())
-    assert torch.cuda.max_memory_allocated() > 2 * budget
-    torch.cuda.empty_cache()
     assert trained("cpu", within) == plain
-    assert torch.cuda.max_memory_allocated() <= budget + beside
+    assert peaks[0] > 2 * budget
+    assert peaks[1] <= budget + beside
 
 
 @pytest.mark.gpu
