@@ -212,7 +212,7 @@ class LiveSession:
             with self.unseen():
                 self._tapes.run(tape, held, at_home)
         except (CaptureError, BudgetTooSmall) as error:
-            if self._tapes.plan is None and isinstance(error, BudgetTooSmall):
+            if self.planned_steps == 0 and isinstance(error, BudgetTooSmall):
                 raise
             self._unplanned.add(place)
             self._tell(str(error))

@@ -241,7 +241,6 @@ PYBIND11_MODULE(live, module) {
         return std::any_of(p.path.begin(), p.path.end(), [](const Node* node) { return node->backward; });
       })
       .def("is_exposed", [](const Pass& p, int slot) { return is_exposed(p.outside[slot].get()); })
-      .def("identity", [](const Pass& p, int slot) { return reinterpret_cast<uintptr_t>(p.outside[slot].get()); })
       .def("adopt", [](const Pass& p, int slot) { return adopt_storage(p.outside[slot]); })
       .def_property_readonly("held", &held_slots)
       .def_property_readonly("written", &slots_to_write)
