@@ -3,34 +3,62 @@
 a parameter    where it was            its bytes
 within         looks like the device   none: they stay where they were, and plans move them
 afterwards     where it was            its present bytes
+
+So are the states of its optimizers, of which some are made within.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+STEP = "step"
+"""An optimizer's counter. Torch wants it on the CPU unless its kernels are fused or captured."""
+
 
 @contextmanager
 def placed(
-    core: Any, module: torch.nn.Module, device: torch.device
+    core: Any,
+    module: torch.nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    device: torch.device,
 ) -> Iterator[Mapping[torch.Tensor, Any]]:
-    """Within it, all tensors of the module are on the device. Yields what stands for those that
-    were elsewhere: a tensor's number, itself and its home."""
-    everything = dict.fromkeys((*module.parameters(), *module.buffers()))
+    """Within it, all of these tensors are on the device. Yields what stands for those that were
+    elsewhere: a tensor's number, itself and its home."""
+    states = [state for state, _ in _states(optimizers)]
+    everything = dict.fromkeys((*module.parameters(), *module.buffers(), *states))
     tensors = [tensor for tensor in everything if tensor.device.type != device.type]
-    before = [tensor.device for tensor in tensors]
-    places = core.place([tensor.data for tensor in tensors], str(device))
-    for tensor, place in zip(tensors, places, strict=True):
+    before = {tensor: tensor.device for tensor in tensors}
+    places = dict(zip(tensors, core.place([t.data for t in tensors], str(device)), strict=True))
+    for tensor, place in places.items():
         tensor.data = place.tensor
     try:
-        yield dict(zip(tensors, places, strict=True))
+        yield places
     finally:
+        made = {state: before[p] for state, p in _states(optimizers) if p in before}
         adopted = {*core.adopted()}
-        for tensor, place, where in zip(tensors, places, before, strict=True):
-            at_home = place.id in adopted and core.identity(tensor) == core.identity(place.tensor)
+        for tensor, where in (made | before).items():
+            place = places.get(tensor)
+            at_home = (
+                place is not None
+                and place.id in adopted
+                and core.identity(tensor) == core.identity(place.tensor)
+            )
             tensor.data = _bytes_at_home(place) if at_home else tensor.data.to(where)
+
+
+def _states(
+    optimizers: Sequence[torch.optim.Optimizer],
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The states that are where their parameter is, and the parameter."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            counts_there = group.get("fused") or group.get("capturable")
+            for parameter in group["params"]:
+                for key, state in optimizer.state.get(parameter, {}).items():
+                    if isinstance(state, torch.Tensor) and (key != STEP or counts_there):
+                        yield state, parameter
 
 
 def _bytes_at_home(place: Any) -> torch.Tensor:

@@ -7,21 +7,17 @@ tape | cut | tape                 two: what is made before a cut and used after 
 
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
-from math import ceil
 from typing import Any
 
 import torch
 
-from offload.graph.costs import Costs
 from offload.graph.taskgraph import Role, TaskGraph
 from offload.live.graphs import LiveGraph, Weight, graph_of
+from offload.live.runner_plans import RunnerPlans
 from offload.live.tape_calls import TapeReader
 from offload.live.weights import LiveWeights
 from offload.lowering.passes import grouped, lower
 from offload.measuring.profiling import measured
-from offload.plans.plan import Budget, Plan, fullest, plan, reserve_of
-from offload.running.runner import Runner
-from offload.sizes import is_share, parse_share
 
 GROUP, GROUP_BYTES = 32, 1 << 20
 """A group of small kernels has at most so many, which touch at most so many bytes."""
@@ -56,22 +52,14 @@ class PlannedTapes:
         self,
         core: Any,
         weights: LiveWeights,
-        budget: Budget,
+        plans: RunnerPlans,
         device: torch.device,
-        costs: Costs | None,
     ) -> None:
         self._core = core
         self._weights = weights
-        self._budget = budget
         self._device = device
-        self._costs = costs
         self._planned: dict[Hashable, PlannedPart] = {}
-        self._plans = RunnerPlans(budget, costs)
-
-    @property
-    def plan(self) -> Plan | None:
-        """That of the largest part."""
-        return self._plans.plan
+        self._plans = plans
 
     def run(self, tape: Any, held: Collection[int], at_home: Collection[int]) -> None:
         """Run the kernels of a pass since its last cut. What is held gets its bytes at once, or, if
@@ -134,75 +122,6 @@ class PlannedTapes:
     def close(self) -> None:
         """Give every tensor memory of its own again."""
         self._plans.close()
-
-
-class RunnerPlans:
-    """One runner's plans. The first one gives all weights their homes; when there are more weights,
-    another plan does."""
-
-    def __init__(self, budget: Budget, costs: Costs | None) -> None:
-        self._budget = budget
-        self._costs = costs
-        self._graphs: dict[Hashable, TaskGraph] = {}
-        self._needs: dict[Hashable, tuple[int, int]] = {}
-        """Of each graph: the bytes it has at once, and the reserve beside them."""
-        self._runner: Runner | None = None
-        self._homes: set[str] = set()
-        self._planned_with: Budget = None
-        self._plans: dict[Hashable, Plan] = {}
-
-    @property
-    def plan(self) -> Plan | None:
-        """That of the largest graph."""
-        return max(self._plans.values(), key=lambda plan: len(plan.graph.tasks), default=None)
-
-    def add(self, key: Hashable, graph: TaskGraph) -> None:
-        self._graphs[key], self._needs[key] = graph, (fullest(graph), reserve_of(graph))
-        if self._runner is not None and self._plans.pop(key, None) is not None:
-            self._runner.forget(key)
-
-    def run(self, key: Hashable, batch: Collection[torch.Tensor]) -> tuple[Any, ...]:
-        graph = self._graphs[key]
-        if not graph.tasks:  # nobody needs what it makes
-            return ()
-        homes = {buffer.tensor for buffer in graph.buffers if buffer.persistent}
-        budget = self._bytes_of_budget()
-        if self._runner is None or not homes <= self._homes or budget != self._planned_with:
-            self._start_with(key, graph, budget)
-            self._homes |= homes
-        elif key not in self._plans:
-            added = self._runner.add(key, graph)
-            assert isinstance(added, Plan)
-            self._plans[key] = added
-        assert self._runner is not None
-        return self._runner.run(key, *batch)
-
-    def _start_with(self, key: Hashable, graph: TaskGraph, budget: Budget) -> None:
-        """Every other graph is planned again when it runs."""
-        found = plan(graph, budget, self._costs)
-        if self._runner is None:
-            self._runner = Runner(found, key=key)
-        else:
-            self._runner.move_to(found, key, beside=budget is None)
-        self._plans, self._planned_with = {key: found}, budget
-
-    def _bytes_of_budget(self) -> Budget:
-        """A share is one of what the largest part needs if nothing ever leaves the device."""
-        if not isinstance(self._budget, str) or not is_share(self._budget):
-            return self._budget
-        share = parse_share(self._budget)
-        return max(ceil(most * share) + reserve for most, reserve in self._needs.values())
-
-    def forget(self) -> None:
-        if self._runner is not None:
-            for key in self._plans:
-                self._runner.forget(key)
-        for known in (self._plans, self._graphs, self._needs):
-            known.clear()
-
-    def close(self) -> None:
-        if self._runner is not None:
-            self._runner.close()
 
 
 def _numbers_of_updates(tape: Any, weights: Mapping[int, Weight]) -> frozenset[int]:

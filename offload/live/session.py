@@ -15,10 +15,11 @@ Without a budget a tape runs as it was issued, as without us, until it comes for
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from offload.live.core import load_core
 from offload.live.entrances import watched
 from offload.live.placing import placed
 from offload.live.planned_tapes import PlannedTapes
+from offload.live.runner_plans import PlainPlanner, Planner, RunnerPlans
 from offload.live.weights import LiveWeights
 from offload.plans.plan import Budget, Plan
 from offload.program.frames import say_frame, user_frame
@@ -55,17 +57,21 @@ class LiveSession:
         budget: Budget = None,
         device: torch.device | str = "cpu",
         costs: Costs | None = None,
+        planner: Planner | None = None,
     ) -> None:
         """`budget`: as `offload.plan` takes it, or a share such as 60% of what the largest part of
         a step needs without one. `device`: where the steps run; a module that is elsewhere stays
-        there, and looks as if it were on the device."""
+        there with the optimizers' states, and looks as if it were on the device. `planner`: makes
+        and runs the plans; one with these `costs` if not given."""
         self._core = load_core()
-        self._parameters = tuple(module.parameters())
+        groups = (group["params"] for each in optimizers for group in each.param_groups)
+        self._parameters = tuple(dict.fromkeys((*module.parameters(), *chain(*groups))))
         self._device = torch.device(device)
         self._plans_at_once = budget is not None
-        self._placed = partial(placed, self._core, module, self._device)
+        self._placed = partial(placed, self._core, module, optimizers, self._device)
         self._weights = LiveWeights(self._core, module, optimizers, self._device)
-        self._tapes = PlannedTapes(self._core, self._weights, budget, self._device, costs)
+        self.plans = RunnerPlans(planner or PlainPlanner(costs), budget)
+        self._tapes = PlannedTapes(self._core, self._weights, self.plans, self._device)
         self._open = ExitStack()
         self._unplanned: set[tuple[int, int]] = set()
         self._clean: ThreadPoolExecutor | None = None
@@ -80,8 +86,8 @@ class LiveSession:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan of the first step that has one."""
-        return self._tapes.plan
+        """The plan of the largest part."""
+        return self.plans.plan
 
     def __enter__(self) -> "LiveSession":
         where = self._device.type
@@ -145,16 +151,15 @@ class LiveSession:
         """Whether the step that runs has gone backward."""
         return self._core.current().has_backward
 
-    def end(self, *, keep_gradients: bool = False) -> None:
-        """End a step. Gradients are not kept after it if not asked for: they would cost their
-        bytes."""
+    def end(self, *, keeps: Collection[torch.Tensor] = ()) -> None:
+        """End a step. `keeps`: the parameters whose gradients are needed after it. Those of all
+        others have no bytes from now on, which they would cost."""
         tape = self._core.end()
         if tape.failed:
             tape.over(set(), set())
             raise StepError(_CAUGHT)
-        gradients, stay = self._gradients(tape), set[int]()
-        if keep_gradients:
-            gradients, stay = stay, gradients
+        stay = self._gradients(tape, keeps)
+        gradients = self._gradients(tape, self._parameters) - stay
         if tape.recorded:
             stay |= tape.slots_of(self._weights.states())  # those that it has made
         try:
@@ -219,9 +224,9 @@ class LiveSession:
             return False
         return True
 
-    def _gradients(self, tape: Any) -> set[int]:
-        """The slots of gradients."""
-        found = (parameter.grad for parameter in self._parameters)
+    def _gradients(self, tape: Any, parameters: Iterable[torch.Tensor]) -> set[int]:
+        """The slots of their gradients."""
+        found = (parameter.grad for parameter in parameters)
         return tape.slots_of([gradient for gradient in found if gradient is not None])
 
     def _tell(self, why: str) -> None:

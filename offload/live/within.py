@@ -13,6 +13,7 @@
 What runs between two steps runs at once, as without us.
 """
 
+from collections.abc import Collection
 from contextlib import ExitStack
 from typing import Any
 
@@ -34,6 +35,7 @@ class Within:
         keep_gradients: bool,
     ) -> None:
         self._model = model
+        self._parameters = tuple(model.parameters())
         # accelerate wraps an optimizer in another one, whose `step` calls the wrapped one's
         self._optimizers = [getattr(each, "optimizer", each) for each in optimizers]
         self._keeps_gradients = keep_gradients
@@ -84,13 +86,13 @@ class Within:
             return
         trains = torch.is_grad_enabled()
         if self._is_in_step and trains and (self._session.has_backward or not model.training):
-            self._end(keep_gradients=True)
+            self._end(keeps=self._parameters)
         self._begin("step" if trains else "evaluation")
 
     def _after_model(self, model: torch.nn.Module, given: object, made: object) -> None:
         self._calls -= 1
         if self._calls == 0 and self._session.name == "evaluation":
-            self._end(keep_gradients=True)
+            self._end(keeps=self._parameters)
 
     def _before_update(self, *call: object) -> None:
         self._begin("step")
@@ -98,17 +100,17 @@ class Within:
 
     def _after_update(self, *call: object) -> None:
         self._is_in_update = False
-        self._end(keep_gradients=self._keeps_gradients)
+        self._end(keeps=self._parameters if self._keeps_gradients else ())
 
     def _begin(self, name: str) -> None:
         if not self._is_in_step:
             self._session.begin(name)
             self._is_in_step = True
 
-    def _end(self, *, keep_gradients: bool) -> None:
+    def _end(self, *, keeps: Collection[torch.Tensor]) -> None:
         if self._is_in_step:
             self._is_in_step = False
-            self._session.end(keep_gradients=keep_gradients)
+            self._session.end(keeps=keeps)
 
 
 def within(

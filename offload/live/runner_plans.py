@@ -1,0 +1,169 @@
+"""One runner's plans. The first one gives all weights their homes; when there are more weights,
+another plan does.
+
+budget 60%    of what the largest part of a step needs if nothing ever leaves the device
+budget None   every part has a plan as fast as it can be
+"""
+
+from collections.abc import Collection, Hashable, Sequence
+from math import ceil
+from typing import Any, Protocol
+
+import torch
+
+from offload.errors import BudgetTooSmall
+from offload.graph.costs import Costs
+from offload.graph.taskgraph import TaskGraph
+from offload.plans.plan import Budget, Plan, fullest, plan, reserve_of
+from offload.running.runner import Runner
+from offload.running.runner_memory import Migration
+from offload.sizes import is_share, parse_share, say_size
+
+
+class Planner(Protocol):
+    """Makes plans as somebody wishes them, and runs them."""
+
+    def plan(self, graph: TaskGraph, budget: Budget) -> Plan: ...
+
+    def runner(self, plan: Plan, key: Hashable) -> Runner: ...
+
+    def added(self, key: Hashable, plan: Plan) -> None:
+        """Know of a plan that is going to run under this key."""
+        ...
+
+    def run(
+        self, runner: Runner, key: Hashable, batch: Collection[torch.Tensor]
+    ) -> Sequence[Any]: ...
+
+
+class PlainPlanner:
+    """Plans with these rates, and with no other wishes."""
+
+    def __init__(self, costs: Costs | None = None) -> None:
+        self._costs = costs
+
+    def plan(self, graph: TaskGraph, budget: Budget) -> Plan:
+        return plan(graph, budget, self._costs)
+
+    def runner(self, plan: Plan, key: Hashable) -> Runner:
+        return Runner(plan, key=key)
+
+    def added(self, key: Hashable, plan: Plan) -> None:
+        del key, plan
+
+    def run(self, runner: Runner, key: Hashable, batch: Collection[torch.Tensor]) -> Sequence[Any]:
+        return runner.run(key, *batch)
+
+
+class RunnerPlans:
+    """Makes a plan of a graph when it is to run for the first time."""
+
+    def __init__(self, planner: Planner, budget: Budget) -> None:
+        self._planner = planner
+        self._budget = budget
+        self._graphs: dict[Hashable, TaskGraph] = {}
+        self._needs: dict[Hashable, tuple[int, int]] = {}
+        """Of each graph: the bytes it has at once, and the reserve beside them."""
+        self.runner: Runner | None = None
+        self._homes: set[str] = set()
+        self._planned_with: Budget = None
+        self._plans: dict[Hashable, Plan] = {}
+
+    @property
+    def plan(self) -> Plan | None:
+        """That of the largest graph."""
+        return max(self._plans.values(), key=lambda plan: len(plan.graph.tasks), default=None)
+
+    def add(self, key: Hashable, graph: TaskGraph) -> None:
+        self._graphs[key], self._needs[key] = graph, (fullest(graph), reserve_of(graph))
+        if self.runner is not None and self._plans.pop(key, None) is not None:
+            self.runner.forget(key)
+
+    def run(self, key: Hashable, batch: Collection[torch.Tensor]) -> Sequence[Any]:
+        graph = self._graphs[key]
+        if not graph.tasks:  # nobody needs what it makes
+            return ()
+        homes = {buffer.tensor for buffer in graph.buffers if buffer.persistent}
+        if self.runner is None or not homes <= self._homes or self._bytes() != self._planned_with:
+            self._start_with(key, self._planned(graph))
+            self._homes |= homes
+        elif key not in self._plans:
+            added = self.runner.add(key, graph)
+            assert isinstance(added, Plan)
+            self._note(key, added)
+        assert self.runner is not None
+        return self._planner.run(self.runner, key, batch)
+
+    def move_to(self, budget: Budget, found: Plan) -> Migration:
+        """Go on within another budget. `found`: the plan of the largest graph in it."""
+        key = next(key for key, plan in self._plans.items() if plan is self.plan)
+        before, self._budget = self._budget, budget
+        try:
+            moved = self._start_with(key, found)
+        except BaseException:
+            self._budget = before
+            raise
+        assert moved is not None
+        return moved
+
+    def replanned(self, budget: Budget) -> Plan:
+        """The plan of the largest graph in another budget."""
+        assert self.plan is not None
+        now, self._budget = self._budget, budget
+        try:
+            return self._planned(self.plan.source)
+        finally:
+            self._budget = now
+
+    def _start_with(self, key: Hashable, found: Plan) -> Migration | None:
+        """Every other graph is planned again when it runs."""
+        moved = None
+        if self.runner is None:
+            self.runner = self._planner.runner(found, key)
+        else:
+            moved = self.runner.move_to(found, key, beside=self._budget is None)
+        self._plans, self._planned_with = {}, self._bytes()
+        self._note(key, found)
+        return moved
+
+    def _note(self, key: Hashable, found: Plan) -> None:
+        self._plans[key] = found
+        self._planner.added(key, found)
+
+    def _planned(self, graph: TaskGraph) -> Plan:
+        try:
+            return self._planner.plan(graph, self._bytes())
+        except BudgetTooSmall as error:
+            if not isinstance(self._budget, str) or not is_share(self._budget):
+                raise
+            most, reserve = max(self._needs.values())
+            enough = ceil(100 * (error.needed - reserve) / most)
+            raise BudgetTooSmall(
+                f"{error}. {self._budget} is a share of the {say_size(most)} that this step needs"
+                f" without offloading: give {enough}%",
+                needed=error.needed,
+                task=error.task,
+            ) from error
+
+    def _bytes(self) -> Budget:
+        """A share is one of what the largest part needs if nothing ever leaves the device."""
+        if not isinstance(self._budget, str) or not is_share(self._budget):
+            return self._budget
+        share = parse_share(self._budget)
+        return max(ceil(most * share) + reserve for most, reserve in self._needs.values())
+
+    def forget(self) -> None:
+        if self.runner is not None:
+            for key in self._plans:
+                self.runner.forget(key)
+        for known in (self._plans, self._graphs, self._needs):
+            known.clear()
+
+    def close(self) -> None:
+        if self.runner is not None:
+            self.runner.close()
+
+    def abandon(self) -> None:
+        """Drop the runner without touching its device, which is lost."""
+        if self.runner is not None:
+            self.runner.abandon()

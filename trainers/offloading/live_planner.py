@@ -1,0 +1,42 @@
+"""The plans of a live session as the strategy's user wishes them, with their times."""
+
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from offload import Plan, Runner, TaskGraph
+from offload.plans.plan import Budget
+from trainers.offloading.hardware.meter import Meter
+from trainers.offloading.steps.plan_request import PlanRequest
+
+
+class LivePlanner:
+    """Of one session."""
+
+    def __init__(self, request: PlanRequest, meter: Meter) -> None:
+        self.request = request
+        self._meter = meter
+        self.inputs = ""
+        """The shapes of the batch whose step runs."""
+        self.part = ""
+        """What the step that runs does."""
+
+    def plan(self, graph: TaskGraph, budget: Budget) -> Plan:
+        assert budget is None or isinstance(budget, str | int)
+        with self._meter.planning():
+            return replace(self.request, budget=budget).plan(graph)
+
+    def runner(self, plan: Plan, key: Hashable) -> Runner:
+        return self.request.target.runner(plan, key)
+
+    def added(self, key: Hashable, plan: Plan) -> None:
+        self._meter.add(key, plan, self.inputs, self.part)
+
+    def run(self, runner: Runner, key: Hashable, batch: Collection[torch.Tensor]) -> Sequence[Any]:
+        runner.measure(self._meter.wants_times(key))
+        begun = self._meter.begin()
+        made = runner.run(key, *batch)
+        self._meter.ran(key, begun, runner.trace)
+        return made
