@@ -2,7 +2,7 @@
 
 t.numpy()  t.tolist()  copy.deepcopy(t)  pickle     what makes the bytes runs first
 torch.get_rng_state()  torch.manual_seed(0)         what draws runs first
-torch.ctc_loss(.., lengths)                         what makes the lengths runs first
+torch.tensor([t, t])  torch.ctc_loss(.., lengths)   what makes the numbers runs first
 a kernel of torch.compile                           reads addresses, and raises: not supported yet
 
 They are patched while a session is open.
@@ -36,6 +36,8 @@ AT_ONCE = (
     (torch.cuda.random, _OF_CUDA),
 )
 """Functions that read lengths by address, or ask for what kernels draw from, or set it."""
+OF_LISTS = ((torch, ("tensor", "as_tensor", "asarray")), (torch.Tensor, ("new_tensor",)))
+"""Functions that make a tensor of numbers, which may be tensors themselves."""
 
 
 @contextmanager
@@ -53,6 +55,10 @@ def watched(core: Any) -> Iterator[None]:
             for name in names:
                 function = _settled(core, getattr(module, name))
                 patches.enter_context(_replaced(module, name, function))
+        for owner, names in OF_LISTS:
+            for name in names:
+                maker = _given_lists(core, getattr(owner, name))
+                patches.enter_context(_replaced(owner, name, maker))
         patches.enter_context(_higher_order_look_past(core))
         yield
 
@@ -109,6 +115,27 @@ def _settled(core: Any, function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*args, **kwargs)
 
     return settled
+
+
+def _given_lists(core: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, after what makes the tensors in the lists that it is given."""
+
+    def given_lists(*args: Any, **kwargs: Any) -> Any:
+        for given in (*args, *kwargs.values()):
+            if isinstance(given, list | tuple):
+                for tensor in _tensors_in(given):
+                    core.touch(tensor)
+        return function(*args, **kwargs)
+
+    return given_lists
+
+
+def _tensors_in(given: list[Any] | tuple[Any, ...]) -> Iterator[torch.Tensor]:
+    for one in given:
+        if isinstance(one, torch.Tensor):
+            yield one
+        elif isinstance(one, list | tuple):
+            yield from _tensors_in(one)
 
 
 @contextmanager

@@ -33,19 +33,17 @@ def placed(
     places = dict(zip(tensors, core.place([t.data for t in tensors], str(device)), strict=True))
     for tensor, place in places.items():
         tensor.data = place.tensor
-    try:
-        yield places
-    finally:
-        made = {state: before[p] for state, p in _states(optimizers) if p in before}
-        adopted = {*core.adopted()}
-        for tensor, where in (made | before).items():
-            place = places.get(tensor)
-            at_home = (
-                place is not None
-                and place.id in adopted
-                and core.identity(tensor) == core.identity(place.tensor)
-            )
-            tensor.data = _bytes_at_home(place) if at_home else tensor.data.to(where)
+    yield places
+    made = {state: before[p] for state, p in _states(optimizers) if p in before}
+    adopted = {*core.adopted()}
+    for tensor, where in (made | before).items():
+        place = places.get(tensor)
+        at_home = (
+            place is not None
+            and place.id in adopted
+            and core.identity(tensor) == core.identity(place.tensor)
+        )
+        tensor.data = _bytes_at_home(place) if at_home else tensor.data.to(where)
 
 
 def _states(

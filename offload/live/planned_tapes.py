@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from offload.graph.taskgraph import Role, TaskGraph
+from offload.graph.taskgraph import Role
 from offload.live.graphs import LiveGraph, Weight, graph_of
 from offload.live.runner_plans import RunnerPlans
 from offload.live.tape_calls import TapeReader
@@ -20,7 +20,8 @@ from offload.lowering.passes import grouped, lower
 from offload.measuring.profiling import measured
 
 GROUP, GROUP_BYTES = 32, 1 << 20
-"""A group of small kernels has at most so many, which touch at most so many bytes."""
+"""A group of small kernels has at most so many, which touch at most so many bytes: an engine's
+overhead is paid once a group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +69,14 @@ class PlannedTapes:
         key = tape.begin, tape.leaf
         self._weights.take_places(tape)
         part = self._planned.get(key)
+        if part is not None:  # who has what crossed last time keeps it, in memory of its own
+            tape.hide_shown()
+            self._core.vacate({own for own, _ in part.crossing.values()})
         if part is None or not part.serves(tape, held):
             part = self._planned[key] = self._make(key, tape, held, part, at_home)
         live = part.live
         live.numbers.take(tape)
         tape.hide_shown()
-        self._core.vacate({own for own, _ in part.crossing.values()})
         batch = [tape.given_bytes(one.slot, one.start, one.nbytes) for one in live.inputs]
         try:
             made = self._plans.run(key, batch)
@@ -109,7 +112,9 @@ class PlannedTapes:
         weights |= {slot: weight for slot, (_, weight) in crossing.items()}
         given = [n for n, origin in enumerate(tape.origins) if origin == self._core.GIVEN]
         live = graph_of(reader, given, weights, kept, self._weights.all)
-        self._plans.add(key, _with_few_tasks(lower(measured(live.graph))))
+        self._plans.add(
+            key, grouped(lower(measured(live.graph)), GROUP, GROUP_BYTES, any_kind=True)
+        )
         unwritten = {s: reader.nbytes[s] for s in (kept & reader.allocated) - reader.written}
         return PlannedPart(live, tape.kind, kept, varying, crossing, unwritten)
 
@@ -131,11 +136,3 @@ def _numbers_of_updates(tape: Any, weights: Mapping[int, Weight]) -> frozenset[i
     nodes = tape.nodes[tape.begin :]
     first = next((n for n, node in enumerate(nodes) if not trained.isdisjoint(node.written)), None)
     return frozenset[int]() if first is None else frozenset(nodes[first].numbers_since(nodes[-1]))
-
-
-def _with_few_tasks(graph: TaskGraph) -> TaskGraph:
-    """Small kernels in groups, none larger than the largest task: an engine's overhead is paid once
-    a group."""
-    sizes = (sum(graph.buffers[b].nbytes for b in task.touches) for task in graph.tasks)
-    largest = max(sizes, default=0)
-    return grouped(graph, GROUP, min(GROUP_BYTES, largest), any_kind=True)

@@ -84,8 +84,9 @@ class RunnerPlans:
         if not graph.tasks:  # nobody needs what it makes
             return ()
         homes = {buffer.tensor for buffer in graph.buffers if buffer.persistent}
-        if self.runner is None or not homes <= self._homes or self._bytes() != self._planned_with:
-            self._start_with(key, self._planned(graph))
+        budget = self._bytes_of(self._budget)
+        if self.runner is None or not homes <= self._homes or budget != self._planned_with:
+            self._start_with(key, self._plan_of(graph, self._budget, self._planner))
             self._homes |= homes
         elif key not in self._plans:
             added = self.runner.add(key, graph)
@@ -106,14 +107,10 @@ class RunnerPlans:
         assert moved is not None
         return moved
 
-    def replanned(self, budget: Budget) -> Plan:
-        """The plan of the largest graph in another budget."""
+    def planned_in(self, budget: Budget, planner: Planner) -> Plan:
+        """The plan of the largest graph in another budget. Any thread may ask for it."""
         assert self.plan is not None
-        now, self._budget = self._budget, budget
-        try:
-            return self._planned(self.plan.source)
-        finally:
-            self._budget = now
+        return self._plan_of(self.plan.source, budget, planner)
 
     def _start_with(self, key: Hashable, found: Plan) -> Migration | None:
         """Every other graph is planned again when it runs."""
@@ -122,7 +119,7 @@ class RunnerPlans:
             self.runner = self._planner.runner(found, key)
         else:
             moved = self.runner.move_to(found, key, beside=self._budget is None)
-        self._plans, self._planned_with = {}, self._bytes()
+        self._plans, self._planned_with = {}, self._bytes_of(self._budget)
         self._note(key, found)
         return moved
 
@@ -130,26 +127,26 @@ class RunnerPlans:
         self._plans[key] = found
         self._planner.added(key, found)
 
-    def _planned(self, graph: TaskGraph) -> Plan:
+    def _plan_of(self, graph: TaskGraph, budget: Budget, planner: Planner) -> Plan:
         try:
-            return self._planner.plan(graph, self._bytes())
+            return planner.plan(graph, self._bytes_of(budget))
         except BudgetTooSmall as error:
-            if not isinstance(self._budget, str) or not is_share(self._budget):
+            if not isinstance(budget, str) or not is_share(budget):
                 raise
             most, reserve = max(self._needs.values())
             enough = ceil(100 * (error.needed - reserve) / most)
             raise BudgetTooSmall(
-                f"{error}. {self._budget} is a share of the {say_size(most)} that this step needs"
-                f" without offloading: give {enough}%",
+                f"{error}. {budget} is a share of the {say_size(most)} that this step needs without"
+                f" offloading: give {enough}%",
                 needed=error.needed,
                 task=error.task,
             ) from error
 
-    def _bytes(self) -> Budget:
+    def _bytes_of(self, budget: Budget) -> Budget:
         """A share is one of what the largest part needs if nothing ever leaves the device."""
-        if not isinstance(self._budget, str) or not is_share(self._budget):
-            return self._budget
-        share = parse_share(self._budget)
+        if not isinstance(budget, str) or not is_share(budget):
+            return budget
+        share = parse_share(budget)
         return max(ceil(most * share) + reserve for most, reserve in self._needs.values())
 
     def forget(self) -> None:

@@ -72,7 +72,7 @@ class LiveSession:
         self._weights = LiveWeights(self._core, module, optimizers, self._device)
         self.plans = RunnerPlans(planner or PlainPlanner(costs), budget)
         self._tapes = PlannedTapes(self._core, self._weights, self.plans, self._device)
-        self._open = ExitStack()
+        self._open, self._tensors = ExitStack(), ExitStack()
         self._unplanned: set[tuple[int, int]] = set()
         self._clean: ThreadPoolExecutor | None = None
         """A thread without any mode of the user's: parts run in the middle of their code."""
@@ -95,12 +95,25 @@ class LiveSession:
         self._open.callback(self._core.enable, False, where, False, None, None)
         self._clean = self._open.enter_context(ThreadPoolExecutor(1, "live-part"))
         self._open.enter_context(watched(self._core))
-        self._open.callback(self._core.release_all)
-        self._weights.know(self._open.enter_context(self._placed()))
-        self._open.callback(self._close_tapes)
+        self._tensors.callback(self._core.release_all)
+        self._weights.know(self._tensors.enter_context(self._placed()))
+        self._tensors.callback(self._close_tapes)
         return self
 
     def __exit__(self, *error: object) -> None:
+        try:
+            self._tensors.close()
+        finally:
+            self._open.close()
+
+    def abandon(self) -> None:
+        """Leave without touching the device, which is lost. Nothing on it can be read."""
+        self._tensors.pop_all()
+        if self._core.current() is not None:
+            self._core.end()
+        with self.unseen():
+            self.plans.abandon()
+        self._core.abandon_all()
         self._open.close()
 
     @contextmanager

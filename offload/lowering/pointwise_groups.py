@@ -2,7 +2,7 @@
 
     to_copy  mul  add | mm | gelu  mul        ->        to_copy+2 | mm | gelu+1
 
-A group stays small, in tasks and in bytes, so it needs no more room than a large task does anyway.
+A group stays small, in tasks and in bytes, and needs no more room than the largest task.
 The tensors between its members stay in the plan.
 """
 
@@ -13,8 +13,10 @@ from offload.lowering.merging import held_in_order, kin, regrouped
 def grouped(
     graph: TaskGraph, at_most: int = 16, nbytes: int = 256 << 10, *, any_kind: bool = False
 ) -> TaskGraph:
-    """Merge up to `at_most` neighbouring pointwise tasks that together touch at most `nbytes`.
-    `any_kind`: other tasks as well."""
+    """Merge up to `at_most` neighbouring pointwise tasks that together touch at most `nbytes`, and
+    no more than the largest task. `any_kind`: other tasks as well."""
+    sizes = (sum(graph.buffers[b].nbytes for b in task.touches) for task in graph.tasks)
+    nbytes = min(nbytes, max(sizes, default=0))
     held = held_in_order(graph)
     groups: list[list[int]] = []
     touched: set[int] = set()

@@ -11,15 +11,18 @@ The module's Python runs in every step as in plain Lightning, and its bits are t
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.strategies import ParallelStrategy, Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
@@ -29,20 +32,33 @@ from offload.gate import Gate
 from offload.live.core import why_no_core
 from offload.live.session import LiveSession
 from offload.memory.file_memory import checked_folder
+from offload.running.drivers.cuda import check_cuda
 from offload.running.drivers.device_loss import device_lost
+from offload.running.runner_memory import Migration
 from offload.running.stage import Stage
+from offload.sizes import say_size
 from trainers.lightning_seams import is_accumulating
 from trainers.offloading.guests import Guests, Loss
 from trainers.offloading.hardware.devices import (
+    bring_along,
+    bring_gradients,
     forget_results,
     keep_on_host,
     move,
     tell,
     tensors_of,
 )
+from trainers.offloading.hardware.generators import hand_over
 from trainers.offloading.hardware.meter import MeasuredPlan, Meter, TimeSpent
-from trainers.offloading.hardware.target import ON_CPU, Target, check_engine, target_of
+from trainers.offloading.hardware.target import (
+    ON_CPU,
+    Target,
+    accelerator_for,
+    check_engine,
+    target_of,
+)
 from trainers.offloading.interrupt import DelayedInterrupt
+from trainers.offloading.live_moves import SAME, Move, Moves
 from trainers.offloading.live_planner import LivePlanner
 from trainers.offloading.steps.plan_request import PlanRequest
 from trainers.sharing.high_priority import HighPriority
@@ -85,6 +101,7 @@ class LiveFit(Strategy):
         self._interrupt = DelayedInterrupt()
         self._session: LiveSession | None = None
         self._planner: LivePlanner | None = None
+        self._moves = Moves()
         self._session_of: tuple[Any, ...] = ()
         """The optimizers of the session."""
         self._reset()
@@ -96,8 +113,8 @@ class LiveFit(Strategy):
         self._meter = Meter()
         self._is_in_step = False
         self._is_in_update = False
-        self._fresh: set[torch.Tensor] = set()
-        """The parameters whose gradients no update has used yet."""
+        self._remark = ""
+        """What `explain` tells of how the run came to its device."""
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, or another process, begins a fit of its own: it has none of this one's plans."""
@@ -186,6 +203,112 @@ class LiveFit(Strategy):
         runner = self._session.plans.runner if self._session is not None else None
         return runner.stage if runner is not None else None
 
+    # ---- moves -----------------------------------------------------------------------------------
+
+    def move_to(
+        self, budget: str | int | None = SAME, device: torch.device | str | None = None
+    ) -> Future[Migration]:
+        """Have the training go on within another budget, or on another device. Any thread may call
+        this while the trainer fits. The tensors move between two steps. The result has the bytes
+        that moved and the seconds that it took, or raises `MemoryTooSmall` where there was no room:
+        then nothing has moved.
+
+        Another budget: the plan is made here, and all bits stay the same. Another `device`: on a
+        GPU like the one before all bits stay the same. On another kind of device the weights are
+        equal at the move, and a warning says that later bits are the new device's."""
+        if isinstance(self, ParallelStrategy):
+            raise OffloadError("move_to() moves one process; the ranks of DDP must move together")
+        if self._eager:
+            raise OffloadError("this run trains eagerly, so it has no plan that could move")
+        try:
+            there = self.root_device if device is None else torch.device(device)
+        except RuntimeError as error:
+            raise OffloadError(f"move_to(device={device!r}): {error}") from None
+        if there == self.root_device and budget == SAME:
+            raise OffloadError(
+                f"move_to() names no other place than the run has: give another budget, or another"
+                f" device than {self.root_device}"
+            )
+        if self._session is None or self._session.plan is None:
+            raise OffloadError(
+                "move_to() comes before the first step, so there is no plan to move from: give the"
+                " budget to the strategy and the device to the Trainer, or call it from the second"
+                " step on"
+            )
+        asked = self._request
+        if there != self.root_device:
+            asked = asked.on(self._target_on(there), self.precision_plugin)
+        if budget != SAME:
+            asked = replace(asked, budget=budget)
+        plans = self._session.plans
+        planner = LivePlanner(asked, self._meter)
+        move = Move(asked, self._session.plan, plans.planned_in(asked.budget, planner))
+        return self._moves.add(move)
+
+    def _target_on(self, device: torch.device) -> Target:
+        """This run's target on another device. Raise `OffloadError` if there is none."""
+        if self._request.target.make_runner is not None:
+            raise OffloadError("a fleet gives its jobs their devices: this job cannot choose one")
+        if not all(guest.closed for guest in self._guests.all):
+            raise OffloadError(
+                "the nets of high_priority() are on the device that would be left: end their blocks"
+                " before move_to(device=...)"
+            )
+        device = check_cuda(device) if device.type == "cuda" else device
+        kind, asked = accelerator_for(device.type), self._request
+        return replace(target_of(asked.engine, kind, device, asked.host_dir), gate=self._gate)
+
+    def _make_moves(self) -> None:
+        """Go on where somebody has asked for, if an optimizer step begins now."""
+        trainer = self._module.trainer
+        begun = trainer.fit_loop.epoch_loop.batch_idx + 1
+        if not trainer.training or begun % trainer.accumulate_grad_batches:
+            return
+        while move := self._moves.next():
+            with self._device_loss_noted(), self._interrupt.held(), self._moves.refusing(move):
+                move.done.set_result(self._moved(move))
+
+    def _moved(self, move: Move) -> Migration:
+        session, planner = self._session, self._planner
+        if move.asked.target.device != self.root_device:
+            return self._go_to(move.asked)
+        if session is None or planner is None:  # it has just gone to another device
+            self._request = replace(self._request, budget=move.asked.budget)
+            return Migration(0, 0.0, "before the first step there")
+        found, asked = move.plan, replace(self._request, budget=move.asked.budget)
+        if session.plan is not move.before:
+            found = session.plans.planned_in(asked.budget, LivePlanner(asked, self._meter))
+        moved = session.plans.move_to(asked.budget, found)
+        self._request = planner.request = asked
+        return moved
+
+    def _go_to(self, asked: PlanRequest) -> Migration:
+        """Have this run be one of another device. All tensors come home, and go on from there."""
+        begun, old, new = monotonic(), self._request.target, asked.target
+        self._close_session()
+        self._request, self._root_device = asked, new.device
+        self.accelerator = accelerator = accelerator_for(new.device.type)
+        accelerator.setup_device(new.device)
+        if isinstance(self.precision_plugin, MixedPrecision):
+            self.precision_plugin.device = new.device.type
+        tell(self._module, new.device)
+        hand_over(old.device, new.device)
+        bring_along(self._module.trainer, old.device, new.device)
+        tensors = tensors_of(self._module, self.optimizers)
+        bring_gradients(tensors)
+        moved = Migration(sum(t.nbytes for t in tensors), monotonic() - begun, "by the host")
+        step = self._module.trainer.global_step
+        size = say_size(moved.nbytes)
+        self._remark = (
+            f"moved here from {old.name} before step {step}: {size} in {moved.seconds:.2f} s"
+        )
+        if old.name != new.name:
+            rank_zero_warn(
+                f"the training moved from {old.name} to {new.name}: the weights are equal, and"
+                " later bits are those of the new device's kernels"
+            )
+        return moved
+
     def _log_guests(self) -> None:
         """Give the loggers how long the requests of this run took."""
         trainer = self._module.trainer
@@ -270,11 +393,13 @@ class LiveFit(Strategy):
 
     def batch_to_device(self, *args: Any, **kwargs: Any) -> Any:
         self._interrupt.deliver()
+        if not self._eager:
+            self._make_moves()
         return super().batch_to_device(*args, **kwargs)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         if not self._module.automatic_optimization:
-            with self._one_step("training_step", args, lambda: self._fresh):
+            with self._one_step("training_step", args):
                 return super().training_step(*args, **kwargs)
         if not self._is_in_update:  # an optimizer may ask for the loss several times
             self._end_open()  # the last one has not come to its update
@@ -285,7 +410,6 @@ class LiveFit(Strategy):
         self, closure_loss: torch.Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any
     ) -> torch.Tensor:
         loss = super().backward(closure_loss, optimizer, *args, **kwargs)
-        self._fresh = {*self._parameters()}
         if self._module.automatic_optimization and is_accumulating(self._module.trainer):
             self._end_open()
         return loss
@@ -298,32 +422,29 @@ class LiveFit(Strategy):
             result = super().optimizer_step(optimizer, closure, model, **kwargs)
         finally:
             self._is_in_update = False
-        for group in optimizer.param_groups:
-            self._fresh.difference_update(group["params"])
         if self._module.automatic_optimization:
-            self._end_step(())
+            # The next backward pass clears the gradients first. Until then they would take room.
+            self._end_step(() if self._request.budget is not None else self._parameters())
         return result
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        with self._one_step("validation_step", args, self._parameters):
+        with self._one_step("validation_step", args):
             return super().validation_step(*args, **kwargs)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        with self._one_step("test_step", args, self._parameters):
+        with self._one_step("test_step", args):
             return super().test_step(*args, **kwargs)
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        with self._one_step("predict_step", args, self._parameters):
+        with self._one_step("predict_step", args):
             return super().predict_step(*args, **kwargs)
 
     @contextmanager
-    def _one_step(
-        self, name: str, given: Any, keeps: Callable[[], Iterable[torch.Tensor]]
-    ) -> Iterator[None]:
+    def _one_step(self, name: str, given: Any) -> Iterator[None]:
         self._end_open()
         self._begin_step(name, given)
         yield
-        self._end_step(keeps())
+        self._end_open()
 
     def _begin_step(self, name: str, given: Any) -> None:
         if self._eager or self._is_in_step:
@@ -355,8 +476,8 @@ class LiveFit(Strategy):
     def _open_session(self) -> LiveSession:
         if self._session is not None and self._session_of == tuple(map(id, self.optimizers)):
             return self._session
-        self._close()
-        self._planner = LivePlanner(self._request, self._meter)
+        self._close_session()
+        self._planner = LivePlanner(self._request, self._meter, self._remark)
         session = LiveSession(
             self._module,
             *self.optimizers,
@@ -386,15 +507,40 @@ class LiveFit(Strategy):
 
     def _close(self) -> None:
         """Give the tensors memory of their own."""
+        self._moves.end()
+        self._close_session()
+
+    def _close_session(self) -> None:
         session, self._session = self._session, None
+        self._planner = None
         if session is None:
             return
         self._plan = session.plan or self._plan
+        is_in_step, self._is_in_step = self._is_in_step, False
+        if self._lost is not None:
+            session.abandon()
+            return
         with self._gate.held():  # a guest may have borrowed the memory that is given back
-            if self._is_in_step:
-                self._is_in_step = False
+            if is_in_step:
                 session.end_as_issued()
             session.__exit__(None, None, None)
+
+    def _check_not_lost(self) -> None:
+        """Raise `DeviceLost` if the device is lost, and the weights on it with it."""
+        if self._lost is not None:
+            raise self._lost
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        self._check_not_lost()
+        return super().lightning_module_state_dict()
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        self._check_not_lost()
+        return super().optimizer_state(optimizer)
+
+    def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        self._check_not_lost()
+        super().save_checkpoint(*args, **kwargs)
 
 
 def _shapes(given: Any) -> str:

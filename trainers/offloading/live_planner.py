@@ -15,9 +15,11 @@ from trainers.offloading.steps.plan_request import PlanRequest
 class LivePlanner:
     """Of one session."""
 
-    def __init__(self, request: PlanRequest, meter: Meter) -> None:
+    def __init__(self, request: PlanRequest, meter: Meter, remark: str = "") -> None:
+        """`remark`: what every plan's explanation tells, too."""
         self.request = request
         self._meter = meter
+        self._remark = remark
         self.inputs = ""
         """The shapes of the batch whose step runs."""
         self.part = ""
@@ -32,6 +34,8 @@ class LivePlanner:
         return self.request.target.runner(plan, key)
 
     def added(self, key: Hashable, plan: Plan) -> None:
+        if self._remark:
+            plan.remarks.say(self._remark)
         self._meter.add(key, plan, self.inputs, self.part)
 
     def run(self, runner: Runner, key: Hashable, batch: Collection[torch.Tensor]) -> Sequence[Any]:

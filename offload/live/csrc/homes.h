@@ -28,6 +28,12 @@ inline void hide_shown(Pass* pass) {
   }
 }
 
+// Nobody gets these bytes any more.
+inline void drop_bytes(StorageImpl* storage) {
+  storage->set_data_ptr_noswap(c10::DataPtr(nullptr, new Absent{nullptr}, &drop_absent, storage->device()));
+  bar(storage);
+}
+
 // The step is over: what was made before a cut and is still held has memory of its own, but what is in
 // `dropped` has none, and what is in `stays` is adopted.
 inline void over(Pass& pass, const std::set<int>& dropped, const std::set<int>& stays) {
@@ -38,8 +44,7 @@ inline void over(Pass& pass, const std::set<int>& dropped, const std::set<int>& 
     if (stays.count(static_cast<int>(slot))) {
       session().adopted[user.get()] = std::move(pass.crossed[slot]);
     } else if (dropped.count(static_cast<int>(slot))) {
-      user->set_data_ptr_noswap(c10::DataPtr(nullptr, new Absent{nullptr}, &drop_absent, user->device()));
-      bar(user.get());
+      drop_bytes(user.get());
     } else {
       copy_shown(user.get(), *crossed);
     }

@@ -158,16 +158,29 @@ void concealed(uintptr_t storage) {
   exposed.erase(found);
 }
 
-// Every adopted storage has its bytes for good, and every tape is forgotten.
-void release_all() {
+void forget_all() {
   auto& now = session();
-  for (auto& [storage, adopted] : now.adopted) {
-    if (const auto user = adopted->user.lock()) materialize(storage);
-  }
   shown().clear();
   now.adopted.clear();
   now.trees.clear();
   now.exposed.clear();
+}
+
+// Every adopted storage has its bytes for good, and every tape is forgotten.
+void release_all() {
+  for (auto& [storage, adopted] : session().adopted) {
+    if (const auto user = adopted->user.lock()) materialize(storage);
+  }
+  forget_all();
+}
+
+// No adopted storage has bytes any more: they are on a device that is lost.
+void abandon_all() {
+  for (auto& [storage, adopted] : session().adopted) {
+    const auto user = adopted->user.lock();
+    if (user && absent_of(storage)) drop_bytes(storage);
+  }
+  forget_all();
 }
 
 }  // namespace
@@ -274,6 +287,7 @@ PYBIND11_MODULE(live, module) {
     session().trees.clear();
   });
   module.def("release_all", &release_all);
+  module.def("abandon_all", &abandon_all);
   module.def("number_tensor", [](py::object number, at::ScalarType dtype) {
     const auto type = py::isinstance<py::bool_>(number) ? c10::Scalar(number.cast<bool>())
         : py::isinstance<py::int_>(number)              ? c10::Scalar(number.cast<int64_t>())
