@@ -18,6 +18,7 @@ from offload.plans.plan import Budget, Plan, fullest, plan, reserve_of
 from offload.running.runner import Runner
 from offload.running.runner_memory import Migration
 from offload.sizes import is_share, parse_share, say_size
+from offload.tracing.tape import FORWARD
 
 
 class Planner(Protocol):
@@ -133,6 +134,8 @@ class RunnerPlans:
         except BudgetTooSmall as error:
             if not isinstance(budget, str) or not is_share(budget):
                 raise
+            if all(task.phase == FORWARD for task in graph.tasks):
+                return planner.plan(graph, error.needed)  # an evaluation, of which it is no share
             most, reserve = max(self._needs.values())
             enough = ceil(100 * (error.needed - reserve) / most)
             raise BudgetTooSmall(

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from offload.errors import BudgetTooSmall, CaptureError, StepError
+from offload.errors import CaptureError, StepError
 from offload.graph.costs import Costs
 from offload.live.core import load_core
 from offload.live.entrances import watched
@@ -229,9 +229,7 @@ class LiveSession:
         try:
             with self.unseen():
                 self._tapes.run(tape, held, at_home)
-        except (CaptureError, BudgetTooSmall) as error:
-            if self.planned_steps == 0 and isinstance(error, BudgetTooSmall):
-                raise
+        except CaptureError as error:
             self._unplanned.add(place)
             self._tell(str(error))
             return False

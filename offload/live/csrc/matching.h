@@ -168,7 +168,7 @@ inline at::Tensor shadow_of(Pass& pass, const Node& node, const Output& output, 
   if (output.kind != Out::fresh) return at::Tensor();
   auto storage = make_shadow(output.value->nbytes, output.value->device);
   pass.bound[output.value->slot] = WeakStorage(storage);
-  if (session().mode == Mode::recording) pass.slot_of[storage.get()] = output.value->slot;
+  pass.slot_of[storage.get()] = output.value->slot;
   return tensor_of(*output.value, std::move(storage));
 }
 
@@ -321,13 +321,8 @@ inline void diverge(const char* difference, const OperatorHandle& op) {
   now.divergence = full_name(op.schema()) + " (" + difference + ")";
   if (!now.current->children.empty()) now.divergence += " instead of " + full_name(*now.current->children[0]->schema);
   auto& pass = *now.pass;
-  pass.slot_of.clear();
   pass.values_of.assign(pass.bound.size(), {});
   pass.on_host.assign(pass.bound.size(), 0);
-  for (size_t slot = 0; slot < pass.bound.size(); slot++) {
-    auto* storage = pass.bound[slot]._unsafe_get_target();
-    if (storage) pass.slot_of[storage] = static_cast<int>(slot);
-  }
   for (const Node* node : pass.path) {
     for (const auto& value : node->values) pass.values_of[value->slot].push_back(value.get());
   }
