@@ -13,9 +13,9 @@ import torch
 
 from offload.graph.builder import GraphBuilder
 from offload.graph.taskgraph import ALIGNMENT, Role, TaskGraph
-from offload.live.list_calls import are_apart, cuts, length, piece, values_in, works_on_lists
+from offload.live.list_calls import are_apart, cuts, length, piece, works_on_lists
 from offload.live.tape_calls import Slots, TapeCall, TapeReader
-from offload.program.kernels import Call, Calls, Program, Value
+from offload.program.kernels import Call, Calls, Program, Value, values_in
 from offload.tracing.tape import BACKWARD, FORWARD, UPDATE
 
 

@@ -6,7 +6,7 @@ _foreach_add_([w1 w2 w3 w4], ..)     _foreach_mul_([w3 w4]) _foreach_add_([w3 w4
 torch computes every position by itself, so a piece has the bits of the whole.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -68,15 +68,6 @@ def are_apart(pieces: Sequence[tuple[set[int], set[int]]]) -> bool:
         for m, (reads, others) in enumerate(pieces)
         if n != m
     )
-
-
-def values_in(tree: Any) -> Iterator[Value]:
-    """All values among arguments."""
-    if isinstance(tree, Value):
-        yield tree
-    elif isinstance(tree, tuple | list):
-        for leaf in tree:
-            yield from values_in(leaf)
 
 
 def _arguments(call: Call) -> Sequence[Any]:

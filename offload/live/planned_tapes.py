@@ -107,8 +107,10 @@ class PlannedTapes:
         varying |= _numbers_of_updates(tape, weights)
         reader = TapeReader(self._core, tape, varying, self._device)
         crossing = dict(old.crossing) if old is not None else {}
-        for slot in kept & reader.written & {*at_home} - {*weights, *crossing}:
-            crossing[slot] = self._weights.cross(reader.nbytes[slot])
+        crosses = kept & reader.written & {*at_home} - {*weights, *crossing}
+        states = self._weights.states_among(tape, crosses)
+        for slot in crosses:
+            crossing[slot] = self._weights.cross(reader.nbytes[slot], states.get(slot))
         weights |= {slot: weight for slot, (_, weight) in crossing.items()}
         given = [n for n, origin in enumerate(tape.origins) if origin == self._core.GIVEN]
         live = graph_of(reader, given, weights, kept, self._weights.all)

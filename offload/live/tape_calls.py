@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from offload.errors import CaptureError
-from offload.live.list_calls import values_in
 from offload.live.tape_kernel import TapeKernel
-from offload.program.kernels import Call, Value
+from offload.optimizer.step_guards import EXACT_OPS, plain_name
+from offload.program.kernels import Call, Value, values_in
 from offload.torch_seams import schema_of
 from offload.tracing.collectives import is_collective
 from offload.tracing.op_effects import WHOLE, allocates
@@ -81,6 +81,8 @@ class TapeReader:
             node,
             self.numbers,
             tuple(self._varying_of(node.arguments)),
+            self.device,
+            plain_name(op) in EXACT_OPS or name.startswith("_fused_"),
         )
         fresh = dict.fromkeys(value.buffer for value in made if value is not None)
         kwargs = dict(zip(named, given[first:], strict=True))

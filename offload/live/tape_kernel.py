@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 
 @dataclass(frozen=True, slots=True)
 class TapeKernel:
@@ -20,6 +22,9 @@ class TapeKernel:
     """Those of the step that runs next."""
     varying: tuple[Any, ...] = field(compare=False)
     """Which arguments have a number that differs from step to step."""
+    device: torch.device
+    elementwise: bool
+    """Whether it treats every element alike, wherever in a tensor it lies."""
 
     @property
     def alike(self) -> Any:

@@ -91,11 +91,19 @@ class LiveWeights:
         self._places &= {*self._core.adopted()}
         self._written.clear()
 
-    def cross(self, nbytes: int) -> tuple[int, Weight]:
-        """A place for what is made before a cut and used after it, and its number."""
+    def states_among(self, tape: Any, slots: Collection[int]) -> dict[int, str]:
+        """The names of those slots that are states of an optimizer."""
+        named = ((tensor, name) for tensor, name, role in self._named() if role is Role.STATE)
+        found = {slot: name for tensor, name in named for slot in tape.slots_of([tensor])}
+        return {slot: name for slot, name in found.items() if slot in slots}
+
+    def cross(self, nbytes: int, state: str | None) -> tuple[int, Weight]:
+        """A place for what is made before a cut and used after it, and its number. `state`: its
+        name, if it is an optimizer's."""
         own, home = self._core.new_id(), torch.empty(nbytes, dtype=torch.uint8)
         self._places.add(own)
-        return own, self._add((own, home), f"cut.{own}", Role.BUFFER)
+        role = Role.STATE if state else Role.BUFFER
+        return own, self._add((own, home), state or f"cut.{own}", role)
 
     def _named(self) -> Iterator[tuple[torch.Tensor, str, Role]]:
         """The tensors of the module and of the optimizers."""

@@ -24,8 +24,8 @@ from offload.errors import GraphError
 from offload.graph.costs import Costs
 from offload.graph.taskgraph import HOST, Task, TaskGraph
 from offload.optimizer.gradients import clamp, divide, scale
-from offload.optimizer.step_updates import StepUpdate
-from offload.optimizer.updates import EXACT, Update
+from offload.optimizer.updates import EXACT
+from offload.program.kernels import values_in
 from offload.torch_seams import to_copy
 
 CHOICES = ("auto", "host", "device")
@@ -132,16 +132,20 @@ def _able(graph: TaskGraph, task: Task, fixed: frozenset[int]) -> bool:
 def is_update(task: Task) -> bool:
     """Whether it is an update, perhaps with clipping, of the optimizer or handmade."""
     calls = [call for call in _calls(task) if not _clip(call)]
-    updates = all(isinstance(call.op, Update | StepUpdate) for call in calls)
-    return updates and (bool(calls) or not _calls(task))
+    return all(map(_updates, calls)) and (bool(calls) or not _calls(task))
+
+
+def _updates(call: Any) -> bool:
+    """Whether it is a kernel of updates, which says whether it works element by element."""
+    return hasattr(call.op, "elementwise")
 
 
 def _exact(task: Task) -> bool:
     """Whether any number of threads gives the same bits."""
     return all(
-        value.dtype in EXACT and (not isinstance(call.op, StepUpdate) or call.op.elementwise)
+        value.dtype in EXACT and getattr(call.op, "elementwise", True)
         for call in _calls(task)
-        for value in call.args
+        for value in values_in((call.args, *call.kwargs.values(), call.outputs))
     )
 
 
@@ -248,8 +252,7 @@ def _at_home(task: Task, foreign: bool) -> Task:
 
 def _foreign(task: Task) -> bool:
     """Whether a GPU computes it by other kernels."""
-    found = [call.op for call in _calls(task) if isinstance(call.op, Update | StepUpdate)]
-    return any(update.device.type != "cpu" for update in found)
+    return any(call.op.device.type != "cpu" for call in _calls(task) if _updates(call))
 
 
 def _calls(task: Task) -> Sequence[Any]:

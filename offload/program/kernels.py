@@ -6,7 +6,7 @@
 itself, placement.py makes it put them at their addresses.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -149,6 +149,15 @@ def alignment_on(device: torch.device) -> int:
 def device_of(graph: Any) -> torch.device:
     """The device of a TaskGraph's kernels; the CPU for a handmade graph."""
     return CPU if graph.program is None else graph.program.device
+
+
+def values_in(tree: Any) -> Iterator[Value]:
+    """All values among arguments."""
+    if isinstance(tree, Value):
+        yield tree
+    elif isinstance(tree, tuple | list):
+        for leaf in tree:
+            yield from values_in(leaf)
 
 
 def _map(tree: Any, change: Callable[[Any], Any]) -> Any:

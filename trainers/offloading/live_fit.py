@@ -232,8 +232,8 @@ class LiveFit(Strategy):
         if self._session is None or self._session.plan is None:
             raise OffloadError(
                 "move_to() comes before the first step, so there is no plan to move from: give the"
-                " budget to the strategy, give the device to the Trainer, or call it from the second"
-                " step on"
+                " budget to the strategy, give the device to the Trainer, or call it from the"
+                " second step on"
             )
         asked = self._request
         if there != self.root_device:

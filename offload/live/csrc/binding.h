@@ -31,16 +31,25 @@ struct Varying {
   std::optional<at::ScalarType> dtype;  // of the tensor that torch makes of it
 };
 
+// An update that runs on the host is given the host's tensors, and is the host's kernel.
+inline DispatchKeySet keys_for(const Node& node, at::ArrayRef<IValue> given) {
+  bool on_host = node.keys.has_backend(c10::BackendComponent::CUDABit);
+  each_tensor(given, [&](const at::Tensor& tensor) { on_host &= tensor.is_cpu(); });
+  if (!on_host) return node.keys;
+  return node.keys.remove_backend(c10::BackendComponent::CUDABit) | DispatchKeySet(c10::BackendComponent::CPUBit);
+}
+
 class BoundCall {
  public:
   BoundCall(
       const Node& node, const py::list& arguments, std::vector<Varying> varying,
       std::shared_ptr<StepNumbers> numbers)
-      : op_(*node.op), keys_(node.keys), grad_(node.grad), varying_(std::move(varying)), numbers_(std::move(numbers)) {
+      : op_(*node.op), grad_(node.grad), varying_(std::move(varying)), numbers_(std::move(numbers)) {
     const auto& schema = node.schema->arguments();
     for (size_t n = 0; n < schema.size(); n++) {
       arguments_.push_back(torch::jit::toIValue(arguments[n], schema[n].type()));
     }
+    keys_ = keys_for(node, arguments_);
     stack_.reserve(schema.size() + node.schema->returns().size());
   }
 
