@@ -37,6 +37,32 @@ inline void run_now(const OperatorHandle& op, DispatchKeySet keys, Stack* stack)
   op.redispatchBoxed(below(keys), stack);
 }
 
+// How an operation works together with other processes.
+enum class Ranks : uint8_t {
+  alone,
+  makes,    // new tensors
+  writes,   // what its schema says, or else its first argument
+  at_once,  // a barrier: what Python does after it waits for the others
+  pairs,    // sends and receives: in no order that all ranks share
+};
+
+inline Ranks ranks_of(const c10::FunctionSchema& schema) {
+  static const std::unordered_set<std::string> BARRIERS = {"c10d::barrier", "c10d::monitored_barrier_"};
+  static const std::unordered_set<std::string> PAIRS = {
+      "c10d::send", "c10d::recv_", "c10d::recv_any_source_", "_c10d_functional::isend", "_c10d_functional::irecv",
+      "_c10d_functional::batch_p2p_ops",
+  };
+  const auto& name = schema.name();
+  const auto is_in = [&](const char* space) { return name.rfind(space, 0) == 0; };
+  if (PAIRS.count(name)) return Ranks::pairs;
+  if (BARRIERS.count(name) || is_in("_dtensor::") || is_in("symm_mem::") || is_in("c10d_functional::")) {
+    return Ranks::at_once;
+  }
+  if (is_in("c10d::")) return Ranks::writes;
+  if (!is_in("_c10d_functional::")) return Ranks::alone;
+  return schema.is_mutable() ? Ranks::writes : Ranks::makes;
+}
+
 struct Operator {
   bool composite;     // its parts arrive here one by one
   bool synchronous;   // Python, or the shape of its result, needs a value: it cannot wait
@@ -44,6 +70,7 @@ struct Operator {
   bool exact;         // its numbers decide the shape of its result
   bool inplace_view;  // it changes the shape of its argument, and no byte
   bool unseen;        // it does nothing that counts
+  Ranks ranks;
 };
 
 inline bool returns_tensors_only(const c10::FunctionSchema& schema) {
@@ -67,13 +94,18 @@ inline const Operator& known(const OperatorHandle& op) {
   if (auto found = operators.find(&schema); found != operators.end()) return found->second;
   const auto& name = schema.name();
   Operator known{};
-  known.unseen = name.rfind("profiler::", 0) == 0;
+  static const std::unordered_set<std::string> UNSEEN = {
+      "_c10d_functional::wait_tensor", "_c10d_functional::wait_tensors", "_c10d_functional::_wrap_tensor_autograd",
+  };
+  known.unseen = name.rfind("profiler::", 0) == 0 || UNSEEN.count(name);
+  known.ranks = known.unseen ? Ranks::alone : ranks_of(schema);
   known.composite = op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
       !op.hasKernelForDispatchKey(DispatchKey::CPU) && !op.hasKernelForDispatchKey(DispatchKey::CUDA) &&
       !op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd);
   known.random = op.hasTag(at::Tag::nondeterministic_seeded);
   known.synchronous = op.hasTag(at::Tag::data_dependent_output) || SYNCHRONOUS.count(name) ||
       (op.hasTag(at::Tag::dynamic_output_shape) && name != "aten::index") || !returns_tensors_only(schema);
+  if (known.ranks != Ranks::alone) known.synchronous = known.ranks == Ranks::at_once;
   known.exact = EXACT.count(name) > 0;
   known.inplace_view = op.hasTag(at::Tag::inplace_view) && !known.synchronous;
   return operators.emplace(&schema, known).first->second;
@@ -103,7 +135,7 @@ void each_tensor(const IValue& value, F&& visit) {
     if (value.toTensor().defined()) visit(value.toTensor());
   } else if (value.isList()) {
     for (const auto& element : value.toListRef()) {
-      if (element.isTensor() && element.toTensor().defined()) visit(element.toTensor());
+      if (element.isTensor() ? element.toTensor().defined() : element.isList()) each_tensor(element, visit);
     }
   }
 }

@@ -24,6 +24,12 @@ bool has_opaque(at::ArrayRef<IValue> given) {
   return found;
 }
 
+bool has_wrapper(at::ArrayRef<IValue> given) {
+  bool found = false;
+  each_tensor(given, [&](const at::Tensor& tensor) { found |= is_wrapper(tensor); });
+  return found;
+}
+
 bool is_meta(at::ArrayRef<IValue> given) {
   bool meta = false;
   for (const auto& value : given) meta |= value.isDevice() && value.toDevice().is_meta();
@@ -34,7 +40,7 @@ bool is_meta(at::ArrayRef<IValue> given) {
 // Operations that are on no tape. True: it has run.
 bool passes_by(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const auto given = arguments_of(op, stack);
-  if (known(op).composite && !has_opaque(given)) {
+  if (has_wrapper(given) || (known(op).composite && !has_opaque(given))) {
     op.redispatchBoxed(below(keys), stack);  // its parts come here
     return true;
   }
@@ -45,6 +51,7 @@ bool passes_by(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
 
 void between_steps(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const auto given = arguments_of(op, stack);
+  if (has_wrapper(given)) return op.redispatchBoxed(below(keys), stack);
   bool awaited = false;
   each_storage(given, [&](StorageImpl* storage) { awaited |= is_awaited(storage); });
   if (awaited) {

@@ -45,8 +45,9 @@ class Recording {
   // What the operation makes, found on stand-ins. False: it can only be found by running it.
   bool try_stand_ins(const OperatorHandle& op, DispatchKeySet keys, const Stack* stack) {
     const auto given = arguments_of(op, stack);
-    for (size_t n = 0; n < given.size(); n++) add(given[n], schema_.arguments()[n]);
+    for (size_t n = 0; n < given.size(); n++) add(given[n], schema_.arguments()[n], n);
     slots_given_ = pass_.bound.size();
+    if (known_.ranks != Ranks::alone) return try_without_ranks(op, given);
     if (schema_.name() == "aten::index") check_masks();
     if (synchronous_) return false;
     if (writes_ && schema_.returns().empty()) {  // it writes what its schema says, and makes nothing
@@ -82,6 +83,44 @@ class Recording {
       }
     }
     settle_kind(only_views);
+    return true;
+  }
+
+  // The same for what several processes do together: nothing is sent.
+  bool try_without_ranks(const OperatorHandle& op, at::ArrayRef<IValue> given) {
+    synchronous_ |= on_host_ || session().device != c10::kCPU;  // C++ reads small numbers by their address
+    on_host_ = false;
+    if (synchronous_) return false;
+    if (known_.ranks == Ranks::makes) {
+      const auto elsewhere = [](const at::Tensor& tensor, c10::Device device) {
+        return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(device));
+      };
+      WithoutKey off;
+      const StandIns none;
+      Stack made;
+      for (const auto& value : given) {
+        made.push_back(value);
+        if (value.isTensor()) made.back() = elsewhere(value.toTensor(), c10::kMeta);
+        if (!value.isTensorList()) continue;
+        c10::List<at::Tensor> list;
+        for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(elsewhere(tensor, c10::kMeta));
+        made.back() = std::move(list);
+      }
+      try {
+        op.callBoxed(made);
+      } catch (const std::exception&) {
+        return false;
+      }
+      stand_ins_ = &none;
+      const bool is_list = made[0].isTensorList();
+      const auto results = is_list ? made[0].toTensorVector() : std::vector{made[0].toTensor()};
+      if (is_list) node_->outputs.push_back({Out::list, static_cast<int>(results.size())});
+      for (const auto& result : results) add_made(elsewhere(result, c10::kCPU));
+      stand_ins_ = nullptr;
+      new_.clear();
+    }
+    node_->returns = static_cast<int>(schema_.returns().size());
+    settle_kind(false);
     return true;
   }
 
@@ -282,6 +321,9 @@ class Recording {
         if (each.isNone()) push(Arg::none);
         else add_tensor(each.toTensor(), written);
       }
+    } else if (!elements.empty() && elements[0].isTensorList()) {
+      push(Arg::lists).count = static_cast<int>(elements.size());
+      for (const auto& each : elements) add_list(each, written);
     } else if (!elements.empty() && all([](const IValue& each) { return each.isDouble(); })) {
       auto& argument = push(Arg::reals);
       argument.count = static_cast<int>(elements.size());
@@ -298,8 +340,11 @@ class Recording {
     }
   }
 
-  void add(const IValue& value, const c10::Argument& schema) {
-    const bool written = (schema.alias_info() && schema.alias_info()->isWrite()) || is_statistic(schema_.name(), schema.name());
+  void add(const IValue& value, const c10::Argument& schema, size_t position) {
+    const bool shared = known_.ranks == Ranks::writes;
+    const bool written = (schema.alias_info() && schema.alias_info()->isWrite()) ||
+        is_statistic(schema_.name(), schema.name()) || (shared && position == 0 && !schema_.is_mutable());
+    if (written && shared) node_->in_place = static_cast<int>(position);
     writes_ |= written;
     if (value.isTensor()) {
       add_tensor(value.toTensor(), written);
@@ -318,7 +363,8 @@ class Recording {
       add_list(value, written);
     } else {
       // A generator of the user's own can be asked for its state at any time.
-      synchronous_ |= value.isStorage() || value.isObject() || value.isPyObject() || value.isStream() ||
+      const bool is_object = value.isObject() && known_.ranks == Ranks::alone;
+      synchronous_ |= value.isStorage() || is_object || value.isPyObject() || value.isStream() ||
           value.isGenerator();
       constant(push(Arg::constant), value);
     }
@@ -425,6 +471,9 @@ class Recording {
 inline void record(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   auto& now = session();
   auto& pass = *now.pass;
+  TORCH_CHECK(
+      known(op).ranks != Ranks::pairs, op.schema().name(), " has no place in an order that all ranks share, which a"
+      " planned step needs. Use a collective such as all_reduce or all_gather, or call it outside of the step");
   Recording recording(pass, now.current, op, keys);
   const bool can_wait = recording.try_stand_ins(op, keys, stack);
   if (now.place) {
@@ -446,7 +495,7 @@ inline void record(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) 
   each_storage(given, [&](StorageImpl* storage) { is_awaited_by_none &= !is_awaited(storage); });
   if (!is_awaited_by_none) settle();
   each_storage(given, touch);
-  run_now(op, keys, stack);
+  run_at_once(op, keys, stack);
   recording.take_results(*stack);
   now.current = append();
   pass.path.push_back(now.current);

@@ -33,9 +33,12 @@ inline StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
 }
 
+// Whether a tensor of a class of Python's stands for others, which come here by themselves.
+inline bool is_wrapper(const at::Tensor& tensor) { return tensor.key_set().has(DispatchKey::Python); }
+
 // Whether a tensor is bytes in a storage, and nothing else.
 inline bool is_strided(const at::Tensor& tensor) {
-  return tensor.layout() == c10::kStrided && tensor.unsafeGetTensorImpl()->has_storage() &&
+  return !is_wrapper(tensor) && tensor.layout() == c10::kStrided && tensor.unsafeGetTensorImpl()->has_storage() &&
       !tensor.is_quantized() && !tensor.is_nested() && !tensor.is_mkldnn();
 }
 
