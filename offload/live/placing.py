@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from offload.tracing.collectives import check_own_bytes
+
 
 @contextmanager
 def placed(
@@ -20,6 +22,8 @@ def placed(
     were elsewhere: a tensor's number, itself and its home."""
     everything = dict.fromkeys((*module.parameters(), *module.buffers()))
     tensors = [tensor for tensor in everything if tensor.device.type != device.type]
+    for tensor in tensors:
+        check_own_bytes(tensor, f"the module has a tensor that is not on {device}")
     before = [tensor.device for tensor in tensors]
     places = core.place([tensor.data for tensor in tensors], str(device))
     for tensor, place in zip(tensors, places, strict=True):

@@ -42,7 +42,7 @@ enum class Ranks : uint8_t {
   alone,
   makes,    // new tensors
   writes,   // what its schema says, or else its first argument
-  at_once,  // a barrier: what Python does after it waits for the others
+  at_once,  // a barrier, which Python waits for; or its schema does not say what it writes
   pairs,    // sends and receives: in no order that all ranks share
 };
 
@@ -55,7 +55,8 @@ inline Ranks ranks_of(const c10::FunctionSchema& schema) {
   const auto& name = schema.name();
   const auto is_in = [&](const char* space) { return name.rfind(space, 0) == 0; };
   if (PAIRS.count(name)) return Ranks::pairs;
-  if (BARRIERS.count(name) || is_in("_dtensor::") || is_in("symm_mem::") || is_in("c10d_functional::")) {
+  if (BARRIERS.count(name) || is_in("_dtensor::") || is_in("symm_mem::") || is_in("fsdp::") ||
+      is_in("c10d_functional::")) {
     return Ranks::at_once;
   }
   if (is_in("c10d::")) return Ranks::writes;

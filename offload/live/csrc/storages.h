@@ -103,7 +103,8 @@ inline void unbar(StorageImpl* storage) {
 inline void bar(StorageImpl* storage) {
   storage->release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(
       "the bytes of this tensor are not there yet: the step that makes them has not ended. Only torch's"
-      " own operators, on the thread of the step, can wait for them"));
+      " own operators, on the thread of the step, can wait for them. DistributedDataParallel is none of them: call"
+      " the model and backward() within its no_sync(), and average the gradients by all_reduce afterwards"));
 }
 
 // `from`'s bytes, which live as long as anybody has them.
