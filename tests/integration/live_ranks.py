@@ -1,10 +1,12 @@
 """What test_live_collectives.py runs in two processes: loops whose steps have collectives in them.
 
-python live_ranks.py FOLDER      every rank writes what came, by loop, to FOLDER/rankN.json
+python live_ranks.py FOLDER models      every rank writes what came, by loop, to FOLDER/rankN.json
+                            calls
+                            others
 """
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -28,22 +30,29 @@ import gloo_ranks
 from support.live_loops import Loop
 
 from offload.graph.costs import Costs
+from offload.graph.taskgraph import RANKS
 from offload.live.session import LiveSession
 from offload.tracing.ranks import Ranks
+
+STEPS = 5
 
 
 class OfRanks(Loop):
     """Each rank has batches of its own."""
 
+    DEVICE = "cpu"
+
     def __init__(self) -> None:
-        super().__init__("cpu")
+        super().__init__(self.DEVICE)
+        del self.net.blocks[2:]
+        self.optimizer = torch.optim.AdamW(self.net.parameters(), 1e-2)
         self.rank = distributed.get_rank()
         torch.manual_seed(self.rank)
-        self.batches = [(torch.randn_like(x), y) for x, y in self.batches]
+        self.batches = [(torch.randn_like(x), y) for x, y in self.batches[:STEPS]]
 
 
 class Summed(torch.autograd.Function):
-    """A sum over all ranks whose gradient is one, too, by collectives with functions of their own."""
+    """A sum over all ranks whose gradient is one, too."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -86,14 +95,35 @@ class Averaged(OfRanks):
 
 
 class Wrapped(OfRanks):
-    """torch's DDP around the module."""
+    """torch's DDP around the module: it sends statistics, and leaves gradients to the loop."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.outer = nn.parallel.DistributedDataParallel(self.net, bucket_cap_mb=0.01, gradient_as_bucket_view=True)
+        self.outer = nn.parallel.DistributedDataParallel(self.net)
 
+    def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        self.calls += 1
+        with self.outer.no_sync():
+            loss = F.cross_entropy(self.outer(x), y)
+            loss.backward()
+        for parameter in self.net.parameters():
+            assert parameter.grad is not None
+            distributed.all_reduce(parameter.grad)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.seen.append(loss.detach())
+
+
+class Synced(Wrapped):
+    """The same, but it averages the gradients itself."""
+
+    def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        F.cross_entropy(self.outer(x), y).backward()
+
+
+class Pairs(OfRanks):
     def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(self.outer(x), y)
+        return super().loss(collective_ranks.sent(x), y)
 
 
 class Broadcast(OfRanks):
@@ -181,12 +211,31 @@ class EveryKind(OfRanks):
         distributed.scatter(y * 1, [y * 1, y * 1] if self.rank == 0 else None, 0)
         distributed.reduce_scatter(x := x * 1, parts)
         distributed.reduce_scatter_tensor(x, torch.cat([x, x]))
-        distributed.all_to_all([*whole[0].chunk(2)], [x, x * 2])
         return super().loss(x + halves[0].tanh() + whole[0][:8].tanh(), y)
 
 
-class Sharded(OfRanks):
-    """torch's FSDP2 around the module."""
+class AsIssued(EveryKind):
+    """Something that no plan can have comes after them."""
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        lazy = torch.complex(x, x).conj()
+        return super().loss(x, y) + (lazy * 2).real.mean()
+
+
+class OfParts(OfRanks):
+    """Each rank has a part of every weight."""
+
+    def optimize(self) -> None:
+        self.optimizer = torch.optim.AdamW(self.net.parameters(), 1e-2)
+
+    def result(self) -> list[Any]:
+        states = [v for s in self.optimizer.state.values() for v in s.values()]
+        tensors = [*self.seen, *self.net.state_dict().values(), *states]
+        return [t.to_local().tolist() if hasattr(t, "to_local") else t.tolist() for t in tensors]
+
+
+class Sharded(OfParts):
+    """By torch's FSDP2."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -194,43 +243,26 @@ class Sharded(OfRanks):
         for block in self.net.blocks:
             fully_shard(block, mesh=mesh)
         fully_shard(self.net, mesh=mesh)
-        self.optimizer = torch.optim.AdamW(self.net.parameters(), 1e-2)
-
-    def result(self) -> list[Any]:
-        return results_of_parts(self)
+        self.optimize()
 
 
-class Parallelized(OfRanks):
-    """Modules of DTensors, by torch's tensor parallelism."""
+class Parallelized(OfParts):
+    """By torch's tensor parallelism."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(3)
-        mesh = init_device_mesh("cpu", (gloo_ranks.WORLD,))
         layers = nn.Sequential(nn.Linear(16, 48), nn.GELU(), nn.Linear(48, 4))
-        self.net: Any = parallelize_module(
-            layers, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()}
-        )
-        self.optimizer = torch.optim.AdamW(self.net.parameters(), 1e-2)
-
-    def result(self) -> list[Any]:
-        return results_of_parts(self)
+        mesh = init_device_mesh("cpu", (gloo_ranks.WORLD,))
+        kinds = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        self.net: Any = parallelize_module(layers, mesh, kinds)
+        self.optimize()
 
 
-def results_of_parts(loop: Loop) -> list[Any]:
-    """What is compared, of tensors of which each rank has a part."""
-    states = [v for s in loop.optimizer.state.values() for v in s.values()]
-    tensors = [*loop.seen, *loop.net.state_dict().values(), *states]
-    return [t.to_local().tolist() if hasattr(t, "to_local") else t.tolist() for t in tensors]
-
-
-LOOPS: Mapping[str, Callable[[], Loop]] = {
-    kind.__name__: kind
-    for kind in (
-        *(TensorParallel, Contrastive, Averaged, Wrapped, Broadcast, Unused, Awaited, Branches),
-        *(ItemBetween, Counted, EveryKind, Parallelized, Sharded),
-    )
-}
+MODELS = (TensorParallel, Contrastive, Averaged, Wrapped, Sharded, Parallelized)
+CALLS = (Broadcast, Unused, Awaited, Branches, ItemBetween, Counted, EveryKind)
+ALONE = (TensorParallel, Branches, EveryKind)
+"""Loops that are also run with a session on one of the ranks only."""
 
 
 def run(loop: Loop, session: LiveSession | None) -> list[Any]:
@@ -241,24 +273,51 @@ def run(loop: Loop, session: LiveSession | None) -> list[Any]:
     return loop.result()
 
 
-def compared(kind: Callable[[], Loop], budget: str | None) -> tuple[bool, int]:
-    """Whether a loop is equal without us and with us, and how many steps were planned."""
+def session_of(loop: Loop, budget: str | None = "100%") -> LiveSession:
+    device = "cuda:0" if loop.device == "cuda" else "cpu"
+    return LiveSession(loop.net, loop.optimizer, budget=budget, device=device, costs=Costs())
+
+
+def compared(kind: type[OfRanks], budget: str | None, *, alone: bool = False) -> list[Any]:
+    """Whether a loop is equal without us and with us, how many steps ran by a plan, and how many
+    tasks of the largest plan are for all ranks."""
     plain = run(kind(), None)
     loop = kind()
-    session = LiveSession(loop.net, loop.optimizer, budget=budget, costs=Costs())
-    return run(loop, session) == plain, session.planned_steps
+    session = session_of(loop, budget)
+    found = run(loop, None if alone and loop.rank == 0 else session)
+    tasks = () if session.plan is None else session.plan.graph.tasks
+    return [found == plain, session.planned_steps, sum(task.lane == RANKS for task in tasks)]
 
 
-def found(rank: int, folder: Path) -> dict[str, Any]:
-    budget = "100%" if rank else "70%"  # each rank has plans of its own
-    names = sys.argv[2:] or LOOPS
-    told = {}
-    for name in names:
-        print(rank, name, flush=True)
-        told[name] = compared(LOOPS[name], budget)
-        print(rank, name, told[name], flush=True)
-    return told
+def refused(kind: type[OfRanks]) -> str:
+    """With which words, at the first step."""
+    loop = kind()
+    with session_of(loop) as session:
+        try:
+            with session.step():
+                loop.step(*loop.batches[0])
+        except RuntimeError as error:
+            return str(error)
+    return "it is planned"
+
+
+def planned(kinds: Sequence[type[OfRanks]]) -> gloo_ranks.Told:
+    # Each rank has plans of its own.
+    return lambda rank, folder: {
+        kind.__name__: compared(kind, "100%" if rank else "90%") for kind in kinds
+    }
+
+
+def others(rank: int, folder: Path) -> dict[str, Any]:
+    return {
+        "alone": [compared(kind, "100%", alone=True) for kind in ALONE],
+        "as issued": compared(AsIssued, "100%"),
+        "without a budget": compared(EveryKind, None if rank else "100%"),
+        "pairs": refused(Pairs),
+        "DDP": refused(Synced),
+    }
 
 
 if __name__ == "__main__":
-    gloo_ranks.main(found)
+    told = {"models": planned(MODELS), "calls": planned(CALLS), "others": others}
+    gloo_ranks.main(told[sys.argv[2]])
