@@ -29,6 +29,7 @@ import collective_ranks
 import gloo_ranks
 from support.live_loops import Loop
 
+from offload.errors import OffloadError
 from offload.graph.costs import Costs
 from offload.graph.taskgraph import RANKS
 from offload.live.session import LiveSession
@@ -78,6 +79,8 @@ class Contrastive(OfRanks):
 
     def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         own = F.normalize(self.net(x))
+        for change in collective_ranks.BACKWARD.values():
+            own = own + change(own)
         everybody = torch.cat([*with_gradients.all_gather(own)])
         return F.cross_entropy(own @ everybody.T / 0.1, torch.arange(8) + 8 * self.rank)
 
@@ -289,15 +292,15 @@ def compared(kind: type[OfRanks], budget: str | None, *, alone: bool = False) ->
     return [found == plain, session.planned_steps, sum(task.lane == RANKS for task in tasks)]
 
 
-def refused(kind: type[OfRanks]) -> str:
-    """With which words, at the first step."""
+def refused(kind: type[OfRanks], device: str = "") -> str:
+    """With which words, at the first step at the latest."""
     loop = kind()
-    with session_of(loop) as session:
-        try:
-            with session.step():
-                loop.step(*loop.batches[0])
-        except RuntimeError as error:
-            return str(error)
+    loop.device = device or loop.device
+    try:
+        with session_of(loop) as session, session.step():
+            loop.step(*loop.batches[0])
+    except (RuntimeError, OffloadError) as error:
+        return str(error)
     return "it is planned"
 
 
@@ -315,6 +318,7 @@ def others(rank: int, folder: Path) -> dict[str, Any]:
         "without a budget": compared(EveryKind, None if rank else "100%"),
         "pairs": refused(Pairs),
         "DDP": refused(Synced),
+        "elsewhere": refused(Parallelized, "cuda"),
     }
 
 

@@ -85,6 +85,7 @@ def test_what_has_no_order_and_torchs_own_ddp_are_refused_by_name(
     ranks = ranks_of("others")
     for rank, name in zip(ranks, ("send", "recv_"), strict=True):
         assert f"c10d::{name} has no place in an order that all ranks share" in rank["pairs"]
+        assert "a tensor that is not on cuda:0, which is a DTensor without" in rank["elsewhere"]
         assert "DistributedDataParallel is none of them: call the model and" in rank["DDP"]
 
 

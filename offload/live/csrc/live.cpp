@@ -24,7 +24,9 @@ bool has_opaque(at::ArrayRef<IValue> given) {
   return found;
 }
 
-bool has_wrapper(at::ArrayRef<IValue> given) {
+// Whether a class of Python's is to be asked, whose parts come here.
+bool is_pythons(DispatchKeySet keys, at::ArrayRef<IValue> given) {
+  if (!keys.has(DispatchKey::Python)) return false;
   bool found = false;
   each_tensor(given, [&](const at::Tensor& tensor) { found |= is_wrapper(tensor); });
   return found;
@@ -40,7 +42,7 @@ bool is_meta(at::ArrayRef<IValue> given) {
 // Operations that are on no tape. True: it has run.
 bool passes_by(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const auto given = arguments_of(op, stack);
-  if (has_wrapper(given) || (known(op).composite && !has_opaque(given))) {
+  if (is_pythons(keys, given) || (known(op).composite && !has_opaque(given))) {
     op.redispatchBoxed(below(keys), stack);  // its parts come here
     return true;
   }
@@ -51,7 +53,7 @@ bool passes_by(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
 
 void between_steps(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const auto given = arguments_of(op, stack);
-  if (has_wrapper(given)) return op.redispatchBoxed(below(keys), stack);
+  if (is_pythons(keys, given)) return op.redispatchBoxed(below(keys), stack);
   bool awaited = false;
   each_storage(given, [&](StorageImpl* storage) { awaited |= is_awaited(storage); });
   if (awaited) {

@@ -324,6 +324,7 @@ class Recording {
     } else if (!elements.empty() && elements[0].isTensorList()) {
       push(Arg::lists).count = static_cast<int>(elements.size());
       for (const auto& each : elements) add_list(each, written);
+      synchronous_ |= known_.ranks == Ranks::alone;
     } else if (!elements.empty() && all([](const IValue& each) { return each.isDouble(); })) {
       auto& argument = push(Arg::reals);
       argument.count = static_cast<int>(elements.size());

@@ -33,7 +33,7 @@ inline StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
 }
 
-// Whether a tensor of a class of Python's stands for others, which come here by themselves.
+// Whether a tensor is of a class of Python's that sees its operations: it may stand for other tensors.
 inline bool is_wrapper(const at::Tensor& tensor) { return tensor.key_set().has(DispatchKey::Python); }
 
 // Whether a tensor is bytes in a storage, and nothing else.
