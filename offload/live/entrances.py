@@ -53,7 +53,8 @@ def watched(core: Any) -> Iterator[None]:
             for name in names:
                 function = _settled(core, getattr(module, name))
                 patches.enter_context(_replaced(module, name, function))
-        resize = _exposing_what_it_resizes(core)
+        # FSDP frees the bytes of a weight, and makes them anew.
+        resize = _visiting(torch.UntypedStorage.resize_, core.expose_storage)
         patches.enter_context(_replaced(torch.UntypedStorage, "resize_", resize))
         patches.enter_context(_higher_order_look_past(core))
         yield
@@ -74,7 +75,7 @@ def _replaced(owner: Any, name: str, replacement: Any) -> Iterator[None]:
 
 
 def _visiting(method: Callable[..., Any], visit: Callable[[Any], None]) -> Callable[..., Any]:
-    def visiting(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def visiting(self: Any, *args: Any, **kwargs: Any) -> Any:
         visit(self)
         return method(self, *args, **kwargs)
 
@@ -83,23 +84,6 @@ def _visiting(method: Callable[..., Any], visit: Callable[[Any], None]) -> Calla
 
 def _expose(core: Any, tensor: torch.Tensor) -> None:
     core.expose(tensor, False)
-
-
-def _exposing_what_it_resizes(core: Any) -> Callable[..., Any]:
-    """Whoever frees the bytes of a storage and makes them anew, as FSDP does, does that at once."""
-    resize = torch.UntypedStorage.resize_
-
-    def resizing(self: torch.UntypedStorage, nbytes: int) -> Any:
-        core.settle()
-        was_on = core.set_key(False)
-        try:
-            over = torch.empty(0, dtype=torch.uint8, device=self.device).set_(self)
-        finally:
-            core.set_key(was_on)
-        core.expose(over, False)
-        return resize(self, nbytes)
-
-    return resizing
 
 
 def _giving_an_array(method: Callable[..., Any], core: Any) -> Callable[..., Any]:

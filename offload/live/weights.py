@@ -6,19 +6,12 @@ every alias of it                 follows by itself, for it is the same storage
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 
 from offload.graph.taskgraph import Role
 from offload.live.graphs import Weight
-
-
-@runtime_checkable
-class HasPart(Protocol):
-    """A DTensor: it is not imported for its name alone."""
-
-    def to_local(self) -> torch.Tensor: ...
 
 
 class LiveWeights:
@@ -109,19 +102,16 @@ class LiveWeights:
         names: dict[torch.Tensor, str] = {}
         for name, parameter in self._module.named_parameters():
             names[parameter] = name
-            yield _part_of_this_rank(parameter), name, Role.PARAMETER
+            yield _here(parameter), name, Role.PARAMETER
         for name, buffer in self._module.named_buffers():
-            yield _part_of_this_rank(buffer), name, Role.BUFFER
+            yield _here(buffer), name, Role.BUFFER
         for parameter, state in chain(*(each.state.items() for each in self._optimizers)):
             for key, value in state.items():
                 if isinstance(value, torch.Tensor):
-                    name = f"{names.get(parameter, 'optimizer')}.{key}"
-                    yield _part_of_this_rank(value), name, Role.STATE
+                    yield _here(value), f"{names.get(parameter, 'optimizer')}.{key}", Role.STATE
 
 
-def _part_of_this_rank(tensor: torch.Tensor) -> torch.Tensor:
+def _here(tensor: torch.Tensor) -> torch.Tensor:
     """What a DTensor has here; any other tensor is its own."""
-    if not isinstance(tensor, HasPart):
-        return tensor
     with torch.no_grad():  # with gradients it would be a new view
-        return tensor.to_local()
+        return getattr(tensor, "to_local", lambda: tensor)()

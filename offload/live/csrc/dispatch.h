@@ -42,26 +42,24 @@ enum class Ranks : uint8_t {
   alone,
   makes,    // new tensors
   writes,   // what its schema says, or else its first argument
-  at_once,  // a barrier, which Python waits for; or its schema does not say what it writes
-  pairs,    // sends and receives: in no order that all ranks share
+  at_once,  // Python waits for it, or its schema does not say what it writes
+  over,     // waits for another one, which is over
+  pairs,    // in no order that all ranks share
 };
 
 inline Ranks ranks_of(const c10::FunctionSchema& schema) {
-  static const std::unordered_set<std::string> BARRIERS = {"c10d::barrier", "c10d::monitored_barrier_"};
-  static const std::unordered_set<std::string> PAIRS = {
-      "c10d::send", "c10d::recv_", "c10d::recv_any_source_", "_c10d_functional::isend", "_c10d_functional::irecv",
-      "_c10d_functional::batch_p2p_ops",
-  };
+  using Names = std::unordered_set<std::string>;
+  static const Names AT_ONCE = {"_dtensor", "c10d_functional", "fsdp", "symm_mem"};
+  static const Names OVER = {"wait_tensor", "wait_tensors", "_wrap_tensor_autograd"};
+  static const Names PAIRS = {"send", "recv_", "recv_any_source_", "isend", "irecv", "batch_p2p_ops"};
   const auto& name = schema.name();
-  const auto is_in = [&](const char* space) { return name.rfind(space, 0) == 0; };
-  if (PAIRS.count(name)) return Ranks::pairs;
-  if (BARRIERS.count(name) || is_in("_dtensor::") || is_in("symm_mem::") || is_in("fsdp::") ||
-      is_in("c10d_functional::")) {
-    return Ranks::at_once;
-  }
-  if (is_in("c10d::")) return Ranks::writes;
-  if (!is_in("_c10d_functional::")) return Ranks::alone;
-  return schema.is_mutable() ? Ranks::writes : Ranks::makes;
+  const auto space = name.substr(0, name.find("::")), own = name.substr(space.size() + 2);
+  if (AT_ONCE.count(space)) return Ranks::at_once;
+  if (space != "c10d" && space != "_c10d_functional") return Ranks::alone;
+  if (OVER.count(own)) return Ranks::over;
+  if (PAIRS.count(own)) return Ranks::pairs;
+  if (own.find("barrier") != std::string::npos) return Ranks::at_once;
+  return space == "c10d" || schema.is_mutable() ? Ranks::writes : Ranks::makes;
 }
 
 struct Operator {
@@ -95,11 +93,8 @@ inline const Operator& known(const OperatorHandle& op) {
   if (auto found = operators.find(&schema); found != operators.end()) return found->second;
   const auto& name = schema.name();
   Operator known{};
-  static const std::unordered_set<std::string> UNSEEN = {
-      "_c10d_functional::wait_tensor", "_c10d_functional::wait_tensors", "_c10d_functional::_wrap_tensor_autograd",
-  };
-  known.unseen = name.rfind("profiler::", 0) == 0 || UNSEEN.count(name);
-  known.ranks = known.unseen ? Ranks::alone : ranks_of(schema);
+  known.ranks = ranks_of(schema);
+  known.unseen = name.rfind("profiler::", 0) == 0 || known.ranks == Ranks::over;
   known.composite = op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
       !op.hasKernelForDispatchKey(DispatchKey::CPU) && !op.hasKernelForDispatchKey(DispatchKey::CUDA) &&
       !op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd);

@@ -22,7 +22,7 @@ class Match {
     if (c10::AutogradState::get_tls_state().get_grad_mode() != node_.grad) return differs("grad mode");
     const Argument* next = node_.arguments.data();
     for (const auto& value : arguments_of(op, stack)) {
-      if (!any_argument(next, value)) return false;
+      if (!argument(next, value)) return false;
     }
     return true;
   }
@@ -69,12 +69,8 @@ class Match {
     return true;
   }
 
-  bool any_argument(const Argument*& next, const IValue& value) {
-    const bool is_list = next->kind == Arg::tensors || next->kind == Arg::lists;
-    return is_list ? list(next, value) : argument(*next++, value);
-  }
-
-  bool argument(const Argument& known, const IValue& value) {
+  bool argument(const Argument*& next, const IValue& value) {
+    const Argument& known = *next++;
     switch (known.kind) {
       case Arg::tensor: return value.isTensor() && same_tensor(*known.value, value.toTensor());
       case Arg::undefined: return (value.isTensor() && !value.toTensor().defined()) || differs("a tensor");
@@ -101,17 +97,16 @@ class Match {
       case Arg::reals: return reals(known, value);
       case Arg::integers: return integers(known, value);
       case Arg::constant: return constant(node_.constants[known.constant], value) || differs("constant");
-      default: return differs("list");
+      default: return list(known, next, value);
     }
   }
 
-  bool list(const Argument*& next, const IValue& value) {
-    const auto& head = *next++;
+  bool list(const Argument& head, const Argument*& next, const IValue& value) {
     if (!value.isList()) return differs("list");
     const auto elements = value.toListRef();
     if (static_cast<int>(elements.size()) != head.count) return differs("length of a list");
     for (const auto& element : elements) {
-      if (!any_argument(next, element)) return false;
+      if (!argument(next, element)) return false;
     }
     return true;
   }
@@ -231,7 +226,8 @@ inline void bind_results(Pass& pass, const Node& node, const Stack& stack) {
 
 inline void run_on_the_users_side(const Node& node, const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   auto& pass = *session().pass;
-  run_at_once(op, keys, stack);
+  run_now(op, keys, stack);
+  wait_for_ranks(op, *stack);
   bind_results(pass, node, *stack);
 }
 

@@ -47,10 +47,13 @@ class Recording {
     const auto given = arguments_of(op, stack);
     for (size_t n = 0; n < given.size(); n++) add(given[n], schema_.arguments()[n], n);
     slots_given_ = pass_.bound.size();
-    if (known_.ranks != Ranks::alone) return try_without_ranks(op, given);
+    if (known_.ranks != Ranks::alone) {
+      synchronous_ |= on_host_ || session().device != c10::kCPU;  // C++ reads small numbers by their address
+      on_host_ = false;
+    }
     if (schema_.name() == "aten::index") check_masks();
     if (synchronous_) return false;
-    if (writes_ && schema_.returns().empty()) {  // it writes what its schema says, and makes nothing
+    if (node_->in_place >= 0 || (writes_ && schema_.returns().empty())) {  // it makes nothing
       settle_kind(false);
       return true;
     }
@@ -68,7 +71,8 @@ class Recording {
       Stack made = replaced(given, stand_ins, positions > 1 ? std::optional(position) : std::nullopt);
       try {
         const WithoutDraws kept(known_.random);
-        op.redispatchBoxed(below(keys), &made);
+        const bool sends = known_.ranks != Ranks::alone;  // but not its kernel for tensors without bytes
+        op.redispatchBoxed(sends ? DispatchKeySet(DispatchKey::Meta) : below(keys), &made);
       } catch (const std::exception&) {
         return false;  // it raises with the real tensors, too, or it asks for their values
       }
@@ -83,44 +87,6 @@ class Recording {
       }
     }
     settle_kind(only_views);
-    return true;
-  }
-
-  // The same for what several processes do together: nothing is sent.
-  bool try_without_ranks(const OperatorHandle& op, at::ArrayRef<IValue> given) {
-    synchronous_ |= on_host_ || session().device != c10::kCPU;  // C++ reads small numbers by their address
-    on_host_ = false;
-    if (synchronous_) return false;
-    if (known_.ranks == Ranks::makes) {
-      const auto elsewhere = [](const at::Tensor& tensor, c10::Device device) {
-        return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(device));
-      };
-      WithoutKey off;
-      const StandIns none;
-      Stack made;
-      for (const auto& value : given) {
-        made.push_back(value);
-        if (value.isTensor()) made.back() = elsewhere(value.toTensor(), c10::kMeta);
-        if (!value.isTensorList()) continue;
-        c10::List<at::Tensor> list;
-        for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(elsewhere(tensor, c10::kMeta));
-        made.back() = std::move(list);
-      }
-      try {
-        op.callBoxed(made);
-      } catch (const std::exception&) {
-        return false;
-      }
-      stand_ins_ = &none;
-      const bool is_list = made[0].isTensorList();
-      const auto results = is_list ? made[0].toTensorVector() : std::vector{made[0].toTensor()};
-      if (is_list) node_->outputs.push_back({Out::list, static_cast<int>(results.size())});
-      for (const auto& result : results) add_made(elsewhere(result, c10::kCPU));
-      stand_ins_ = nullptr;
-      new_.clear();
-    }
-    node_->returns = static_cast<int>(schema_.returns().size());
-    settle_kind(false);
     return true;
   }
 
@@ -496,7 +462,8 @@ inline void record(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) 
   each_storage(given, [&](StorageImpl* storage) { is_awaited_by_none &= !is_awaited(storage); });
   if (!is_awaited_by_none) settle();
   each_storage(given, touch);
-  run_at_once(op, keys, stack);
+  run_now(op, keys, stack);
+  wait_for_ranks(op, *stack);
   recording.take_results(*stack);
   now.current = append();
   pass.path.push_back(now.current);
