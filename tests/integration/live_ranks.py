@@ -199,6 +199,39 @@ class Counted(OfRanks):
         return super().loss(x, y) * count / sum(everybody)
 
 
+class InTurns(OfRanks):
+    """The same calls with another kind of sum, and in another group, in every other step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        alone = [distributed.new_group([rank]) for rank in range(gloo_ranks.WORLD)]
+        self.groups: list[Any] = [None, alone[self.rank]]
+        self.sums = [distributed.ReduceOp.SUM, distributed.ReduceOp.MAX]
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        one, other = x * 1, x * 2
+        distributed.all_reduce(one, self.sums[self.calls % 2])
+        distributed.all_reduce(other, group=self.groups[self.calls // 2 % 2])
+        return super().loss(x + one + other, y)
+
+
+class Raises(OfRanks):
+    """A rank's step raises after it has issued what the other one waits for."""
+
+    def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        try:
+            super().step(x, y)
+        except ValueError:
+            self.optimizer.zero_grad()
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        everybody = x * 1
+        distributed.all_reduce(everybody)
+        if self.rank and self.calls == 3:
+            raise ValueError("of the user's own")
+        return super().loss(x + everybody, y)
+
+
 class EveryKind(OfRanks):
     """All collectives that there are, one after the other."""
 
@@ -263,7 +296,7 @@ class Parallelized(OfParts):
 
 
 MODELS = (TensorParallel, Contrastive, Averaged, Wrapped, Sharded, Parallelized)
-CALLS = (Broadcast, Unused, Awaited, Branches, ItemBetween, Counted, EveryKind)
+CALLS = (*(Broadcast, Unused, Awaited, Branches, ItemBetween, Counted, InTurns, Raises, EveryKind),)
 ALONE = (TensorParallel, Branches, EveryKind)
 """Loops that are also run with a session on one of the ranks only."""
 
