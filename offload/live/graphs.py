@@ -157,8 +157,7 @@ def _add_tasks(
                 where=node.where,
             )
             there.update(writes, unborn)
-            if chain:
-                chains[chain] = (number,)
+            chains |= {chain: (number,)} if chain else {}
 
 
 def _runs(calls: Sequence[TapeCall]) -> Iterator[list[TapeCall]]:
