@@ -59,6 +59,9 @@ def watched(core: Any) -> Iterator[None]:
             for name in names:
                 maker = _given_lists(core, getattr(owner, name))
                 patches.enter_context(_replaced(owner, name, maker))
+        # FSDP frees the bytes of a weight, and makes them anew.
+        resize = _visiting(torch.UntypedStorage.resize_, core.expose_storage)
+        patches.enter_context(_replaced(torch.UntypedStorage, "resize_", resize))
         patches.enter_context(_higher_order_look_past(core))
         yield
 
@@ -78,7 +81,7 @@ def _replaced(owner: Any, name: str, replacement: Any) -> Iterator[None]:
 
 
 def _visiting(method: Callable[..., Any], visit: Callable[[Any], None]) -> Callable[..., Any]:
-    def visiting(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def visiting(self: Any, *args: Any, **kwargs: Any) -> Any:
         visit(self)
         return method(self, *args, **kwargs)
 

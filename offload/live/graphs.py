@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from offload.graph.builder import GraphBuilder
-from offload.graph.taskgraph import ALIGNMENT, Role, TaskGraph
+from offload.graph.taskgraph import ALIGNMENT, RANKS, Role, TaskGraph
 from offload.live.list_calls import are_apart, cuts, length, piece, works_on_lists
 from offload.live.tape_calls import Slots, TapeCall, TapeReader
 from offload.program.kernels import Call, Calls, Program, Value, values_in
+from offload.tracing.collectives import Collective
 from offload.tracing.tape import BACKWARD, FORWARD, UPDATE
 
 
@@ -122,7 +123,8 @@ def _add_tasks(
     """`starts`: of each input, where the part that is read begins."""
     there = {*weights, *starts}
     trained = {s for s, w in weights.items() if w.role in (Role.PARAMETER, Role.STATE)}
-    latest_draw: tuple[int, ...] = ()
+    chains: dict[str, tuple[int, ...]] = {}
+    """The latest draw, and the latest task that all ranks do together."""
     for run in _runs(calls):
         for group in _pieces(run):
             node = group[0].node
@@ -136,14 +138,18 @@ def _add_tasks(
             unborn = dict.fromkeys(slot for slot in reads if slot not in there)
             kernels = tuple(_moved(one.call, starts) for one in group)
             phase = BACKWARD if node.backward else FORWARD
+            shared = isinstance(group[0].call.op, Collective)
+            chain = RANKS if shared else "draws" if node.random else ""
             number = builder.task(
                 group[-1].op.split("::")[1],
                 [slot for slot in reads if slot in there],
                 writes | unborn,
                 kernel=kernels[0] if len(kernels) == 1 else Calls(kernels),
+                lane=RANKS if shared else "compute",
                 phase=phase if trained.isdisjoint(writes) else UPDATE,
-                after=latest_draw if node.random else (),
-                repeatable=not node.random
+                after=chains.get(chain, ()),
+                unplaced=sum(builder.buffers[slot].nbytes for slot in fresh) if shared else 0,
+                repeatable=not chain
                 and fresh.issuperset(writes)
                 and weights.keys().isdisjoint(writes),
                 random=node.random,
@@ -151,7 +157,7 @@ def _add_tasks(
                 where=node.where,
             )
             there.update(writes, unborn)
-            latest_draw = (number,) if node.random else latest_draw
+            chains |= {chain: (number,)} if chain else {}
 
 
 def _runs(calls: Sequence[TapeCall]) -> Iterator[list[TapeCall]]:

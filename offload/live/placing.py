@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from offload.tracing.collectives import check_own_bytes
+
 STEP = "step"
 """An optimizer's counter. Torch wants it on the CPU unless its kernels are fused or captured."""
 
@@ -29,6 +31,8 @@ def placed(
     states = [state for state, _ in _states(optimizers)]
     everything = dict.fromkeys((*module.parameters(), *module.buffers(), *states))
     tensors = [tensor for tensor in everything if tensor.device.type != device.type]
+    for tensor in tensors:
+        check_own_bytes(tensor, f"the module has a tensor that is not on {device}")
     before = {tensor: tensor.device for tensor in tensors}
     places = dict(zip(tensors, core.place([t.data for t in tensors], str(device)), strict=True))
     for tensor, place in places.items():

@@ -69,21 +69,21 @@ class TapeReader:
         if allocates(name):
             self.allocated.update(value.buffer for value in made if value is not None)
             return None
-        if is_collective(op):
-            raise CaptureError(f"{node.where}: {node.op}, which several processes do together")
         schema = schema_of(op).arguments
         given = [self._argument(one) for one in node.arguments]
         named = [argument.name for argument in schema if argument.kwarg_only]
         first = len(given) - len(named)
-        kernel = TapeKernel(
-            at_run_time(op, self.device, node.grad),
-            self._core,
-            node,
-            self.numbers,
-            tuple(self._varying_of(node.arguments)),
-            self.device,
-            plain_name(op) in EXACT_OPS or name.startswith("_fused_"),
-        )
+        kernel: Any = at_run_time(op, self.device, node.grad)
+        if not is_collective(op):
+            kernel = TapeKernel(
+                kernel,
+                self._core,
+                node,
+                self.numbers,
+                tuple(self._varying_of(node.arguments)),
+                self.device,
+                plain_name(op) in EXACT_OPS or name.startswith("_fused_"),
+            )
         fresh = dict.fromkeys(value.buffer for value in made if value is not None)
         kwargs = dict(zip(named, given[first:], strict=True))
         call = Call(kernel, tuple(given[:first]), kwargs, made if fresh else ())

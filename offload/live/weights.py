@@ -110,10 +110,16 @@ class LiveWeights:
         names: dict[torch.Tensor, str] = {}
         for name, parameter in self._module.named_parameters():
             names[parameter] = name
-            yield parameter, name, Role.PARAMETER
+            yield _here(parameter), name, Role.PARAMETER
         for name, buffer in self._module.named_buffers():
-            yield buffer, name, Role.BUFFER
+            yield _here(buffer), name, Role.BUFFER
         for parameter, state in chain(*(each.state.items() for each in self._optimizers)):
             for key, value in state.items():
                 if isinstance(value, torch.Tensor):
-                    yield value, f"{names.get(parameter, 'optimizer')}.{key}", Role.STATE
+                    yield _here(value), f"{names.get(parameter, 'optimizer')}.{key}", Role.STATE
+
+
+def _here(tensor: torch.Tensor) -> torch.Tensor:
+    """What a DTensor has here; any other tensor is its own."""
+    with torch.no_grad():  # with gradients it would be a new view
+        return getattr(tensor, "to_local", lambda: tensor)()

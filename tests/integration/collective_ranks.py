@@ -67,7 +67,7 @@ def _summed_halves(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([half, half])
 
 
-def _sent(x: torch.Tensor) -> torch.Tensor:
+def sent(x: torch.Tensor) -> torch.Tensor:
     if distributed.get_rank():
         distributed.recv(x := torch.empty_like(x), 0)
     else:
@@ -173,7 +173,7 @@ def found(rank: int, folder: Path) -> dict[str, Any]:
     return {
         "forward": {name: forward(change, rank, x) for name, change in FORWARD.items()},
         "backward": {name: backward(change, rank, x) for name, change in BACKWARD.items()},
-        "sent": refused(lambda: offload.prefill(Parallel(_sent, rank), x)),
+        "sent": refused(lambda: offload.prefill(Parallel(sent, rank), x)),
         "tensor parallel": refused(lambda: offload.prefill(tensor_parallel, x)),
         "fully sharded": refused(lambda: offload.prefill(sharded, x)),
     }

@@ -37,6 +37,31 @@ inline void run_now(const OperatorHandle& op, DispatchKeySet keys, Stack* stack)
   op.redispatchBoxed(below(keys), stack);
 }
 
+// How an operation works together with other processes.
+enum class Ranks : uint8_t {
+  alone,
+  makes,    // new tensors
+  writes,   // what its schema says, or else its first argument
+  at_once,  // Python waits for it, or its schema does not say what it writes
+  over,     // waits for another one, which is over
+  pairs,    // in no order that all ranks share
+};
+
+inline Ranks ranks_of(const c10::FunctionSchema& schema) {
+  using Names = std::unordered_set<std::string>;
+  static const Names AT_ONCE = {"_dtensor", "c10d_functional", "fsdp", "symm_mem"};
+  static const Names OVER = {"wait_tensor", "wait_tensors", "_wrap_tensor_autograd"};
+  static const Names PAIRS = {"send", "recv_", "recv_any_source_", "isend", "irecv", "batch_p2p_ops"};
+  const auto& name = schema.name();
+  const auto space = name.substr(0, name.find("::")), own = name.substr(space.size() + 2);
+  if (AT_ONCE.count(space)) return Ranks::at_once;
+  if (space != "c10d" && space != "_c10d_functional") return Ranks::alone;
+  if (OVER.count(own)) return Ranks::over;
+  if (PAIRS.count(own)) return Ranks::pairs;
+  if (own.find("barrier") != std::string::npos) return Ranks::at_once;
+  return space == "c10d" || schema.is_mutable() ? Ranks::writes : Ranks::makes;
+}
+
 struct Operator {
   bool composite;     // its parts arrive here one by one
   bool synchronous;   // Python, or the shape of its result, needs a value: it cannot wait
@@ -44,6 +69,7 @@ struct Operator {
   bool exact;         // its numbers decide the shape of its result
   bool inplace_view;  // it changes the shape of its argument, and no byte
   bool unseen;        // it does nothing that counts
+  Ranks ranks;
 };
 
 inline bool returns_tensors_only(const c10::FunctionSchema& schema) {
@@ -67,13 +93,15 @@ inline const Operator& known(const OperatorHandle& op) {
   if (auto found = operators.find(&schema); found != operators.end()) return found->second;
   const auto& name = schema.name();
   Operator known{};
-  known.unseen = name.rfind("profiler::", 0) == 0;
+  known.ranks = ranks_of(schema);
+  known.unseen = name.rfind("profiler::", 0) == 0 || known.ranks == Ranks::over;
   known.composite = op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
       !op.hasKernelForDispatchKey(DispatchKey::CPU) && !op.hasKernelForDispatchKey(DispatchKey::CUDA) &&
       !op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd);
   known.random = op.hasTag(at::Tag::nondeterministic_seeded);
   known.synchronous = op.hasTag(at::Tag::data_dependent_output) || SYNCHRONOUS.count(name) ||
       (op.hasTag(at::Tag::dynamic_output_shape) && name != "aten::index") || !returns_tensors_only(schema);
+  if (known.ranks != Ranks::alone) known.synchronous = known.ranks == Ranks::at_once;
   known.exact = EXACT.count(name) > 0;
   known.inplace_view = op.hasTag(at::Tag::inplace_view) && !known.synchronous;
   return operators.emplace(&schema, known).first->second;
@@ -103,7 +131,7 @@ void each_tensor(const IValue& value, F&& visit) {
     if (value.toTensor().defined()) visit(value.toTensor());
   } else if (value.isList()) {
     for (const auto& element : value.toListRef()) {
-      if (element.isTensor() && element.toTensor().defined()) visit(element.toTensor());
+      if (element.isTensor() ? element.toTensor().defined() : element.isList()) each_tensor(element, visit);
     }
   }
 }

@@ -18,23 +18,28 @@
 namespace live {
 namespace {
 
-bool has_opaque(at::ArrayRef<IValue> given) {
+template <class Is>
+bool has(at::ArrayRef<IValue> given, Is&& is) {
   bool found = false;
-  each_tensor(given, [&](const at::Tensor& tensor) { found |= !is_strided(tensor); });
+  each_tensor(given, [&](const at::Tensor& tensor) { found |= is(tensor); });
   return found;
 }
 
+// Whether a class of Python's is to be asked, whose parts come here.
+bool is_pythons(DispatchKeySet keys, at::ArrayRef<IValue> given) {
+  return keys.has(DispatchKey::Python) && has(given, is_wrapper);
+}
+
 bool is_meta(at::ArrayRef<IValue> given) {
-  bool meta = false;
+  bool meta = has(given, [](const at::Tensor& tensor) { return tensor.is_meta(); });
   for (const auto& value : given) meta |= value.isDevice() && value.toDevice().is_meta();
-  each_tensor(given, [&](const at::Tensor& tensor) { meta |= tensor.is_meta(); });
   return meta;
 }
 
 // Operations that are on no tape. True: it has run.
 bool passes_by(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const auto given = arguments_of(op, stack);
-  if (known(op).composite && !has_opaque(given)) {
+  if (is_pythons(keys, given) || (known(op).composite && !has(given, std::not_fn(is_strided)))) {
     op.redispatchBoxed(below(keys), stack);  // its parts come here
     return true;
   }
@@ -45,6 +50,7 @@ bool passes_by(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
 
 void between_steps(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const auto given = arguments_of(op, stack);
+  if (is_pythons(keys, given)) return op.redispatchBoxed(below(keys), stack);
   bool awaited = false;
   each_storage(given, [&](StorageImpl* storage) { awaited |= is_awaited(storage); });
   if (awaited) {
@@ -279,6 +285,10 @@ PYBIND11_MODULE(live, module) {
     if (session().mode != Mode::off && tensor.defined()) each_storage(tensor, touch);
   });
   module.def("expose", &expose);
+  module.def("expose_storage", [](const c10::Storage& storage) {
+    settle();
+    expose(as_bytes(share(storage.unsafeGetStorageImpl())), false);
+  });
   module.def("concealed", &concealed);
   module.def("identity", [](const at::Tensor& tensor) { return reinterpret_cast<uintptr_t>(storage_of(tensor)); });
   module.def("place", &place);

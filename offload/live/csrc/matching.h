@@ -22,7 +22,7 @@ class Match {
     if (c10::AutogradState::get_tls_state().get_grad_mode() != node_.grad) return differs("grad mode");
     const Argument* next = node_.arguments.data();
     for (const auto& value : arguments_of(op, stack)) {
-      if (next->kind == Arg::tensors ? !list(next, value) : !argument(*next++, value)) return false;
+      if (!argument(next, value)) return false;
     }
     return true;
   }
@@ -69,7 +69,8 @@ class Match {
     return true;
   }
 
-  bool argument(const Argument& known, const IValue& value) {
+  bool argument(const Argument*& next, const IValue& value) {
+    const Argument& known = *next++;
     switch (known.kind) {
       case Arg::tensor: return value.isTensor() && same_tensor(*known.value, value.toTensor());
       case Arg::undefined: return (value.isTensor() && !value.toTensor().defined()) || differs("a tensor");
@@ -96,17 +97,16 @@ class Match {
       case Arg::reals: return reals(known, value);
       case Arg::integers: return integers(known, value);
       case Arg::constant: return constant(node_.constants[known.constant], value) || differs("constant");
-      default: return differs("list");
+      default: return list(known, next, value);
     }
   }
 
-  bool list(const Argument*& next, const IValue& value) {
-    const auto& head = *next++;
+  bool list(const Argument& head, const Argument*& next, const IValue& value) {
     if (!value.isList()) return differs("list");
     const auto elements = value.toListRef();
     if (static_cast<int>(elements.size()) != head.count) return differs("length of a list");
     for (const auto& element : elements) {
-      if (!argument(*next++, element)) return false;
+      if (!argument(next, element)) return false;
     }
     return true;
   }
@@ -132,8 +132,9 @@ class Match {
     return true;
   }
 
-  static bool constant(const IValue& known, const IValue& value) {
+  bool constant(const IValue& known, const IValue& value) const {
     if (value.tagKind() != known.tagKind()) return false;
+    if (value.isObject() && node_.kind == Kind::deferred) return same_object(known, value);
     if (value.isGenerator()) return value.toGenerator() == known.toGenerator();
     if (value.isStorage() || value.isObject() || value.isPyObject()) return true;  // runs at once, with these
     return value == known;
@@ -173,6 +174,7 @@ inline at::Tensor shadow_of(Pass& pass, const Node& node, const Output& output, 
 }
 
 inline void push_shadows(Pass& pass, const Node& node, Stack* stack, at::ArrayRef<IValue> given) {
+  if (node.in_place >= 0) return push_written(node, stack, given);
   if (node.returns == 1 && node.outputs.size() == 1 && node.outputs[0].kind != Out::other) {  // nearly all
     auto result = shadow_of(pass, node, node.outputs[0], given);
     torch::jit::drop(*stack, given.size());
@@ -225,6 +227,7 @@ inline void bind_results(Pass& pass, const Node& node, const Stack& stack) {
 inline void run_on_the_users_side(const Node& node, const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   auto& pass = *session().pass;
   run_now(op, keys, stack);
+  wait_for_ranks(op, *stack);
   bind_results(pass, node, *stack);
 }
 

@@ -45,11 +45,15 @@ class Recording {
   // What the operation makes, found on stand-ins. False: it can only be found by running it.
   bool try_stand_ins(const OperatorHandle& op, DispatchKeySet keys, const Stack* stack) {
     const auto given = arguments_of(op, stack);
-    for (size_t n = 0; n < given.size(); n++) add(given[n], schema_.arguments()[n]);
+    for (size_t n = 0; n < given.size(); n++) add(given[n], schema_.arguments()[n], n);
     slots_given_ = pass_.bound.size();
+    if (known_.ranks != Ranks::alone) {
+      synchronous_ |= on_host_ || session().device != c10::kCPU;  // C++ reads small numbers by their address
+      on_host_ = false;
+    }
     if (schema_.name() == "aten::index") check_masks();
     if (synchronous_) return false;
-    if (writes_ && schema_.returns().empty()) {  // it writes what its schema says, and makes nothing
+    if (node_->in_place >= 0 || (writes_ && schema_.returns().empty())) {  // it makes nothing
       settle_kind(false);
       return true;
     }
@@ -67,7 +71,8 @@ class Recording {
       Stack made = replaced(given, stand_ins, positions > 1 ? std::optional(position) : std::nullopt);
       try {
         const WithoutDraws kept(known_.random);
-        op.redispatchBoxed(below(keys), &made);
+        const bool sends = known_.ranks != Ranks::alone;  // but not its kernel for tensors without bytes
+        op.redispatchBoxed(sends ? DispatchKeySet(DispatchKey::Meta) : below(keys), &made);
       } catch (const std::exception&) {
         return false;  // it raises with the real tensors, too, or it asks for their values
       }
@@ -282,6 +287,10 @@ class Recording {
         if (each.isNone()) push(Arg::none);
         else add_tensor(each.toTensor(), written);
       }
+    } else if (!elements.empty() && elements[0].isTensorList()) {
+      push(Arg::lists).count = static_cast<int>(elements.size());
+      for (const auto& each : elements) add_list(each, written);
+      synchronous_ |= known_.ranks == Ranks::alone;
     } else if (!elements.empty() && all([](const IValue& each) { return each.isDouble(); })) {
       auto& argument = push(Arg::reals);
       argument.count = static_cast<int>(elements.size());
@@ -298,8 +307,11 @@ class Recording {
     }
   }
 
-  void add(const IValue& value, const c10::Argument& schema) {
-    const bool written = (schema.alias_info() && schema.alias_info()->isWrite()) || is_statistic(schema_.name(), schema.name());
+  void add(const IValue& value, const c10::Argument& schema, size_t position) {
+    const bool shared = known_.ranks == Ranks::writes;
+    const bool written = (schema.alias_info() && schema.alias_info()->isWrite()) ||
+        is_statistic(schema_.name(), schema.name()) || (shared && position == 0 && !schema_.is_mutable());
+    if (written && shared) node_->in_place = static_cast<int>(position);
     writes_ |= written;
     if (value.isTensor()) {
       add_tensor(value.toTensor(), written);
@@ -318,7 +330,8 @@ class Recording {
       add_list(value, written);
     } else {
       // A generator of the user's own can be asked for its state at any time.
-      synchronous_ |= value.isStorage() || value.isObject() || value.isPyObject() || value.isStream() ||
+      const bool is_object = value.isObject() && known_.ranks == Ranks::alone;
+      synchronous_ |= value.isStorage() || is_object || value.isPyObject() || value.isStream() ||
           value.isGenerator();
       constant(push(Arg::constant), value);
     }
@@ -425,6 +438,9 @@ class Recording {
 inline void record(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   auto& now = session();
   auto& pass = *now.pass;
+  TORCH_CHECK(
+      known(op).ranks != Ranks::pairs, op.schema().name(), " has no place in an order that all ranks share, which a"
+      " planned step needs. Use a collective such as all_reduce or all_gather, or call it outside of the step");
   Recording recording(pass, now.current, op, keys);
   const bool can_wait = recording.try_stand_ins(op, keys, stack);
   if (now.place) {
@@ -447,6 +463,7 @@ inline void record(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) 
   if (!is_awaited_by_none) settle();
   each_storage(given, touch);
   run_now(op, keys, stack);
+  wait_for_ranks(op, *stack);
   recording.take_results(*stack);
   now.current = append();
   pass.path.push_back(now.current);

@@ -33,9 +33,12 @@ inline StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
 }
 
+// Whether a tensor is of a class of Python's that sees its operations: it may stand for other tensors.
+inline bool is_wrapper(const at::Tensor& tensor) { return tensor.key_set().has(DispatchKey::Python); }
+
 // Whether a tensor is bytes in a storage, and nothing else.
 inline bool is_strided(const at::Tensor& tensor) {
-  return tensor.layout() == c10::kStrided && tensor.unsafeGetTensorImpl()->has_storage() &&
+  return !is_wrapper(tensor) && tensor.layout() == c10::kStrided && tensor.unsafeGetTensorImpl()->has_storage() &&
       !tensor.is_quantized() && !tensor.is_nested() && !tensor.is_mkldnn();
 }
 
@@ -100,7 +103,8 @@ inline void unbar(StorageImpl* storage) {
 inline void bar(StorageImpl* storage) {
   storage->release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(
       "the bytes of this tensor are not there yet: the step that makes them has not ended. Only torch's"
-      " own operators, on the thread of the step, can wait for them"));
+      " own operators, on the thread of the step, can wait for them. DistributedDataParallel is none of them: call"
+      " the model and backward() within its no_sync(), and average the gradients by all_reduce afterwards"));
 }
 
 // `from`'s bytes, which live as long as anybody has them.
