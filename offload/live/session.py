@@ -96,7 +96,8 @@ class LiveSession:
         self._clean = self._open.enter_context(ThreadPoolExecutor(1, "live-part"))
         self._open.enter_context(watched(self._core))
         self._tensors.callback(self._core.release_all)
-        self._weights.know(self._tensors.enter_context(self._placed()))
+        with torch.inference_mode(False):
+            self._weights.know(self._tensors.enter_context(self._placed()))
         self._tensors.callback(self._close_tapes)
         return self
 
@@ -105,6 +106,9 @@ class LiveSession:
             self._tensors.close()
         finally:
             self._open.close()
+        for parameter in self._parameters:
+            if parameter.grad is not None and self._core.is_absent(parameter.grad):
+                parameter.grad = None  # or nobody could copy or move the module
 
     def abandon(self) -> None:
         """Leave without touching the device, which is lost. Nothing on it can be read."""
@@ -118,10 +122,12 @@ class LiveSession:
 
     @contextmanager
     def unseen(self) -> Iterator[None]:
-        """Within it, operations run as without the session. They must not touch its tensors."""
+        """Within it, operations run as without the session. They must not touch its tensors. What
+        is made stays, so it is no tensor of the user's inference mode."""
         was_on = self._core.set_key(False)
         try:
-            yield
+            with torch.inference_mode(False):
+                yield
         finally:
             self._core.set_key(was_on)
 

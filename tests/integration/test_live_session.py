@@ -229,6 +229,25 @@ def test_everything_can_be_read_after_the_session_and_copied_within_it() -> None
     assert [loss.numpy().shape for loss in loop.seen] == [()] * STEPS
 
 
+class TakesItsOwn(Loop):
+    """Its first operation is given a tensor from outside, and in every other step one of the same
+    geometry that the step has made, which later operations know, too."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__(device)
+        self.outside = torch.tensor(3.0, device=device)
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = super().loss(x, y)
+        given = (self.outside if self.calls % 2 else loss).detach()
+        return loss * given.clone() + (loss.detach() + 1).sqrt()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_tensor_from_outside_is_none_that_the_step_has_made(device: str) -> None:
+    assert compared(TakesItsOwn, device).planned_steps == STEPS
+
+
 @pytest.fixture
 def open_session() -> Iterator[LiveSession]:
     with LiveSession(nn.Linear(2, 2)) as session:

@@ -295,7 +295,8 @@ class LiveFit(Strategy):
         hand_over(old.device, new.device)
         bring_along(self._module.trainer, old.device, new.device)
         tensors = tensors_of(self._module, self.optimizers)
-        bring_gradients(tensors)
+        if self._keeps_gradients:
+            bring_gradients(tensors)
         moved = Migration(sum(t.nbytes for t in tensors), monotonic() - begun, "by the host")
         step = self._module.trainer.global_step
         size = say_size(moved.nbytes)
@@ -423,9 +424,14 @@ class LiveFit(Strategy):
         finally:
             self._is_in_update = False
         if self._module.automatic_optimization:
-            # The next backward pass clears the gradients first. Until then they would take room.
-            self._end_step(() if self._request.budget is not None else self._parameters())
+            self._end_step(self._parameters() if self._keeps_gradients else ())
         return result
+
+    @property
+    def _keeps_gradients(self) -> bool:
+        """Whether gradients are there after an update, which the next backward pass clears first.
+        They take room."""
+        return self._request.budget is None or not self._module.automatic_optimization
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         with self._one_step("validation_step", args):

@@ -291,6 +291,7 @@ PYBIND11_MODULE(live, module) {
   });
   module.def("concealed", &concealed);
   module.def("identity", [](const at::Tensor& tensor) { return reinterpret_cast<uintptr_t>(storage_of(tensor)); });
+  module.def("is_absent", [](const at::Tensor& t) { return is_strided(t) && absent_of(storage_of(t)) != nullptr; });
   module.def("place", &place);
   module.def("forget_tapes", [] {
     TORCH_CHECK(!session().pass, "tapes are forgotten within a step");

@@ -1,0 +1,314 @@
+"""LiveOffloadStrategy against plain Lightning: the same bits, though Python runs in every step."""
+
+import copy
+import functools
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from products import every_value
+from support import offload_lightning as ol
+from support import offload_manual as om
+from support.accelerators import GPU, here, kept_of_each, on_each_accelerator, only_on_gpu
+
+from offload import BudgetTooSmall, CaptureError, OffloadError
+from offload.live.core import why_no_core
+from trainers.offloading.live_strategy import LiveOffloadStrategy
+
+pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
+
+
+@pytest.fixture(autouse=True)
+def core() -> None:
+    """It is compiled when the first of these tests runs."""
+    if why := why_no_core():
+        pytest.skip(why)
+
+
+def live(budget: str | None = None, **options: Any) -> LiveOffloadStrategy:
+    """The last bits of updates on the host are not those of a GPU."""
+    on_gpu = here()["accelerator"] == GPU
+    return LiveOffloadStrategy(budget, **({"optimizer": "device"} if on_gpu else {}), **options)
+
+
+# ---- the same bits ------------------------------------------------------------------------------
+
+RUNS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "sgd, rates by epoch": {"make": functools.partial(ol.Module, "sgd", "epoch")},
+    "clipped by norm": {"gradient_clip_val": 0.1},
+    "clipped by value": {"gradient_clip_val": 0.002, "gradient_clip_algorithm": "value"},
+    "accumulated, the last window is not full": {"accumulate_grad_batches": 4},
+    "bf16-mixed, accumulated and clipped": {
+        "precision": "bf16-mixed",
+        "accumulate_grad_batches": 2,
+        "gradient_clip_val": 0.1,
+    },
+    "validated first": {"num_sanity_val_steps": 2},
+}
+
+
+@kept_of_each
+def plain(name: str) -> ol.Result:
+    return ol.train(**RUNS[name])
+
+
+@on_each_accelerator
+@pytest.mark.parametrize("name, budget", every_value(RUNS, [None, "60%", "100%", "40%"]))
+def test_a_run_is_plain_lightnings_to_the_last_bit(
+    name: str, budget: str | None, accelerator: str
+) -> None:
+    ours = ol.train(live(budget), **RUNS[name])
+    assert ol.differences(plain(name), ours) == []
+    assert ours.strategy.spent.runs > 0
+
+
+BY_HAND: dict[str, tuple[Callable[[], L.LightningModule], Callable[[], Any]]] = {
+    "gan": (om.Gan, om.pictures),
+    "gan that clears first": (om.ClearsFirst, om.pictures),
+    "wasserstein gan": (om.Wasserstein, om.pictures),
+    "accumulation": (om.Accumulates, ol.data),
+    "deep q": (om.DeepQ, om.experience),
+    "hooks": (om.Hooked, om.pictures),
+    "penalty": (om.Penalized, om.pictures),
+    "flags": (om.Flagged, om.pictures),
+    "torch's optimizers": (om.Raw, om.pictures),
+    "two steps of one optimizer": (om.Twice, om.pictures),
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_a_step_by_hand_has_plain_lightnings_bits_and_gradients(name: str) -> None:
+    make, loader = BY_HAND[name]
+
+    def run(strategy: Any) -> ol.Result:
+        return ol.train(strategy, make, loader=loader(), validate=False)
+
+    budget = "70%" if [*BY_HAND].index(name) % 2 else None
+    assert om.differences(run("auto"), run(live(budget))) == []
+
+
+def test_updates_on_the_host_have_the_same_bits_on_a_cpu() -> None:
+    ours = ol.train(live("70%", optimizer="host"))
+    assert ol.differences(plain("plain"), ours) == []
+    plan = ours.strategy.plan
+    assert any(task.lane == "host" for task in plan.graph.tasks)
+    assert "of state stay there" in plan.explain()
+
+
+@only_on_gpu
+def test_updates_on_the_host_are_nearly_those_of_a_gpu(accelerator: str) -> None:
+    ours = ol.train(LiveOffloadStrategy("70%", optimizer="host"))
+    assert any(task.lane == "host" for task in ours.strategy.plan.graph.tasks)
+    pairs = zip(ours.module.parameters(), plain("plain").module.parameters(), strict=True)
+    assert all(torch.allclose(one, other, atol=1e-4) for one, other in pairs)
+
+
+@on_each_accelerator
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")
+def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path, accelerator: str) -> None:
+    def run(strategy: Callable[[], Any], where: Path) -> ol.Result:
+        keep = ModelCheckpoint(where, save_last=True)
+        ol.train(strategy(), callbacks=[keep], enable_checkpointing=True, max_epochs=1)
+        goes_on = {"callbacks": [keep], "enable_checkpointing": True, "max_epochs": 3}
+        return ol.train(strategy(), ckpt_path=keep.last_model_path, **goes_on)
+
+    theirs = run(lambda: "auto", tmp_path / "theirs")
+    ours = run(lambda: live("60%"), tmp_path / "ours")
+    assert ol.differences(theirs, ours) == []
+
+
+@on_each_accelerator
+@pytest.mark.parametrize("does", ["validate", "test", "predict"])
+def test_an_evaluation_has_plain_lightnings_results(does: str, accelerator: str) -> None:
+    def results(strategy: Any) -> Any:
+        torch.manual_seed(1)
+        trainer = L.Trainer(strategy=strategy, **{**ol.ONE_QUIET_EPOCH, **here()})
+        return getattr(trainer, does)(ol.Module(), ol.data(20))
+
+    theirs, ours = results("auto"), results(live("60%"))
+    assert len(theirs) == len(ours)
+    if does == "predict":
+        assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(theirs, ours, strict=True))
+    else:
+        assert theirs == ours
+
+
+class ReadsNorms(ol.Module):
+    """It makes a tensor of a list of tensors, and reads a value, between two parts of a step."""
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        norms = [p.grad.norm() for p in self.parameters() if p.grad is not None]
+        self.log("norm", torch.tensor(norms).norm())
+        if norms[0].item() > 1e6:
+            raise RuntimeError("the run diverges")
+
+
+@pytest.mark.parametrize("budget", [None, "70%"])
+def test_a_step_may_read_values(budget: str | None) -> None:
+    ours = ol.train(live(budget), ReadsNorms)
+    assert ol.differences(ol.train("auto", ReadsNorms), ours) == []
+
+
+# ---- gradients after a step ---------------------------------------------------------------------
+
+
+class ReadsGradients(L.Callback):
+    def __init__(self) -> None:
+        self.seen: list[torch.Tensor] = []
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *rest: Any) -> None:
+        self.seen.append(pl_module.head.weight.grad.sum())
+
+
+def test_gradients_can_be_read_after_a_step_without_a_budget_and_are_refused_with_one() -> None:
+    theirs, ours = ReadsGradients(), ReadsGradients()
+    plain_run = ol.train("auto", callbacks=[theirs])
+    assert ol.differences(plain_run, ol.train(live(), callbacks=[ours])) == []
+    assert torch.stack(theirs.seen).equal(torch.stack(ours.seen))
+    with pytest.raises(RuntimeError, match="Read a gradient within its step"):
+        ol.train(live("100%"), callbacks=[ReadsGradients()])
+    after = ol.train(live("100%"), validate=False).module
+    assert {p.grad for p in copy.deepcopy(after).cpu().parameters()} == {None}
+
+
+# ---- what is told, and refused ------------------------------------------------------------------
+
+
+def test_a_run_tells_its_plans() -> None:
+    with pytest.raises(OffloadError, match="read it after that"):
+        _ = live().plan
+    strategy = ol.train(live("60%")).strategy
+    assert "budget" in strategy.explain()
+    assert strategy.plan.device_bytes <= 0.62 * strategy.plan.peak_bytes + strategy.plan.reserve
+    assert {plan.part for plan in strategy.plans} == {"training_step", "validation_step"}
+    assert sum(plan.spent.runs for plan in strategy.plans) <= strategy.spent.runs
+    assert strategy.spent.planning_seconds > 0
+
+
+def test_a_budget_that_is_too_small_is_refused_with_what_is_needed() -> None:
+    with pytest.raises(BudgetTooSmall, match="raise the budget to"):
+        ol.train(live("64B"))
+    with pytest.raises(BudgetTooSmall, match=r"1% is a share of the .* give \d+%"):
+        ol.train(live("1%"), validate=False)
+
+
+def test_without_a_compiler_a_run_is_plain_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainers.offloading.live_fit.why_no_core", lambda: "no C++ compiler")
+    with pytest.warns(UserWarning, match="trains eagerly, without offloading: no C"):
+        ours = ol.train(live())
+    assert ol.differences(plain("plain"), ours) == []
+    with pytest.raises(CaptureError, match="give budget=None"):
+        ol.train(live("1GiB"))
+
+
+# ---- moves --------------------------------------------------------------------------------------
+
+
+class Moves(L.Callback):
+    """Asks for a move before each of these steps, and waits for none."""
+
+    def __init__(self, asked: dict[int, dict[str, Any]]) -> None:
+        self.asked = asked
+        self.done: list[Any] = []
+
+    def on_train_batch_start(self, trainer: Any, *rest: Any) -> None:
+        if where := self.asked.get(trainer.global_step):
+            self.done.append(trainer.strategy.move_to(**where))
+
+
+@on_each_accelerator
+def test_a_run_goes_on_in_another_budget(accelerator: str) -> None:
+    moves = Moves({2: {"budget": "60%"}, 4: {"budget": None}, 7: {"budget": "80%"}})
+    ours = ol.train(live("100%"), callbacks=[moves])
+    assert ol.differences(plain("plain"), ours) == []
+    assert [done.result(0).nbytes >= 0 for done in moves.done] == [True] * 3
+
+
+@only_on_gpu
+def test_a_run_goes_on_on_another_device(accelerator: str) -> None:
+    moves = Moves({2: {"device": "cpu", "budget": "60%"}, 6: {"device": "cuda:0"}})
+    with pytest.warns(UserWarning, match="the weights are equal, and later bits"):
+        ours = ol.train(live("100%"), callbacks=[moves])
+    assert [done.result(0).nbytes > 0 for done in moves.done] == [True] * 2
+    assert ours.strategy.root_device.type == "cuda"
+    assert "moved here from cpu before step" in ours.strategy.explain()
+    # Masks of dropout are drawn on the device, so only the steps can be compared.
+    assert ours.trainer.global_step == plain("plain").trainer.global_step
+    assert all(p.isfinite().all() for p in ours.module.parameters())
+
+
+def test_a_move_that_cannot_be_is_refused_at_once() -> None:
+    with pytest.raises(OffloadError, match="comes before the first step"):
+        ol.train(live("100%"), callbacks=[Moves({0: {"budget": "60%"}})])
+    with pytest.raises(BudgetTooSmall):
+        ol.train(live("100%"), callbacks=[Moves({2: {"budget": 64}})])
+    with pytest.raises(OffloadError, match="names no other place"):
+        ol.train(live("100%"), callbacks=[Moves({2: {"device": "cpu"}})])
+
+
+# ---- Ctrl-C, guests -----------------------------------------------------------------------------
+
+
+class Interrupts(ol.Module):
+    """Ctrl-C in the middle of the Python of the fourth step."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        if self.global_step == 3:
+            signal.raise_signal(signal.SIGINT)
+        return loss
+
+
+def test_ctrl_c_in_mid_step_leaves_the_weights_of_whole_steps() -> None:
+    with pytest.raises(SystemExit):
+        ol.train(live("60%"), Interrupts)
+    kept: list[ol.Module] = []
+
+    def make() -> Interrupts:
+        kept.append(module := Interrupts())
+        return module
+
+    with pytest.raises(SystemExit):
+        ol.train(live("60%"), make)
+    three = ol.train("auto", max_steps=3, validate=False)
+    pairs = zip(kept[0].parameters(), three.module.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
+class Asks(L.Callback):
+    """A thread that asks from the first step to the last one."""
+
+    def __init__(self, ask: Callable[[], torch.Tensor]) -> None:
+        self.ask, self.answers = ask, list[torch.Tensor]()
+        self.over, self.thread = threading.Event(), threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        while not self.over.is_set():
+            self.answers.append(self.ask())
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step == 0:
+            self.thread.start()
+
+    def on_train_end(self, *args: Any) -> None:
+        self.over.set()
+
+
+def test_a_guest_is_answered_beside_live_steps() -> None:
+    net, x = torch.nn.Linear(4, 4), torch.randn(3, 4)
+    expected, strategy = net(x), live("1MiB")
+    with strategy.high_priority(net, "64KiB") as serve:
+        asks = Asks(lambda: serve(x))
+        ours = ol.train(strategy, callbacks=[asks])
+        asks.thread.join(60)
+    assert not asks.thread.is_alive()
+    assert ol.differences(plain("plain"), ours) == []
+    assert asks.answers
+    assert all(answer.equal(expected) for answer in asks.answers)
