@@ -10,6 +10,7 @@
 
 #include "matching.h"
 #include "stand_ins.h"
+#include "twins.h"
 
 namespace live {
 
@@ -53,6 +54,7 @@ class Recording {
       settle_kind(false);
       return true;
     }
+    if (take_from_twin()) return true;
     const bool by_position = schema_.name().rfind("aten::_foreach_", 0) == 0 && given[0].isList();
     const size_t positions = by_position ? given[0].toListRef().size() : 0;
     bool only_views = true;
@@ -85,6 +87,22 @@ class Recording {
     return true;
   }
 
+  // The same without running, if an earlier operation of the tape was the same but for its bytes.
+  bool take_from_twin() {
+    auto& alike = pass_.recorded_by[&schema_];
+    const auto twin = std::find_if(alike.rbegin(), alike.rend(), [&](const Node* other) { return are_twins(*node_, *other); });
+    if (on_host_ || twin == alike.rend()) return false;
+    node_->returns = (*twin)->returns;
+    node_->outputs = (*twin)->outputs;
+    bool only_views = node_->returns > 0;
+    for (auto& output : node_->outputs) {
+      only_views &= output.kind != Out::fresh;
+      if (output.kind == Out::fresh) output.value = fresh_like(*output.value);
+    }
+    settle_kind(only_views);
+    return true;
+  }
+
   // The same for an operation that has run at once.
   void take_results(const Stack& stack) {
     forget_results();
@@ -97,6 +115,7 @@ class Recording {
 
   std::unique_ptr<Node> take() {
     pass_.numbers.insert(pass_.numbers.end(), node_->numbers.begin(), node_->numbers.end());
+    pass_.recorded_by[&schema_].push_back(node_);
     return std::move(own_);
   }
 
@@ -224,6 +243,18 @@ class Recording {
         c10::DimVector(impl->strides().begin(), impl->strides().end()), offset, impl->dtype(), impl->key_set(),
         is_number, known.empty() ? storage->nbytes() : known.front()->nbytes, tensor.device()});
     pass_.values_of[slot].push_back(value.get());
+    node_->values.push_back(std::move(value));
+    return node_->values.back().get();
+  }
+
+  Value* fresh_like(const Value& other) {
+    auto value = std::make_unique<Value>(other);
+    value->slot = static_cast<int>(pass_.bound.size());
+    value->id = node_->value_count++;
+    pass_.bound.emplace_back(WeakStorage(Storage()));
+    pass_.outside.emplace_back();
+    pass_.values_of.push_back({value.get()});
+    pass_.on_host.push_back(0);
     node_->values.push_back(std::move(value));
     return node_->values.back().get();
   }

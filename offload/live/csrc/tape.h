@@ -130,6 +130,7 @@ struct Pass {
   // While it is recorded:
   std::vector<std::vector<Value*>> values_of;  // by slot
   std::vector<char> on_host;                   // by slot: a single number on the CPU, never deferred
+  std::unordered_map<const c10::FunctionSchema*, std::vector<const Node*>> recorded_by;
   // While it is executed:
   size_t done = 0;
   bool as_issued = false;  // a part of it ran without a plan, so the rest does, too
@@ -150,6 +151,7 @@ struct Pass {
     varied.clear();
     values_of.clear();
     on_host.clear();
+    recorded_by.clear();
     real.clear();
     tensors.clear();
     crossed.clear();
