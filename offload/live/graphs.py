@@ -38,10 +38,9 @@ class InputBytes:
 
 
 @dataclass(frozen=True, slots=True)
-class LiveGraph:
-    """A tape's graph, and what a pass of the tape gives it and takes from it."""
+class TapeEnds:
+    """What a pass of a tape gives its graph, and takes from it."""
 
-    graph: TaskGraph
     inputs: tuple[InputBytes, ...]
     outputs: tuple[int, ...]
     """The slots that it returns."""
@@ -55,7 +54,7 @@ def graph_of(
     weights: Mapping[int, Weight],
     held: Collection[int],
     known: Collection[Weight],
-) -> LiveGraph:
+) -> tuple[TaskGraph, TapeEnds]:
     """`given`: the slots that the step is given. `weights`: by slot, what has a home. `held`: the
     slots to return. `known`: all that has a home, also where only other tapes use it."""
     used = {weight.name for weight in weights.values()}
@@ -82,7 +81,7 @@ def graph_of(
     count = len(builder.buffers)
     graph = replace(builder.graph(program), kept=tuple(range(count - len(idle), count)))
     graph.check()
-    return LiveGraph(graph, inputs, outputs, reader.numbers)
+    return graph, TapeEnds(inputs, outputs, reader.numbers)
 
 
 def _input(slot: int, touched: tuple[int, int]) -> InputBytes:
@@ -198,14 +197,13 @@ def _part(one: TapeCall, cut: slice) -> TapeCall:
 
 def _moved(call: Call, starts: Mapping[int, int]) -> Call:
     """The call over inputs that begin where the step first reads them."""
+    values = values_in((*call.args, *call.kwargs.values()))
+    if not any(starts.get(value.buffer) for value in values):
+        return call
 
-    def moved(tree: Any) -> Any:
-        if isinstance(tree, tuple | list):
-            return type(tree)(map(moved, tree))
-        if not isinstance(tree, Value) or not starts.get(tree.buffer):
-            return tree
-        offset = tree.offset - starts[tree.buffer] // tree.dtype.itemsize
-        return Value(tree.buffer, tree.dtype, tree.size, tree.stride, offset)
+    def moved(value: Value) -> Value:
+        offset = value.offset - starts.get(value.buffer, 0) // value.dtype.itemsize
+        return Value(value.buffer, value.dtype, value.size, value.stride, offset)
 
-    kwargs = {name: moved(arg) for name, arg in call.kwargs.items()}
-    return Call(call.op, moved(call.args), kwargs, call.outputs)
+    args, kwargs = call.arguments(moved)
+    return Call(call.op, args, kwargs, call.outputs)

@@ -5,7 +5,9 @@ tape | cut | tape                 two: what is made before a cut and used after 
                                   until the step is over, as a weight has for good
 """
 
-from collections.abc import Collection, Hashable, Mapping
+import gc
+from collections.abc import Collection, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
@@ -14,10 +16,11 @@ import torch
 
 from offload.graph.costs import Costs
 from offload.graph.taskgraph import Role, TaskGraph
-from offload.live.graphs import LiveGraph, Weight, graph_of
+from offload.live.graphs import TapeEnds, Weight, graph_of
 from offload.live.tape_calls import TapeReader
 from offload.live.weights import LiveWeights
 from offload.lowering.passes import grouped, lower
+from offload.measuring.kept_costs import MeasuredCosts
 from offload.measuring.profiling import measured
 from offload.plans.plan import Budget, Plan, fullest, plan, reserve_of
 from offload.running.runner import Runner
@@ -29,9 +32,9 @@ GROUP, GROUP_BYTES = 32, 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class PlannedPart:
-    """The graph of a tape's part between two cuts, and the passes of the tape that it serves."""
+    """What a plan of a tape's part between two cuts needs, and the passes that it serves."""
 
-    live: LiveGraph
+    ends: TapeEnds
     kind: bytes
     held: frozenset[int]
     varying: frozenset[int]
@@ -65,6 +68,7 @@ class PlannedTapes:
         self._budget = budget
         self._device = device
         self._costs = costs
+        self._measured = MeasuredCosts()
         self._planned: dict[Hashable, PlannedPart] = {}
         self._plans = RunnerPlans(budget, costs)
 
@@ -80,18 +84,24 @@ class PlannedTapes:
         key = tape.begin, tape.leaf
         self._weights.take_places(tape)
         part = self._planned.get(key)
-        if part is None or not part.serves(tape, held):
+        if part is not None and part.serves(tape, held):
+            self._run(key, tape, part)
+            return
+        with collector_paused():
             part = self._planned[key] = self._make(key, tape, held, part, at_home)
-        live = part.live
-        live.numbers.take(tape)
+            self._run(key, tape, part)
+
+    def _run(self, key: Hashable, tape: Any, part: PlannedPart) -> None:
+        ends = part.ends
+        ends.numbers.take(tape)
         tape.hide_shown()
         self._core.vacate({own for own, _ in part.crossing.values()})
-        batch = [tape.given_bytes(one.slot, one.start, one.nbytes) for one in live.inputs]
+        batch = [tape.given_bytes(one.slot, one.start, one.nbytes) for one in ends.inputs]
         try:
             made = self._plans.run(key, batch)
         finally:
             self._core.nothing_pending()
-        for slot, tensor in zip(live.outputs, made, strict=True):
+        for slot, tensor in zip(ends.outputs, made, strict=True):
             tape.hand_over(slot, tensor)
         for slot, (own, weight) in part.crossing.items():
             tape.cross(slot, own, weight.home)
@@ -120,10 +130,10 @@ class PlannedTapes:
             crossing[slot] = self._weights.cross(reader.nbytes[slot])
         weights |= {slot: weight for slot, (_, weight) in crossing.items()}
         given = [n for n, origin in enumerate(tape.origins) if origin == self._core.GIVEN]
-        live = graph_of(reader, given, weights, kept, self._weights.all)
-        self._plans.add(key, _with_few_tasks(lower(measured(live.graph))))
+        graph, ends = graph_of(reader, given, weights, kept, self._weights.all)
+        self._plans.add(key, _with_few_tasks(lower(measured(graph, self._measured))))
         unwritten = {s: reader.nbytes[s] for s in (kept & reader.allocated) - reader.written}
-        return PlannedPart(live, tape.kind, kept, varying, crossing, unwritten)
+        return PlannedPart(ends, tape.kind, kept, varying, crossing, unwritten)
 
     def forget(self) -> None:
         """Drop all parts. Weights stay where they are."""
@@ -183,14 +193,17 @@ class RunnerPlans:
         if self._runner is None:
             self._runner = Runner(found, key=key)
         else:
-            self._runner.move_to(found, key, beside=budget is None)
+            self._runner.move_to(found, key, beside=self._budget is None)
         self._plans, self._planned_with = {key: found}, budget
 
     def _bytes_of_budget(self) -> Budget:
-        """A share is one of what the largest part needs if nothing ever leaves the device."""
+        """A share is one of what the largest part needs if nothing ever leaves the device. With all
+        of it nothing does, so there is no plan to search for."""
         if not isinstance(self._budget, str) or not is_share(self._budget):
             return self._budget
         share = parse_share(self._budget)
+        if share >= 1:
+            return None
         return max(ceil(most * share) + reserve for most, reserve in self._needs.values())
 
     def forget(self) -> None:
@@ -203,6 +216,18 @@ class RunnerPlans:
     def close(self) -> None:
         if self._runner is not None:
             self._runner.close()
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Within it, garbage is not searched for: plans make many objects, and all of them stay."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _numbers_of_updates(tape: Any, weights: Mapping[int, Weight]) -> frozenset[int]:

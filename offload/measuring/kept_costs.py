@@ -17,6 +17,7 @@ import torch
 from offload.caching.machine import machine_of, our_version
 from offload.caching.plan_cache import PlanCache
 from offload.measuring.call_uses import Use
+from offload.measuring.distinct_calls import signature
 from offload.memory.cuda_shim import available_on
 from offload.memory.placement import Allocation
 from offload.optimizer.updates import Update
@@ -40,6 +41,28 @@ class Cost:
     failure: str = ""
     absent: frozenset[int] = frozenset()
     """Positions of outputs that the kernel does not make although its fake does."""
+
+
+class MeasuredCosts:
+    """The costs of the calls that were measured before, in this process."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, Any] = {}
+        self._known: dict[Any, Cost] = {}
+
+    def of(
+        self, device: torch.device, calls: Mapping[int, Call], uses: Mapping[int, Use]
+    ) -> dict[int, Cost]:
+        """As `KeptCosts.of`."""
+        self._names = {
+            key: (signature(call), device, frozenset(uses[key].needed), uses[key].rewritten)
+            for key, call in calls.items()
+        }
+        return {key: self._known[name] for key, name in self._names.items() if name in self._known}
+
+    def keep(self, made: Mapping[int, Cost]) -> None:
+        """Keep what was measured of the calls that `of` was asked for last."""
+        self._known |= {self._names[key]: cost for key, cost in made.items()}
 
 
 class KeptCosts:
