@@ -120,6 +120,7 @@ def _add_tasks(
 ) -> None:
     """`starts`: of each input, where the part that is read begins."""
     there = {*weights, *starts}
+    late = {slot: start for slot, start in starts.items() if start}
     trained = {s for s, w in weights.items() if w.role in (Role.PARAMETER, Role.STATE)}
     latest_draw: tuple[int, ...] = ()
     for run in _runs(calls):
@@ -133,7 +134,7 @@ def _add_tasks(
             fresh = {v.buffer for one in group for v in one.call.outputs if v is not None}
             # Nobody has written what is read here: its bytes are whatever they are.
             unborn = dict.fromkeys(slot for slot in reads if slot not in there)
-            kernels = tuple(_moved(one.call, starts) for one in group)
+            kernels = tuple(_moved(one.call, late) for one in group)
             phase = BACKWARD if node.backward else FORWARD
             number = builder.task(
                 group[-1].op.split("::")[1],
@@ -198,7 +199,7 @@ def _part(one: TapeCall, cut: slice) -> TapeCall:
 def _moved(call: Call, starts: Mapping[int, int]) -> Call:
     """The call over inputs that begin where the step first reads them."""
     values = values_in((*call.args, *call.kwargs.values()))
-    if not any(starts.get(value.buffer) for value in values):
+    if not starts or starts.keys().isdisjoint(value.buffer for value in values):
         return call
 
     def moved(value: Value) -> Value:

@@ -18,6 +18,7 @@ from offload.graph.costs import Costs
 from offload.graph.taskgraph import Role, TaskGraph
 from offload.live.graphs import TapeEnds, Weight, graph_of
 from offload.live.tape_calls import TapeReader
+from offload.live.tried_costs import costs_without_moves
 from offload.live.weights import LiveWeights
 from offload.lowering.passes import grouped, lower
 from offload.measuring.kept_costs import MeasuredCosts
@@ -68,9 +69,10 @@ class PlannedTapes:
         self._budget = budget
         self._device = device
         self._costs = costs
-        self._measured = MeasuredCosts()
         self._planned: dict[Hashable, PlannedPart] = {}
         self._plans = RunnerPlans(budget, costs)
+        moves = self._plans.moves
+        self._measured = MeasuredCosts() if moves else costs_without_moves(core, device)
 
     @property
     def plan(self) -> Plan | None:
@@ -138,6 +140,7 @@ class PlannedTapes:
     def forget(self) -> None:
         """Drop all parts. Weights stay where they are."""
         self._planned.clear()
+        self._measured.forget()
         self._plans.forget()
         self._weights.forget_places()
 
@@ -196,15 +199,23 @@ class RunnerPlans:
             self._runner.move_to(found, key, beside=self._budget is None)
         self._plans, self._planned_with = {key: found}, budget
 
+    @property
+    def moves(self) -> bool:
+        """Whether a plan may move something."""
+        return self._budget is not None and (self._share is None or self._share < 1)
+
+    @property
+    def _share(self) -> float | None:
+        is_one = isinstance(self._budget, str) and is_share(self._budget)
+        return parse_share(str(self._budget)) if is_one else None
+
     def _bytes_of_budget(self) -> Budget:
         """A share is one of what the largest part needs if nothing ever leaves the device. With all
         of it nothing does, so there is no plan to search for."""
-        if not isinstance(self._budget, str) or not is_share(self._budget):
-            return self._budget
-        share = parse_share(self._budget)
-        if share >= 1:
-            return None
-        return max(ceil(most * share) + reserve for most, reserve in self._needs.values())
+        if not self.moves or self._share is None:
+            return self._budget if self.moves else None
+        needs = self._needs.values()
+        return max(ceil(most * self._share) + reserve for most, reserve in needs)
 
     def forget(self) -> None:
         if self._runner is not None:

@@ -16,8 +16,10 @@ import torch
 
 from offload.caching.machine import machine_of, our_version
 from offload.caching.plan_cache import PlanCache
+from offload.measuring.allocation_log import allocations_of, peak_of, rounded
 from offload.measuring.call_uses import Use
 from offload.measuring.distinct_calls import signature
+from offload.memory.cpu_shim import Log
 from offload.memory.cuda_shim import available_on
 from offload.memory.placement import Allocation
 from offload.optimizer.updates import Update
@@ -43,6 +45,14 @@ class Cost:
     """Positions of outputs that the kernel does not make although its fake does."""
 
 
+def cost_of(log: Log, outputs: Mapping[int, int], alignment: int, seconds: float) -> Cost:
+    """The cost of a call that allocated this. `outputs`: addresses by position."""
+    allocations = allocations_of(log, outputs, alignment)
+    ends = (one.offset + one.nbytes for one in allocations if one.offset is not None)
+    workspace = rounded(max(ends, default=0), alignment)
+    return Cost(allocations, workspace, peak_of(log), seconds, log.elsewhere)
+
+
 class MeasuredCosts:
     """The costs of the calls that were measured before, in this process."""
 
@@ -63,6 +73,9 @@ class MeasuredCosts:
     def keep(self, made: Mapping[int, Cost]) -> None:
         """Keep what was measured of the calls that `of` was asked for last."""
         self._known |= {self._names[key]: cost for key, cost in made.items()}
+
+    def forget(self) -> None:
+        self._known.clear()
 
 
 class KeptCosts:

@@ -28,11 +28,11 @@ from offload.errors import OffloadError
 from offload.gate import only_python, stand_aside
 from offload.graph.memgraph import TASK, Access, Node, Place
 from offload.graph.taskgraph import RANKS, Task, TaskGraph
-from offload.measuring.allocation_log import MARK, allocations_of, peak_of, peaks_of, rounded
+from offload.measuring.allocation_log import MARK, peaks_of, rounded
 from offload.measuring.call_uses import Use, uses_of
 from offload.measuring.distinct_calls import at_zero, end_of, signature, sizes, values_of
 from offload.measuring.fake_answers import Answer, Misjudged, WrongFakes, results_of
-from offload.measuring.kept_costs import Cost, KeptCosts, MeasuredCosts
+from offload.measuring.kept_costs import Cost, KeptCosts, MeasuredCosts, cost_of
 from offload.measuring.stopwatch import Cpu, Gpu
 from offload.memory.cpu_shim import Shim
 from offload.memory.cuda_shim import available_on
@@ -270,15 +270,14 @@ class _Bench:
         call = replace(call, outputs=_without(call.outputs, absent))
         homes = [0 if found is None else found.home for found in results]
         outputs = {n: homes[n] for n, value in enumerate(call.outputs) if value is not None}
-        allocations = allocations_of(log, outputs, self._alignment)
-        ends = (a.offset + a.nbytes for a in allocations if a.offset is not None)
-        workspace = self._rounded(max(ends, default=0))
-        seconds = self._took
-        if seconds >= BRIEF or self._device.type == "cuda":
-            run = self._bound(key, replace(call, allocations=allocations), workspace, SHIM)
-            is_first = seconds >= SHORT or self._device.type == "cuda"
-            seconds = self._seconds(run, [] if is_first else [seconds])
-        return Cost(allocations, workspace, peak_of(log), seconds, log.elsewhere, absent=absent)
+        cost = cost_of(log, outputs, self._alignment, self._took)
+        if self._took >= BRIEF or self._device.type == "cuda":
+            placed = replace(call, allocations=cost.allocations)
+            run = self._bound(key, placed, cost.workspace, SHIM)
+            is_first = self._took >= SHORT or self._device.type == "cuda"
+            seconds = self._seconds(run, [] if is_first else [self._took])
+            cost = replace(cost, seconds=seconds)
+        return replace(cost, absent=absent)
 
     def _copied(self, key: int, call: Call) -> Cost:
         results = results_of(self._watched(key, call)())

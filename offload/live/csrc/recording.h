@@ -66,15 +66,18 @@ class Recording {
     for (size_t position = 0; position < std::max<size_t>(positions, 1); position++) {
       WithoutKey off;
       StandIns stand_ins;
+      auto tried = std::make_shared<Tried>();
       Stack made = replaced(given, stand_ins, positions > 1 ? std::optional(position) : std::nullopt);
       try {
         const WithoutDraws kept(known_.random);
+        const Watch watch(*tried);
         op.redispatchBoxed(below(keys), &made);
       } catch (const std::exception&) {
         return false;  // it raises with the real tensors, too, or it asks for their values
       }
       stand_ins_ = &stand_ins;
       new_.clear();
+      homes_.clear();
       only_views &= positions > 1 ? add_made(made.at(0).toTensorVector().at(0)) : add_results(made);
       stand_ins_ = nullptr;
       if (synchronous_ || arguments_have_changed()) return false;
@@ -82,6 +85,8 @@ class Recording {
         if (one.original.defined()) one.tensor = one.original;
         if (one.storage) one.storage = storage_of(one.original);
       }
+      tried->homes = homes_;
+      if (positions <= 1 && session().watch) node_->tried = std::move(tried);
     }
     settle_kind(only_views);
     return true;
@@ -92,6 +97,7 @@ class Recording {
     auto& alike = pass_.recorded_by[&schema_];
     const auto twin = std::find_if(alike.rbegin(), alike.rend(), [&](const Node* other) { return are_twins(*node_, *other); });
     if (on_host_ || twin == alike.rend()) return false;
+    node_->tried = (*twin)->tried;
     node_->returns = (*twin)->returns;
     node_->outputs = (*twin)->outputs;
     bool only_views = node_->returns > 0;
@@ -405,11 +411,14 @@ class Recording {
       return only_views;
     }
     node_->outputs.push_back({Out::other});
+    homes_.push_back(0);
     synchronous_ |= !value.isNone();
     return true;
   }
 
   bool add_made(const at::Tensor& tensor) {
+    const bool has_home = tensor.defined() && is_strided(tensor);
+    homes_.push_back(has_home ? reinterpret_cast<uint64_t>(storage_of(tensor)->data()) : 0);
     Output output{Out::undefined};
     bool is_view = true;
     if (tensor.defined()) {
@@ -449,6 +458,7 @@ class Recording {
   std::vector<Given> tensors_;  // by flat argument; stand-ins, while the operation runs on them
   const StandIns* stand_ins_ = nullptr;                 // whose results are taken
   std::unordered_map<StorageImpl*, int> new_;           // the slots of its new storages
+  std::vector<uint64_t> homes_;                         // by result: the address of its storage
   size_t slots_given_ = 0;                              // after the arguments
   bool synchronous_ = false, on_host_ = true, writes_ = false;
 };
