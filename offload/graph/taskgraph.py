@@ -180,9 +180,10 @@ class TaskGraph:
     def reordered(self, order: Sequence[int], *notes: str) -> "TaskGraph":
         """The tasks in another order, which must keep `dependencies`."""
         place = {old: new for new, old in enumerate(order)}
+        tasks = [self.tasks[old] for old in order]
         tasks = [
-            replace(self.tasks[old], after=tuple(place[a] for a in self.tasks[old].after))
-            for old in order
+            replace(task, after=tuple(place[a] for a in task.after)) if task.after else task
+            for task in tasks
         ]
         return self.with_tasks(tasks, None, *notes)
 

@@ -39,10 +39,9 @@ class InputBytes:
 
 
 @dataclass(frozen=True, slots=True)
-class LiveGraph:
-    """A tape's graph, and what a pass of the tape gives it and takes from it."""
+class TapeEnds:
+    """What a pass of a tape gives its graph, and takes from it."""
 
-    graph: TaskGraph
     inputs: tuple[InputBytes, ...]
     outputs: tuple[int, ...]
     """The slots that it returns."""
@@ -56,7 +55,7 @@ def graph_of(
     weights: Mapping[int, Weight],
     held: Collection[int],
     known: Collection[Weight],
-) -> LiveGraph:
+) -> tuple[TaskGraph, TapeEnds]:
     """`given`: the slots that the step is given. `weights`: by slot, what has a home. `held`: the
     slots to return. `known`: all that has a home, also where only other tapes use it."""
     used = {weight.name for weight in weights.values()}
@@ -83,7 +82,7 @@ def graph_of(
     count = len(builder.buffers)
     graph = replace(builder.graph(program), kept=tuple(range(count - len(idle), count)))
     graph.check()
-    return LiveGraph(graph, inputs, outputs, reader.numbers)
+    return graph, TapeEnds(inputs, outputs, reader.numbers)
 
 
 def _input(slot: int, touched: tuple[int, int]) -> InputBytes:
@@ -122,6 +121,7 @@ def _add_tasks(
 ) -> None:
     """`starts`: of each input, where the part that is read begins."""
     there = {*weights, *starts}
+    late = {slot: start for slot, start in starts.items() if start}
     trained = {s for s, w in weights.items() if w.role in (Role.PARAMETER, Role.STATE)}
     chains: dict[str, tuple[int, ...]] = {}
     """The latest draw, and the latest task that all ranks do together."""
@@ -136,7 +136,7 @@ def _add_tasks(
             fresh = {v.buffer for one in group for v in one.call.outputs if v is not None}
             # Nobody has written what is read here: its bytes are whatever they are.
             unborn = dict.fromkeys(slot for slot in reads if slot not in there)
-            kernels = tuple(_moved(one.call, starts) for one in group)
+            kernels = tuple(_moved(one.call, late) for one in group)
             phase = BACKWARD if node.backward else FORWARD
             shared = isinstance(group[0].call.op, Collective)
             chain = RANKS if shared else "draws" if node.random else ""
@@ -204,14 +204,13 @@ def _part(one: TapeCall, cut: slice) -> TapeCall:
 
 def _moved(call: Call, starts: Mapping[int, int]) -> Call:
     """The call over inputs that begin where the step first reads them."""
+    values = values_in((*call.args, *call.kwargs.values()))
+    if not starts or starts.keys().isdisjoint(value.buffer for value in values):
+        return call
 
-    def moved(tree: Any) -> Any:
-        if isinstance(tree, tuple | list):
-            return type(tree)(map(moved, tree))
-        if not isinstance(tree, Value) or not starts.get(tree.buffer):
-            return tree
-        offset = tree.offset - starts[tree.buffer] // tree.dtype.itemsize
-        return Value(tree.buffer, tree.dtype, tree.size, tree.stride, offset)
+    def moved(value: Value) -> Value:
+        offset = value.offset - starts.get(value.buffer, 0) // value.dtype.itemsize
+        return Value(value.buffer, value.dtype, value.size, value.stride, offset)
 
-    kwargs = {name: moved(arg) for name, arg in call.kwargs.items()}
-    return Call(call.op, moved(call.args), kwargs, call.outputs)
+    args, kwargs = call.arguments(moved)
+    return Call(call.op, args, kwargs, call.outputs)

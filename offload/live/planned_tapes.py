@@ -5,18 +5,22 @@ tape | cut | tape                 two: what is made before a cut and used after 
                                   until the step is over, as a weight has for good
 """
 
-from collections.abc import Collection, Hashable, Mapping
+import gc
+from collections.abc import Collection, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from offload.graph.taskgraph import Role
-from offload.live.graphs import LiveGraph, Weight, graph_of
+from offload.live.graphs import TapeEnds, Weight, graph_of
 from offload.live.runner_plans import RunnerPlans
 from offload.live.tape_calls import TapeReader
+from offload.live.tried_costs import costs_without_moves
 from offload.live.weights import LiveWeights
 from offload.lowering.passes import grouped, lower
+from offload.measuring.kept_costs import MeasuredCosts
 from offload.measuring.profiling import measured
 
 GROUP, GROUP_BYTES = 32, 1 << 20
@@ -26,9 +30,9 @@ overhead is paid once a group."""
 
 @dataclass(frozen=True, slots=True)
 class PlannedPart:
-    """The graph of a tape's part between two cuts, and the passes of the tape that it serves."""
+    """What a plan of a tape's part between two cuts needs, and the passes that it serves."""
 
-    live: LiveGraph
+    ends: TapeEnds
     kind: bytes
     held: frozenset[int]
     varying: frozenset[int]
@@ -61,6 +65,7 @@ class PlannedTapes:
         self._device = device
         self._planned: dict[Hashable, PlannedPart] = {}
         self._plans = plans
+        self._measured = MeasuredCosts() if plans.moves else costs_without_moves(core, device)
 
     def run(self, tape: Any, held: Collection[int], at_home: Collection[int]) -> None:
         """Run the kernels of a pass since its last cut. What is held gets its bytes at once, or, if
@@ -72,17 +77,23 @@ class PlannedTapes:
         if part is not None:  # who has what crossed last time keeps it, in memory of its own
             tape.hide_shown()
             self._core.vacate({own for own, _ in part.crossing.values()})
-        if part is None or not part.serves(tape, held):
+            if part.serves(tape, held):
+                self._run(key, tape, part)
+                return
+        with collector_paused():
             part = self._planned[key] = self._make(key, tape, held, part, at_home)
-        live = part.live
-        live.numbers.take(tape)
+            self._run(key, tape, part)
+
+    def _run(self, key: Hashable, tape: Any, part: PlannedPart) -> None:
+        ends = part.ends
+        ends.numbers.take(tape)
         tape.hide_shown()
-        batch = [tape.given_bytes(one.slot, one.start, one.nbytes) for one in live.inputs]
+        batch = [tape.given_bytes(one.slot, one.start, one.nbytes) for one in ends.inputs]
         try:
             made = self._plans.run(key, batch)
         finally:
             self._core.nothing_pending()
-        for slot, tensor in zip(live.outputs, made, strict=True):
+        for slot, tensor in zip(ends.outputs, made, strict=True):
             tape.hand_over(slot, tensor)
         for slot, (own, weight) in part.crossing.items():
             tape.cross(slot, own, weight.home)
@@ -113,22 +124,34 @@ class PlannedTapes:
             crossing[slot] = self._weights.cross(reader.nbytes[slot], states.get(slot))
         weights |= {slot: weight for slot, (_, weight) in crossing.items()}
         given = [n for n, origin in enumerate(tape.origins) if origin == self._core.GIVEN]
-        live = graph_of(reader, given, weights, kept, self._weights.all)
-        self._plans.add(
-            key, grouped(lower(measured(live.graph)), GROUP, GROUP_BYTES, any_kind=True)
-        )
+        graph, ends = graph_of(reader, given, weights, kept, self._weights.all)
+        lowered = lower(measured(graph, self._measured))
+        self._plans.add(key, grouped(lowered, GROUP, GROUP_BYTES, any_kind=True))
         unwritten = {s: reader.nbytes[s] for s in (kept & reader.allocated) - reader.written}
-        return PlannedPart(live, tape.kind, kept, varying, crossing, unwritten)
+        return PlannedPart(ends, tape.kind, kept, varying, crossing, unwritten)
 
     def forget(self) -> None:
         """Drop all parts. Weights stay where they are."""
         self._planned.clear()
+        self._measured.forget()
         self._plans.forget()
         self._weights.forget_places()
 
     def close(self) -> None:
         """Give every tensor memory of its own again."""
         self._plans.close()
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Within it, garbage is not searched for: plans make many objects, and all of them stay."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _numbers_of_updates(tape: Any, weights: Mapping[int, Weight]) -> frozenset[int]:

@@ -145,11 +145,17 @@ class RunnerPlans:
                 task=error.task,
             ) from error
 
+    @property
+    def moves(self) -> bool:
+        """Whether a plan may move something."""
+        return _limit(self._budget) is not None
+
     def _bytes_of(self, budget: Budget) -> Budget:
         """A share is one of what the largest part needs if nothing ever leaves the device."""
-        if not isinstance(budget, str) or not is_share(budget):
-            return budget
-        share = parse_share(budget)
+        limit = _limit(budget)
+        if not isinstance(limit, float):
+            return limit
+        share = limit
         return max(ceil(most * share) + reserve for most, reserve in self._needs.values())
 
     def forget(self) -> None:
@@ -167,3 +173,11 @@ class RunnerPlans:
         """Drop the runner without touching its device, which is lost."""
         if self.runner is not None:
             self.runner.abandon()
+
+
+def _limit(budget: Budget) -> Budget | float:
+    """A share as a number. All of it is no limit: nothing has to leave the device."""
+    if not isinstance(budget, str) or not is_share(budget):
+        return budget
+    share = parse_share(budget)
+    return share if share < 1 else None

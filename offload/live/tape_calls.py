@@ -6,6 +6,7 @@ Geometry, aliases and results were recorded from kernels that ran, so nothing is
 that differ from run to run are read when the call runs (tape_kernel.py).
 """
 
+import functools
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,26 @@ class TapeCall:
     node: Any
 
 
+@dataclass(frozen=True, slots=True)
+class NamedOp:
+    """An op by its name on a tape, as `aten::mul.Tensor`."""
+
+    op: Any
+    name: str
+    arguments: Sequence[Any]
+    """Those of its schema."""
+    keywords: Sequence[str]
+    """The last of these, which are given by name."""
+
+
+@functools.cache
+def named_op(full_name: str) -> NamedOp:
+    space, name, overload = full_name.replace("::", ".").split(".")
+    op = getattr(getattr(getattr(torch.ops, space), name), overload)
+    arguments = schema_of(op).arguments
+    return NamedOp(op, name, arguments, [one.name for one in arguments if one.kwarg_only])
+
+
 class TapeReader:
     """Reads the kernels that wait since the last cut of a tape."""
 
@@ -49,7 +70,9 @@ class TapeReader:
         self.device = device
         self.numbers = core.StepNumbers()
         """Those of the step that runs next."""
+        self.numbers.take(tape)  # kernels are measured with them
         self._tensors: dict[Any, torch.Tensor] = {}
+        self._values: dict[Any, Value] = {}
         self.nbytes: dict[int, int] = {}
         """By slot: the bytes of its storage."""
         self.allocated: set[int] = set()
@@ -63,16 +86,14 @@ class TapeReader:
 
     def _read(self, node: Any) -> TapeCall | None:
         """The call of a node; None if it only makes memory."""
-        space, name, overload = node.op.replace("::", ".").split(".")
-        op = getattr(getattr(getattr(torch.ops, space), name), overload)
+        found = named_op(node.op)
+        op = found.op
         made = tuple(None if value is None else self._value(value) for value in node.made)
-        if allocates(name):
+        if allocates(found.name):
             self.allocated.update(value.buffer for value in made if value is not None)
             return None
-        schema = schema_of(op).arguments
         given = [self._argument(one) for one in node.arguments]
-        named = [argument.name for argument in schema if argument.kwarg_only]
-        first = len(given) - len(named)
+        first = len(given) - len(found.keywords)
         kernel: Any = at_run_time(op, self.device, node.grad)
         if not is_collective(op):
             kernel = TapeKernel(
@@ -82,35 +103,39 @@ class TapeReader:
                 self.numbers,
                 tuple(self._varying_of(node.arguments)),
                 self.device,
-                plain_name(op) in EXACT_OPS or name.startswith("_fused_"),
+                plain_name(op) in EXACT_OPS or found.name.startswith("_fused_"),
             )
         fresh = dict.fromkeys(value.buffer for value in made if value is not None)
-        kwargs = dict(zip(named, given[first:], strict=True))
+        kwargs = dict(zip(found.keywords, given[first:], strict=True))
         call = Call(kernel, tuple(given[:first]), kwargs, made if fresh else ())
-        reads = self._reads(name, schema, given)
+        reads = self._reads(found, given)
         writes = dict.fromkeys(node.written) | fresh
         return TapeCall(node.op, call, reads, writes, torch.Tag.pointwise in op.tags, node)
 
-    def _reads(self, name: str, schema: Any, given: list[Any]) -> Slots:
+    def _reads(self, op: NamedOp, given: list[Any]) -> Slots:
         """All storages that it is given, but those that it overwrites completely."""
         found: Slots = {}
-        for position, (argument, value) in enumerate(zip(schema, given, strict=True)):
-            anew = argument.is_out or (position == 0 and name in WHOLE)
-            found |= {v.buffer: None for v in values_in(value) if not (anew and self._covers(v))}
+        for position, (argument, value) in enumerate(zip(op.arguments, given, strict=True)):
+            anew = argument.is_out or (position == 0 and op.name in WHOLE)
+            for one in values_in(value):
+                if not (anew and self._covers(one)):
+                    found[one.buffer] = None
         return found
 
     def _argument(self, given: Any) -> Any:
         if isinstance(given, self._core.Value):
             return self._value(given)
         if isinstance(given, self._core.Number):
-            return given.recorded if given.dtype is None else self._tensor(given)
+            varies = given.index in self._varying
+            number = type(given.recorded)(1) if varies else given.recorded
+            return number if given.dtype is None else self._tensor(number, given.dtype)
         return [self._argument(leaf) for leaf in given] if isinstance(given, list) else given
 
-    def _tensor(self, number: Any) -> torch.Tensor:
+    def _tensor(self, number: Any, dtype: Any) -> torch.Tensor:
         """The tensor that torch made of a number; the same for equal numbers."""
-        key = type(number.recorded), repr(number.recorded), number.dtype
+        key = type(number), repr(number), dtype
         if key not in self._tensors:
-            self._tensors[key] = self._core.number_tensor(number.recorded, number.dtype)
+            self._tensors[key] = self._core.number_tensor(number, dtype)
         return self._tensors[key]
 
     def _varying_of(self, arguments: Sequence[Any]) -> Iterator[Any]:
@@ -123,11 +148,14 @@ class TapeReader:
                     yield self._core.Varying(place, element, leaf.index, leaf.dtype)
 
     def _value(self, value: Any) -> Value:
+        if (found := self._values.get(value)) is not None:
+            return found
         if value.lazy:
             raise CaptureError("a lazily conjugated or negated tensor has no place in a plan")
         if value.device != self.device.type:
             raise CaptureError(f"a tensor on {value.device} in a step on {self.device}")
         found = Value(value.slot, value.dtype, value.size, value.stride, value.offset)
+        self._values[value] = found
         self.nbytes.setdefault(value.slot, value.nbytes)
         begin = end = found.offset * found.dtype.itemsize
         if 0 not in found.size:

@@ -82,13 +82,15 @@ def merged(members: Sequence[Task], name: str = "") -> Task:
 
 def regrouped(graph: TaskGraph, groups: Sequence[Sequence[int]], note: str = "") -> TaskGraph:
     """The graph with each group of tasks merged, in the order of the groups."""
+    if len(groups) == len(graph.tasks) and all(n == old for n, [old] in enumerate(groups)):
+        return graph
     place = {old: new for new, group in enumerate(groups) for old in group}
     tasks = []
     for new, group in enumerate(groups):
         members = [graph.tasks[old] for old in group]
         task = members[0] if len(members) == 1 else merged(members)
-        after = sorted({place[a] for a in task.after} - {new})
-        tasks.append(replace(task, after=tuple(after)))
+        after = tuple(sorted({place[a] for a in task.after} - {new}))
+        tasks.append(task if after == task.after else replace(task, after=after))
     return graph.with_tasks(tasks, None, note)
 
 

@@ -40,7 +40,8 @@ def split_updates(graph: TaskGraph, nbytes: int | None = None) -> TaskGraph:
     last: list[int] = []
     split = 0
     for task in graph.tasks:
-        task = replace(task, after=tuple(last[a] for a in task.after))
+        if task.after:
+            task = replace(task, after=tuple(last[a] for a in task.after))
         large = sum(graph.buffers[b].nbytes for b in task.touches) > nbytes
         states = _states(graph, task, users) if large else ()
         chunks = _chunks(task, states, buffers, nbytes) if states else [task]

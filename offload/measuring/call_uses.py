@@ -27,19 +27,23 @@ class Use:
 
 def uses_of(graph: TaskGraph, keys: Sequence[Sequence[Any]]) -> dict[Any, Use]:
     """The uses of all calls. `keys`: of each task the keys of its calls."""
-    tasks = [(task, found) for task, found in zip(graph.tasks, keys, strict=True) if found]
+    tasks = [
+        (task, found, [frozenset(v.buffer for v in values_of(call)) for call in task.kernel.calls])
+        for task, found in zip(graph.tasks, keys, strict=True)
+        if found
+    ]
     read, rewritten = set(graph.outputs), set[int]()
-    for task, _ in tasks:
-        for call in task.kernel.calls:
-            read.update(value.buffer for value in values_of((call.args, dict(call.kwargs))))
+    for task, _, given in tasks:
+        read.update(*given)
         made = {v.buffer for call in task.kernel.calls for v in filter(None, call.outputs)}
         rewritten.update({*task.writes} - made)
     uses: dict[Any, Use] = {}
-    for task, found in tasks:
-        for key, call in zip(found, task.kernel.calls, strict=True):
-            given = frozenset(v.buffer for v in values_of((call.args, dict(call.kwargs))))
-            use = uses.setdefault(key, Use(f"{task.where}: " if task.where else "", given))
+    for task, found, given in tasks:
+        is_rewritten = not rewritten.isdisjoint(task.touches)
+        for key, call, reads in zip(found, task.kernel.calls, given, strict=True):
+            if (use := uses.get(key)) is None:
+                use = uses[key] = Use(f"{task.where}: " if task.where else "", reads)
             use.makes.append(call.outputs)
             use.needed |= {n for n, v in enumerate(call.outputs) if v and v.buffer in read}
-            use.rewritten |= not rewritten.isdisjoint(task.touches)
+            use.rewritten |= is_rewritten
     return uses

@@ -6,19 +6,18 @@
 The signature of a call at zero is its key: one call of each key is measured for all others.
 """
 
-from dataclasses import replace
 from typing import Any
 
-from offload.program.kernels import Call, Value
-from offload.torch_seams import pytree
+import torch
+
+from offload.program.kernels import CPU, Call, Value
 
 
-def _is_value(leaf: Any) -> bool:
-    return isinstance(leaf, Value)
-
-
-def values_of(tree: Any) -> list[Value]:
-    return [leaf for leaf in pytree.tree_leaves(tree, is_leaf=_is_value) if _is_value(leaf)]
+def values_of(call: Call) -> list[Value]:
+    """The tensors among the call's arguments."""
+    found: list[Value] = []
+    call.arguments(found.append)
+    return found
 
 
 def end_of(value: Value) -> int:
@@ -31,25 +30,22 @@ def end_of(value: Value) -> int:
 
 def at_zero(call: Call, alignment: int) -> Call:
     """The same call over buffers 0, 1, ... that begin at the first byte that it touches."""
-    inputs = values_of((call.args, dict(call.kwargs)))
     names: dict[int, int] = {}
     first: dict[int, int] = {}
-    for value in (*inputs, *filter(None, call.outputs)):
+    for value in (*values_of(call), *filter(None, call.outputs)):
         names.setdefault(value.buffer, len(names))
         begin = value.offset * value.dtype.itemsize // alignment * alignment
         first[value.buffer] = min(first.get(value.buffer, begin), begin)
     for value in filter(None, call.outputs):
         first[value.buffer] = 0  # memory that the op allocates begins where the buffer does
 
-    def moved(leaf: Any) -> Any:
-        if not isinstance(leaf, Value):
-            return leaf
-        offset = leaf.offset - first[leaf.buffer] // leaf.dtype.itemsize
-        return replace(leaf, buffer=names[leaf.buffer], offset=offset)
+    def moved(value: Value) -> Value:
+        offset = value.offset - first[value.buffer] // value.dtype.itemsize
+        return Value(names[value.buffer], value.dtype, value.size, value.stride, offset)
 
-    args, kwargs = pytree.tree_map(moved, (call.args, dict(call.kwargs)), is_leaf=_is_value)
+    args, kwargs = call.arguments(moved)
     outputs = tuple(None if v is None else moved(v) for v in call.outputs)
-    return replace(call, args=args, kwargs=kwargs, outputs=outputs, allocations=None)
+    return Call(call.op, args, kwargs, outputs)
 
 
 def signature(call: Call) -> tuple[Any, ...]:
@@ -65,6 +61,8 @@ def _frozen(tree: Any) -> Any:
         return tuple((name, _frozen(tree[name])) for name in sorted(tree))
     if isinstance(tree, tuple | list):
         return (type(tree), *map(_frozen, tree))
+    if isinstance(tree, torch.Tensor) and tree.dim() == 0 and tree.device == CPU:
+        return (tree.dtype, repr(tree.item()))
     return (type(tree), tree)
 
 
@@ -72,6 +70,6 @@ def sizes(call: Call) -> tuple[int, ...]:
     """For each buffer, the bytes of it that the call touches: none of an output that is not
     made."""
     ends: dict[int, int] = {}
-    for value in (*values_of((call.args, dict(call.kwargs))), *filter(None, call.outputs)):
+    for value in (*values_of(call), *filter(None, call.outputs)):
         ends[value.buffer] = max(ends.get(value.buffer, 0), end_of(value))
     return tuple(ends.get(b, 0) for b in range(max(ends, default=-1) + 1))

@@ -16,7 +16,10 @@ import torch
 
 from offload.caching.machine import machine_of, our_version
 from offload.caching.plan_cache import PlanCache
+from offload.measuring.allocation_log import allocations_of, peak_of, rounded
 from offload.measuring.call_uses import Use
+from offload.measuring.distinct_calls import signature
+from offload.memory.cpu_shim import Log
 from offload.memory.cuda_shim import available_on
 from offload.memory.placement import Allocation
 from offload.optimizer.updates import Update
@@ -40,6 +43,39 @@ class Cost:
     failure: str = ""
     absent: frozenset[int] = frozenset()
     """Positions of outputs that the kernel does not make although its fake does."""
+
+
+def cost_of(log: Log, outputs: Mapping[int, int], alignment: int, seconds: float) -> Cost:
+    """The cost of a call that allocated this. `outputs`: addresses by position."""
+    allocations = allocations_of(log, outputs, alignment)
+    ends = (one.offset + one.nbytes for one in allocations if one.offset is not None)
+    workspace = rounded(max(ends, default=0), alignment)
+    return Cost(allocations, workspace, peak_of(log), seconds, log.elsewhere)
+
+
+class MeasuredCosts:
+    """The costs of the calls that were measured before, in this process."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, Any] = {}
+        self._known: dict[Any, Cost] = {}
+
+    def of(
+        self, device: torch.device, calls: Mapping[int, Call], uses: Mapping[int, Use]
+    ) -> dict[int, Cost]:
+        """As `KeptCosts.of`."""
+        self._names = {
+            key: (signature(call), device, frozenset(uses[key].needed), uses[key].rewritten)
+            for key, call in calls.items()
+        }
+        return {key: self._known[name] for key, name in self._names.items() if name in self._known}
+
+    def keep(self, made: Mapping[int, Cost]) -> None:
+        """Keep what was measured of the calls that `of` was asked for last."""
+        self._known |= {self._names[key]: cost for key, cost in made.items()}
+
+    def forget(self) -> None:
+        self._known.clear()
 
 
 class KeptCosts:

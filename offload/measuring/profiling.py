@@ -15,7 +15,7 @@ on the host is measured on the host.
 
 import functools
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from statistics import median_low
@@ -28,11 +28,11 @@ from offload.errors import OffloadError
 from offload.gate import only_python, stand_aside
 from offload.graph.memgraph import TASK, Access, Node, Place
 from offload.graph.taskgraph import RANKS, Task, TaskGraph
-from offload.measuring.allocation_log import MARK, allocations_of, peak_of, peaks_of, rounded
+from offload.measuring.allocation_log import MARK, peaks_of, rounded
 from offload.measuring.call_uses import Use, uses_of
 from offload.measuring.distinct_calls import at_zero, end_of, signature, sizes, values_of
 from offload.measuring.fake_answers import Answer, Misjudged, WrongFakes, results_of
-from offload.measuring.kept_costs import Cost, KeptCosts
+from offload.measuring.kept_costs import Cost, KeptCosts, MeasuredCosts, cost_of
 from offload.measuring.stopwatch import Cpu, Gpu
 from offload.memory.cpu_shim import Shim
 from offload.memory.cuda_shim import available_on
@@ -48,7 +48,10 @@ from offload.torch_seams import spin
 
 SHORT = 0.005
 """Seconds. What takes less is run a second time, because the first may fill caches."""
-RUNS, ENOUGH = 3, 0.5
+BRIEF = 0.0001
+"""Seconds. What takes less on the CPU is not timed apart from the run that shows what it
+allocates."""
+RUNS, ENOUGH = 3, 0.02
 """A call is timed so often, unless that takes more seconds: other programs delay some runs."""
 DRAWN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 SPIN = 400_000
@@ -58,19 +61,20 @@ UNKNOWN = Cost(None, 0, 0, None)
 """That of a call that did not run, in a graph that is not used."""
 
 
-def measured(graph: TaskGraph, kept: KeptCosts | None = None) -> TaskGraph:
+def measured(graph: TaskGraph, kept: KeptCosts | MeasuredCosts | None = None) -> TaskGraph:
     """The graph with the workspace and seconds of every task, and the allocations of its calls.
-    `kept`: what was measured at an earlier start, and is not measured again."""
+    `kept`: what was measured before, and is not measured again."""
     device = device_of(graph)
-    calls: dict[torch.device, dict[Any, Call]] = {device: {}, CPU: {}}
+    calls: dict[torch.device, dict[int, Call]] = {device: {}, CPU: {}}
     wheres = [CPU if task.lane == HOST_LANE else device for task in graph.tasks]
     with only_python():
+        known: dict[Any, int] = {}
         keys = [
-            _keys(task, calls[where], where, graph.alignment)
+            _keys(task, calls[where], known, where, graph.alignment)
             for task, where in zip(graph.tasks, wheres, strict=True)
         ]
         uses = uses_of(graph, keys)
-    costs: dict[Any, Cost] = {}
+    costs: dict[int, Cost] = {}
     with (
         measuring("every kernel once", device, remedy=", or make the batch smaller"),
         torch.no_grad(),
@@ -78,10 +82,10 @@ def measured(graph: TaskGraph, kept: KeptCosts | None = None) -> TaskGraph:
         _random_put_back(device, generators_of(graph)),
     ):
         for where, found in calls.items():
-            known = {} if kept is None else kept.of(where, found, uses)
-            new = {key: call for key, call in found.items() if key not in known}
+            costs |= {} if kept is None else kept.of(where, found, uses)
+            new = {key: call for key, call in found.items() if key not in costs}
             bench = _Bench(where, new, graph.alignment, uses)
-            costs |= known | (made := bench.costs(new) if new else {})
+            costs |= (made := bench.costs(new) if new else {})
             bench.wrong.check()
             if kept is not None:
                 kept.keep(made)
@@ -91,7 +95,8 @@ def measured(graph: TaskGraph, kept: KeptCosts | None = None) -> TaskGraph:
         for task, found in zip(graph.tasks, keys, strict=True)
     ]
     program = None if graph.program is None else replace(graph.program, fixed=fixed)
-    return replace(graph.with_tasks(tasks, None, *_notes(costs)), program=program)
+    ops = {key: name(call.op) for found in calls.values() for key, call in found.items()}
+    return replace(graph.with_tasks(tasks, None, *_notes(costs, ops)), program=program)
 
 
 def _variants(call: Call) -> Sequence[Call]:
@@ -115,33 +120,32 @@ def _random_put_back(device: torch.device, generators: Sequence[torch.Generator]
             torch.cuda.set_rng_state(there, device)
 
 
-def _keys(task: Task, calls: dict[Any, Call], where: torch.device, alignment: int) -> list[Any]:
-    """The keys of a task's calls, which are added to `calls`. None for calls that the other ranks
-    would have to make as well, and for checks, which made-up values do not pass."""
+def _keys(
+    task: Task, calls: dict[int, Call], known: dict[Any, int], where: torch.device, alignment: int
+) -> list[int]:
+    """The keys of a task's calls, which are added to `calls`; equal calls have equal ones. None for
+    calls that the other ranks would have to make as well, and for checks, which made-up values do
+    not pass."""
     if not isinstance(task.kernel, Call | Calls) or task.lane == RANKS or task.checks:
         return []
     keys = []
     for call in (at_zero(call, alignment) for call in task.kernel.calls):
-        keys.append((*signature(call), where))
+        keys.append(known.setdefault((*signature(call), where), len(known)))
         calls.setdefault(keys[-1], call)
     return keys
 
 
 def _with(task: Task, costs: Sequence[Cost]) -> Task:
+    pairs = [*zip(task.kernel.calls, costs, strict=True)]
     calls = tuple(
-        replace(call, allocations=cost.allocations, outputs=_without(call.outputs, cost.absent))
-        for call, cost in zip(task.kernel.calls, costs, strict=True)
+        Call(call.op, call.args, call.kwargs, _without(call.outputs, cost.absent), cost.allocations)
+        for call, cost in pairs
     )
-    absent = {
-        value.buffer
-        for call, cost in zip(task.kernel.calls, costs, strict=True)
-        for n, value in enumerate(call.outputs)
-        if value is not None and n in cost.absent
-    }
+    absent = {v.buffer for call, cost in pairs for n in cost.absent if (v := call.outputs[n])}
     seconds = [cost.seconds for cost in costs if cost.seconds is not None]
     return replace(
         task,
-        writes=tuple(b for b in task.writes if b not in absent),
+        writes=tuple(b for b in task.writes if b not in absent) if absent else task.writes,
         kernel=calls[0] if isinstance(task.kernel, Call) else Calls(calls),
         workspace=max(cost.workspace for cost in costs),
         unplaced=max(cost.unplaced + cost.elsewhere for cost in costs),
@@ -150,12 +154,12 @@ def _with(task: Task, costs: Sequence[Cost]) -> Task:
     )
 
 
-def _notes(costs: Mapping[Any, Cost]) -> list[str]:
+def _notes(costs: Mapping[int, Cost], ops: Mapping[int, str]) -> list[str]:
     failed = {cost.failure for cost in costs.values() if cost.failure}
     lines = [f"did not run on made-up tensors, so outputs are copied: {f}" for f in failed]
     most = max((cost.elsewhere for cost in costs.values()), default=0)
     if most:
-        apart = {name(key[0]) for key, cost in costs.items() if cost.elsewhere}
+        apart = {ops[key] for key, cost in costs.items() if cost.elsewhere}
         lines.append(
             f"up to {most} bytes that threads of {', '.join(sorted(apart))} allocate lie outside of"
             " the arena; the plan counts them"
@@ -177,22 +181,25 @@ class _Bench:
     def __init__(
         self,
         device: torch.device,
-        calls: Mapping[Any, Call],
+        calls: Mapping[int, Call],
         alignment: int,
-        uses: Mapping[Any, Use],
+        uses: Mapping[int, Use],
     ) -> None:
         """Make memory for the largest of the calls."""
         self._device, self._alignment, self._uses = device, alignment, uses
         with only_python():
-            ends = [last for call in calls.values() for last in self._places(call)[-1:]]
+            self._places = {key: self._side_by_side(call) for key, call in calls.items()}
+            ends = [last for places in self._places.values() for last in places[-1:]]
             nbytes = max((self._rounded(p.offset + p.nbytes) for p in ends), default=0)
         self._memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
         self._workspace = torch.empty(0, dtype=torch.uint8, device=device)
         self._bindings = Bindings()
         self._timer = Gpu(device) if device.type == "cuda" else Cpu(time.perf_counter)
+        self._took = 0.0
+        """Seconds of the last run that was watched."""
         self.wrong = WrongFakes(uses, device)
 
-    def costs(self, calls: Mapping[Any, Call]) -> dict[Any, Cost]:
+    def costs(self, calls: Mapping[int, Call]) -> dict[int, Cost]:
         warm(self._device)
         shim = available_on(self._device)
         if shim is not None:
@@ -212,7 +219,7 @@ class _Bench:
     def _rounded(self, nbytes: int) -> int:
         return rounded(nbytes, self._alignment)
 
-    def _places(self, call: Call) -> list[Place]:
+    def _side_by_side(self, call: Call) -> list[Place]:
         """Places for the call's buffers, one after the other."""
         places, end = [], 0
         for nbytes in sizes(call):
@@ -220,10 +227,10 @@ class _Bench:
             end += self._rounded(nbytes)
         return places
 
-    def _cost(self, one: Callable[[Any, Call], Cost], key: Any, call: Call) -> Cost:
+    def _cost(self, one: Callable[[int, Call], Cost], key: int, call: Call) -> Cost:
         stand_aside()
         with record_function(MARK):
-            self._fill(call)
+            self._fill(key, call)
         if not self.wrong.admit(key):
             return UNKNOWN
         try:
@@ -252,36 +259,37 @@ class _Bench:
             seconds=max((c.seconds for c in costs if c.seconds is not None), default=None),
         )
 
-    def _placed(self, shim: Shim, key: Any, call: Call) -> Cost:
-        run = self._watched(key, self._bound(replace(call, outputs=()), 0, COPY))
+    def _placed(self, shim: Shim, key: int, call: Call) -> Cost:
+        run = self._watched(key, call)
         if self._device.type == "cuda":
             run()
-        begin = time.perf_counter()
         results, log = shim.record(run, results_of)
-        if time.perf_counter() - begin < SHORT:  # the first run may have filled caches
+        if self._took < SHORT:  # the first run may have filled caches
             results, log = shim.record(run, results_of)
         absent = self._absent(key, call, results)
         call = replace(call, outputs=_without(call.outputs, absent))
         homes = [0 if found is None else found.home for found in results]
         outputs = {n: homes[n] for n, value in enumerate(call.outputs) if value is not None}
-        allocations = allocations_of(log, outputs, self._alignment)
-        ends = (a.offset + a.nbytes for a in allocations if a.offset is not None)
-        workspace = self._rounded(max(ends, default=0))
-        run = self._bound(replace(call, allocations=allocations), workspace, SHIM)
-        seconds = self._seconds(run)
-        return Cost(allocations, workspace, peak_of(log), seconds, log.elsewhere, absent=absent)
+        cost = cost_of(log, outputs, self._alignment, self._took)
+        if self._took >= BRIEF or self._device.type == "cuda":
+            placed = replace(call, allocations=cost.allocations)
+            run = self._bound(key, placed, cost.workspace, SHIM)
+            is_first = self._took >= SHORT or self._device.type == "cuda"
+            seconds = self._seconds(run, [] if is_first else [self._took])
+            cost = replace(cost, seconds=seconds)
+        return replace(cost, absent=absent)
 
-    def _copied(self, key: Any, call: Call) -> Cost:
-        results = results_of(self._watched(key, self._bound(replace(call, outputs=()), 0, COPY))())
+    def _copied(self, key: int, call: Call) -> Cost:
+        results = results_of(self._watched(key, call)())
         absent = self._absent(key, call, results)
-        run = self._bound(replace(call, outputs=_without(call.outputs, absent)), 0, COPY)
+        run = self._bound(key, replace(call, outputs=_without(call.outputs, absent)), 0, COPY)
         return Cost(None, 0, 0, self._seconds(run), absent=absent)
 
-    def _counted(self, key: Any, call: Call) -> Cost:
+    def _counted(self, key: int, call: Call) -> Cost:
         """Use the statistics of the device's allocator, which rounds what it gives out."""
-        results = results_of(self._watched(key, self._bound(replace(call, outputs=()), 0, COPY))())
+        results = results_of(self._watched(key, call)())
         absent = self._absent(key, call, results)
-        run = self._bound(replace(call, outputs=_without(call.outputs, absent)), 0, COPY)
+        run = self._bound(key, replace(call, outputs=_without(call.outputs, absent)), 0, COPY)
         run()
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
@@ -289,21 +297,24 @@ class _Bench:
         peak = torch.cuda.max_memory_allocated(self._device) - before
         return Cost(None, 0, peak, self._seconds(run), absent=absent)
 
-    def _absent(self, key: Any, call: Call, results: Answer) -> frozenset[int]:
+    def _absent(self, key: int, call: Call, results: Answer) -> frozenset[int]:
         """Positions of outputs that were not made, or not as they were traced."""
         given = self._memory.untyped_storage().data_ptr()
         return self.wrong.compare(key, call, results, given)
 
-    def _watched(self, key: Any, run: Run) -> Run:
-        """The run, which tells an op that fails from all that fails here, and an error if it gives
-        a tensor among its arguments another size."""
+    def _watched(self, key: int, call: Call) -> Run:
+        """A run of the call, which tells an op that fails from all that fails here, and an error if
+        it gives a tensor among its arguments another size."""
+        run = self._bound(key, replace(call, outputs=()), 0, COPY)
         arguments = (run.args, run.keywords) if isinstance(run, functools.partial) else ()
         given = tensors_of(arguments)
         before = [(tensor.size(), tensor.data_ptr()) for tensor in given]
 
         def watched() -> Any:
+            begin = time.perf_counter()
             try:
                 result = run()
+                self._took = time.perf_counter() - begin
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
@@ -311,7 +322,7 @@ class _Bench:
             for tensor, (size, address) in zip(given, before, strict=True):
                 if (tensor.size(), tensor.data_ptr()) != (size, address):
                     raise Misjudged(
-                        f"{self._uses[key].line}{name(key[0])}: it gives an argument of size"
+                        f"{self._uses[key].line}{name(call.op)}: it gives an argument of size"
                         f" {tuple(size)} the size {tuple(tensor.size())}, and a planned tensor"
                         " cannot grow. If only the first call does that, as that of an observer"
                         " does, make one eager call before the capture",
@@ -321,11 +332,12 @@ class _Bench:
 
         return watched
 
-    def _seconds(self, run: Run) -> float:
-        """The median: the lowest would promise more than a busy machine holds."""
+    def _seconds(self, run: Run, known: Sequence[float] = ()) -> float:
+        """The median: the lowest would promise more than a busy machine holds. `known`: what the
+        same call has taken before."""
         if self.wrong:
             return 0.0  # the step is traced anew, and nobody reads it
-        taken = [self._timed(run)]
+        taken = [*known, self._timed(run)]
         while len(taken) < RUNS and sum(taken) < ENOUGH:
             taken.append(self._timed(run))
         return median_low(taken)
@@ -335,11 +347,11 @@ class _Bench:
             spin(SPIN)
         return self._timer.timed(run)
 
-    def _bound(self, call: Call, workspace: int, mode: str) -> Run:
+    def _bound(self, key: int, call: Call, workspace: int, mode: str) -> Run:
         """The call on made-up tensors with arbitrary contents."""
         if workspace > self._workspace.numel():
             self._workspace = torch.empty(workspace, dtype=torch.uint8, device=self._device)
-        places = self._places(call)
+        places = self._places[key]
         task = Task("call", tuple(range(len(places))), (), kernel=call, workspace=workspace)
         graph = TaskGraph(tasks=(task,))
         accesses = [Access(place, b, True, True) for b, place in enumerate(places)]
@@ -349,13 +361,13 @@ class _Bench:
         arenas = {0: self._memory, 1: self._workspace}
         return bind_task(graph, node, arenas, mode, None, self._bindings)
 
-    def _fill(self, call: Call) -> None:
+    def _fill(self, key: int, call: Call) -> None:
         """Set floats to 1 and everything else to 0, as an index must be.
 
         On a device floats are random: with equal numbers matrix products take less power and a
         tenth less time."""
-        places = self._places(call)
-        for value in values_of((call.args, dict(call.kwargs))):
+        places = self._places[key]
+        for value in values_of(call):
             place = places[value.buffer]
             whole = place.nbytes // value.dtype.itemsize * value.dtype.itemsize
             memory = self._memory[place.offset : place.offset + whole].view(value.dtype)
@@ -367,5 +379,7 @@ class _Bench:
                 memory.fill_(1)
 
 
-def _without(outputs: Sequence[Value | None], absent: Container[int]) -> tuple[Value | None, ...]:
+def _without(outputs: Sequence[Value | None], absent: Collection[int]) -> tuple[Value | None, ...]:
+    if not absent:
+        return tuple(outputs)
     return tuple(None if n in absent else value for n, value in enumerate(outputs))

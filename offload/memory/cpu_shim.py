@@ -151,6 +151,13 @@ class Shim:
         events = tuple(AllocatorEvent(slot.address or 0, slot.nbytes) for slot in table[:room])
         return seen, Log(events, returned, elsewhere.value)
 
+    @property
+    def recorders(self) -> tuple[int, int]:
+        """The addresses of the functions that begin and end a recording."""
+        names = "placed_record_begin", "placed_record_end"
+        begin, end = (ctypes.cast(getattr(self._library, n), ctypes.c_void_p) for n in names)
+        return begin.value or 0, end.value or 0
+
     def ask(self, name: str) -> int:
         """Call a function of the library that takes no arguments."""
         return int(getattr(self._library, name)())

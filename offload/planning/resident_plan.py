@@ -1,6 +1,7 @@
 """The plan in which nothing moves. Where the budget allows that, there is no other choice. Pure."""
 
 from collections.abc import Iterator
+from itertools import chain
 
 from offload.errors import BudgetTooSmall
 from offload.graph.memgraph import TASK
@@ -24,7 +25,7 @@ def without_copies(wanted: Wanted) -> FoundPlan | None:
     if at_home or any(task.lane == "host" for task in graph.tasks):
         return None  # it does not fit without moving
     persistent = frozenset(b for b, buffer in enumerate(graph.buffers) if buffer.persistent)
-    for policy, arenas in (_packed(wanted, persistent), *_by_time(wanted, persistent)):
+    for policy, arenas in chain([_packed(wanted, persistent)], _by_time(wanted, persistent)):
         if any(nbytes > wanted.capacities[device] for device, nbytes in arenas.items()):
             continue
         try:

@@ -16,7 +16,7 @@ from offload.graph.taskgraph import ALIGNMENT
 from offload.program.assumptions import Number
 from offload.torch_seams import pytree
 
-View = Callable[["Value"], torch.Tensor]
+View = Callable[["Value"], Any]
 CPU = torch.device("cpu")
 DEVICE_ALIGNMENT = 256
 """Alignment of buffers on a GPU. PyTorch's own allocator gives 512 bytes, and nothing needs more
@@ -163,7 +163,7 @@ def values_in(tree: Any) -> Iterator[Value]:
 def _map(tree: Any, change: Callable[[Any], Any]) -> Any:
     """As `tree_map`, which takes ten times as long for the nests that arguments of kernels are."""
     kind = type(tree)
-    if kind is Value or kind in LEAVES:
+    if kind is Value or kind in LEAVES or kind is torch.Tensor:
         return change(tree)
     if kind is tuple or kind is list:
         return kind([_map(part, change) for part in tree])

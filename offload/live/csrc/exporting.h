@@ -69,6 +69,14 @@ inline py::list made_by(const Node& node) {
   return list;
 }
 
+// What it allocated on stand-ins: addresses and bytes, those of its results, bytes elsewhere, seconds.
+inline py::object tried_by(const Node& node) {
+  if (!node.tried) return py::none();
+  py::list events;
+  for (const auto& event : node.tried->events) events.append(py::make_tuple(reinterpret_cast<uint64_t>(event.address), event.nbytes));
+  return py::make_tuple(events, node.tried->homes, node.tried->elsewhere, node.tried->seconds);
+}
+
 inline py::list slots_written(const Node& node) {
   py::list list;
   for (const auto& argument : node.arguments) {

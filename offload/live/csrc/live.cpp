@@ -236,6 +236,7 @@ PYBIND11_MODULE(live, module) {
       })
       .def_property_readonly("arguments", &arguments_to_python)
       .def_property_readonly("made", &made_by)
+      .def_property_readonly("tried", &tried_by)
       .def_property_readonly("written", &slots_written);
   py::class_<Pass, std::shared_ptr<Pass>>(module, "Pass")
       .def_property_readonly("nodes", [](const Pass& p) { return p.path; }, py::return_value_policy::reference)
@@ -270,6 +271,10 @@ PYBIND11_MODULE(live, module) {
   module.attr("GIVEN") = GIVEN;
   module.def("bind", &bind);
   module.def("enable", &enable);
+  module.def("watch_allocations", [](uintptr_t watch, uintptr_t watched) {  // addresses of functions; 0: none
+    session().watch = reinterpret_cast<decltype(session().watch)>(watch);
+    session().watched = reinterpret_cast<decltype(session().watched)>(watched);
+  });
   module.def("begin", &begin);
   module.def("end", &end);
   module.def("settle", [] { settle(); });

@@ -328,6 +328,7 @@ inline void diverge(const char* difference, const OperatorHandle& op) {
   pass.on_host.assign(pass.bound.size(), 0);
   for (const Node* node : pass.path) {
     for (const auto& value : node->values) pass.values_of[value->slot].push_back(value.get());
+    pass.recorded_by[node->schema].push_back(node);
   }
   for (size_t slot = 0; slot < pass.bound.size(); slot++) {
     const auto& outside = pass.outside[slot];

@@ -10,6 +10,7 @@
 
 #include "matching.h"
 #include "stand_ins.h"
+#include "twins.h"
 
 namespace live {
 
@@ -57,6 +58,7 @@ class Recording {
       settle_kind(false);
       return true;
     }
+    if (take_from_twin()) return true;
     const bool by_position = schema_.name().rfind("aten::_foreach_", 0) == 0 && given[0].isList();
     const size_t positions = by_position ? given[0].toListRef().size() : 0;
     bool only_views = true;
@@ -68,9 +70,11 @@ class Recording {
     for (size_t position = 0; position < std::max<size_t>(positions, 1); position++) {
       WithoutKey off;
       StandIns stand_ins;
+      auto tried = std::make_shared<Tried>();
       Stack made = replaced(given, stand_ins, positions > 1 ? std::optional(position) : std::nullopt);
       try {
         const WithoutDraws kept(known_.random);
+        const Watch watch(*tried);
         const bool sends = known_.ranks != Ranks::alone;  // but not its kernel for tensors without bytes
         op.redispatchBoxed(sends ? DispatchKeySet(DispatchKey::Meta) : below(keys), &made);
       } catch (const std::exception&) {
@@ -78,6 +82,7 @@ class Recording {
       }
       stand_ins_ = &stand_ins;
       new_.clear();
+      homes_.clear();
       only_views &= positions > 1 ? add_made(made.at(0).toTensorVector().at(0)) : add_results(made);
       stand_ins_ = nullptr;
       if (synchronous_ || arguments_have_changed()) return false;
@@ -85,6 +90,25 @@ class Recording {
         if (one.original.defined()) one.tensor = one.original;
         if (one.storage) one.storage = storage_of(one.original);
       }
+      tried->homes = homes_;
+      if (positions <= 1 && session().watch) node_->tried = std::move(tried);
+    }
+    settle_kind(only_views);
+    return true;
+  }
+
+  // The same without running, if an earlier operation of the tape was the same but for its bytes.
+  bool take_from_twin() {
+    auto& alike = pass_.recorded_by[&schema_];
+    const auto twin = std::find_if(alike.rbegin(), alike.rend(), [&](const Node* other) { return are_twins(*node_, *other); });
+    if (on_host_ || twin == alike.rend()) return false;
+    node_->tried = (*twin)->tried;
+    node_->returns = (*twin)->returns;
+    node_->outputs = (*twin)->outputs;
+    bool only_views = node_->returns > 0;
+    for (auto& output : node_->outputs) {
+      only_views &= output.kind != Out::fresh;
+      if (output.kind == Out::fresh) output.value = fresh_like(*output.value);
     }
     settle_kind(only_views);
     return true;
@@ -102,6 +126,7 @@ class Recording {
 
   std::unique_ptr<Node> take() {
     pass_.numbers.insert(pass_.numbers.end(), node_->numbers.begin(), node_->numbers.end());
+    pass_.recorded_by[&schema_].push_back(node_);
     return std::move(own_);
   }
 
@@ -229,6 +254,18 @@ class Recording {
         c10::DimVector(impl->strides().begin(), impl->strides().end()), offset, impl->dtype(), impl->key_set(),
         is_number, known.empty() ? storage->nbytes() : known.front()->nbytes, tensor.device()});
     pass_.values_of[slot].push_back(value.get());
+    node_->values.push_back(std::move(value));
+    return node_->values.back().get();
+  }
+
+  Value* fresh_like(const Value& other) {
+    auto value = std::make_unique<Value>(other);
+    value->slot = static_cast<int>(pass_.bound.size());
+    value->id = node_->value_count++;
+    pass_.bound.emplace_back(WeakStorage(Storage()));
+    pass_.outside.emplace_back();
+    pass_.values_of.push_back({value.get()});
+    pass_.on_host.push_back(0);
     node_->values.push_back(std::move(value));
     return node_->values.back().get();
   }
@@ -387,11 +424,14 @@ class Recording {
       return only_views;
     }
     node_->outputs.push_back({Out::other});
+    homes_.push_back(0);
     synchronous_ |= !value.isNone();
     return true;
   }
 
   bool add_made(const at::Tensor& tensor) {
+    const bool has_home = tensor.defined() && is_strided(tensor);
+    homes_.push_back(has_home ? reinterpret_cast<uint64_t>(storage_of(tensor)->data()) : 0);
     Output output{Out::undefined};
     bool is_view = true;
     if (tensor.defined()) {
@@ -431,6 +471,7 @@ class Recording {
   std::vector<Given> tensors_;  // by flat argument; stand-ins, while the operation runs on them
   const StandIns* stand_ins_ = nullptr;                 // whose results are taken
   std::unordered_map<StorageImpl*, int> new_;           // the slots of its new storages
+  std::vector<uint64_t> homes_;                         // by result: the address of its storage
   size_t slots_given_ = 0;                              // after the arguments
   bool synchronous_ = false, on_host_ = true, writes_ = false;
 };

@@ -41,6 +41,8 @@ struct Session {
   std::unordered_map<StorageImpl*, Exposure> exposed;
   pybind11::object place;                        // gives the user's line
   pybind11::object run_part;                     // runs what was issued by a plan, if there can be one
+  void (*watch)() = nullptr;                     // of the allocator shim: this thread's allocations from now on
+  uint64_t (*watched)(Tried::Event*, uint64_t, uint64_t*) = nullptr;  // ... and what they were
   std::string divergence;  // how the latest step left its tape
 };
 

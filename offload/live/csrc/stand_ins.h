@@ -5,6 +5,8 @@
 
 #include <ATen/Context.h>
 
+#include <chrono>
+
 #include "session.h"
 
 namespace live {
@@ -69,6 +71,26 @@ class StandIns {
 
   std::unordered_map<StorageImpl*, Seen> seen_;
   std::unordered_map<c10::TensorImpl*, at::Tensor> made_;
+};
+
+// Watches what an operation allocates, if somebody asks for that.
+class Watch {
+ public:
+  explicit Watch(Tried& tried) : tried_(tried) {
+    if (session().watch) session().watch();
+  }
+  ~Watch() {
+    tried_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
+    if (!session().watch) return;
+    const auto count = session().watched(nullptr, 0, nullptr);
+    tried_.events.resize(count + 1);  // watching ends when there is room, also if nothing was seen
+    session().watched(tried_.events.data(), count, &tried_.elsewhere);
+    tried_.events.pop_back();
+  }
+
+ private:
+  Tried& tried_;
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 
 // What is drawn for a stand-in is not drawn.

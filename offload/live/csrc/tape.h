@@ -89,6 +89,18 @@ struct LastUses {
   std::vector<std::vector<int>> slots, values;
 };
 
+// What an operation did when it ran on stand-ins.
+struct Tried {
+  struct Event {  // as the allocator shim has it (memory/csrc/placed.h)
+    uint64_t nbytes;  // 0: a free
+    void* address;
+  };
+  std::vector<Event> events;
+  std::vector<uint64_t> homes;  // by result: the address of its storage
+  uint64_t elsewhere = 0;       // bytes that other threads allocated
+  double seconds = 0;
+};
+
 struct Node {
   std::optional<OperatorHandle> op;
   const c10::FunctionSchema* schema = nullptr;
@@ -109,6 +121,7 @@ struct Node {
   size_t first_number = 0;           // among the numbers of its tape
   std::vector<std::unique_ptr<Value>> values;
   std::string where;  // the user's line
+  std::shared_ptr<const Tried> tried;  // if its allocations were watched
   std::vector<std::unique_ptr<Node>> children;
   Node* parent = nullptr;
   int slots = 0, value_count = 0;             // up to here on its tape
@@ -132,6 +145,7 @@ struct Pass {
   // While it is recorded:
   std::vector<std::vector<Value*>> values_of;  // by slot
   std::vector<char> on_host;                   // by slot: a single number on the CPU, never deferred
+  std::unordered_map<const c10::FunctionSchema*, std::vector<const Node*>> recorded_by;
   // While it is executed:
   size_t done = 0;
   bool as_issued = false;  // a part of it ran without a plan, so the rest does, too
@@ -152,6 +166,7 @@ struct Pass {
     varied.clear();
     values_of.clear();
     on_host.clear();
+    recorded_by.clear();
     real.clear();
     tensors.clear();
     crossed.clear();

@@ -1,0 +1,52 @@
+"""What calls cost, as it was seen while they were recorded on stand-ins (csrc/stand_ins.h).
+
+It tells what a call allocates, and its seconds only roughly: it ran once. That is enough for a plan
+in which nothing moves, which no seconds decide. Other calls and other plans are measured.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from offload.live.tape_kernel import TapeKernel
+from offload.measuring.call_uses import Use
+from offload.measuring.kept_costs import Cost, MeasuredCosts, cost_of
+from offload.memory.cpu_shim import AllocatorEvent, Log, available
+from offload.program.kernels import CPU, Call, alignment_on
+
+
+class TriedCosts(MeasuredCosts):
+    """Those of the calls that were watched, and those that were measured."""
+
+    def of(
+        self, device: torch.device, calls: Mapping[int, Call], uses: Mapping[int, Use]
+    ) -> dict[int, Cost]:
+        tried = {key: cost for key, call in calls.items() if (cost := _tried(call))}
+        others = {key: call for key, call in calls.items() if key not in tried}
+        return tried | super().of(device, others, uses)
+
+
+def costs_without_moves(core: Any, device: torch.device) -> MeasuredCosts:
+    """Those for plans in which nothing moves."""
+    shim = available() if device == CPU else None
+    if shim is None:
+        return MeasuredCosts()
+    core.watch_allocations(*shim.recorders)
+    return TriedCosts()
+
+
+def _tried(call: Call) -> Cost | None:
+    """None where other memory than that of the results was there, such as a library's cache, or
+    where a number of the step is made a tensor first."""
+    op = call.op
+    if not isinstance(op, TapeKernel) or any(one.dtype is not None for one in op.varying):
+        return None
+    if (tried := op.node.tried) is None:
+        return None
+    events, homes, elsewhere, seconds = tried
+    log = Log(tuple(AllocatorEvent(*event) for event in events), len(events), elsewhere)
+    outputs = {n: homes[n] for n, value in enumerate(call.outputs) if value is not None}
+    cost = cost_of(log, outputs, alignment_on(CPU), seconds)
+    assert cost.allocations is not None
+    return cost if all(one.output is not None for one in cost.allocations) else None
