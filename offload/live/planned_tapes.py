@@ -20,7 +20,7 @@ from offload.live.tape_calls import TapeReader
 from offload.live.tried_costs import costs_without_moves
 from offload.live.weights import LiveWeights
 from offload.lowering.passes import grouped, lower
-from offload.measuring.kept_costs import MeasuredCosts
+from offload.measuring.kept_costs import KeptCosts, MeasuredCosts
 from offload.measuring.profiling import measured
 
 GROUP, GROUP_BYTES = 32, 1 << 20
@@ -65,7 +65,8 @@ class PlannedTapes:
         self._device = device
         self._planned: dict[Hashable, PlannedPart] = {}
         self._plans = plans
-        self._measured = MeasuredCosts() if plans.moves else costs_without_moves(core, device)
+        kept = None if plans.cache is None else KeptCosts(plans.cache)
+        self._measured = MeasuredCosts(kept) if plans.moves else costs_without_moves(core, device)
 
     def run(self, tape: Any, held: Collection[int], at_home: Collection[int]) -> None:
         """Run the kernels of a pass since its last cut. What is held gets its bytes at once, or, if

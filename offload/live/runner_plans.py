@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
+from offload.caching.plan_cache import PlanCache
 from offload.errors import BudgetTooSmall
 from offload.graph.costs import Costs
 from offload.graph.taskgraph import TaskGraph
@@ -23,6 +24,11 @@ from offload.tracing.tape import FORWARD
 
 class Planner(Protocol):
     """Makes plans as somebody wishes them, and runs them."""
+
+    @property
+    def cache(self) -> PlanCache | None:
+        """Where it is kept what kernels cost."""
+        ...
 
     def plan(self, graph: TaskGraph, budget: Budget) -> Plan: ...
 
@@ -39,6 +45,8 @@ class Planner(Protocol):
 
 class PlainPlanner:
     """Plans with these rates, and with no other wishes."""
+
+    cache = None
 
     def __init__(self, costs: Costs | None = None) -> None:
         self._costs = costs
@@ -144,6 +152,10 @@ class RunnerPlans:
                 needed=error.needed,
                 task=error.task,
             ) from error
+
+    @property
+    def cache(self) -> PlanCache | None:
+        return self._planner.cache
 
     @property
     def moves(self) -> bool:

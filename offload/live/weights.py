@@ -5,7 +5,7 @@ every alias of it                 follows by itself, for it is the same storage
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, count
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ class LiveWeights:
         self._module = module
         self._optimizers = optimizers
         self._device = device
+        self._number = count(1)
         self._known: dict[int, Weight] = {}
         self._places: set[int] = set()
         """Those whose owner is another one in every step."""
@@ -66,7 +67,8 @@ class LiveWeights:
     def _add(self, adopted: tuple[int, torch.Tensor], name: str, role: Role) -> Weight:
         own, home = adopted
         taken = {weight.name for weight in self._known.values()}
-        self._known[own] = Weight(f"{name}#{own}" if name in taken else name, role, home)
+        name = f"{name}#{next(self._number)}" if name in taken else name
+        self._known[own] = Weight(name, role, home)
         return self._known[own]
 
     def _adopt_written(self, tape: Any, slot: int) -> None:
@@ -103,7 +105,7 @@ class LiveWeights:
         own, home = self._core.new_id(), torch.empty(nbytes, dtype=torch.uint8)
         self._places.add(own)
         role = Role.STATE if state else Role.BUFFER
-        return own, self._add((own, home), state or f"cut.{own}", role)
+        return own, self._add((own, home), state or f"cut.{next(self._number)}", role)
 
     def _named(self) -> Iterator[tuple[torch.Tensor, str, Role]]:
         """The tensors of the module and of the optimizers."""

@@ -23,7 +23,7 @@ from offload.memory.cpu_shim import Log
 from offload.memory.cuda_shim import available_on
 from offload.memory.placement import Allocation
 from offload.optimizer.updates import Update
-from offload.program.kernels import LEAVES, Call, Value
+from offload.program.kernels import CPU, LEAVES, Call, Value
 from offload.torch_seams import OpOverload
 
 KIND = "costs"
@@ -54,9 +54,10 @@ def cost_of(log: Log, outputs: Mapping[int, int], alignment: int, seconds: float
 
 
 class MeasuredCosts:
-    """The costs of the calls that were measured before, in this process."""
+    """The costs of the calls that were measured before, in this process or at an earlier start."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept: "KeptCosts | None" = None) -> None:
+        self._kept = kept
         self._names: dict[int, Any] = {}
         self._known: dict[Any, Cost] = {}
 
@@ -68,11 +69,18 @@ class MeasuredCosts:
             key: (signature(call), device, frozenset(uses[key].needed), uses[key].rewritten)
             for key, call in calls.items()
         }
+        if self._kept is not None:
+            self._note(self._kept.of(device, calls, uses))
         return {key: self._known[name] for key, name in self._names.items() if name in self._known}
 
     def keep(self, made: Mapping[int, Cost]) -> None:
         """Keep what was measured of the calls that `of` was asked for last."""
-        self._known |= {self._names[key]: cost for key, cost in made.items()}
+        self._note(made)
+        if self._kept is not None:
+            self._kept.keep(made)
+
+    def _note(self, found: Mapping[int, Cost]) -> None:
+        self._known |= {self._names[key]: cost for key, cost in found.items()}
 
     def forget(self) -> None:
         self._known.clear()
@@ -118,16 +126,28 @@ class KeptCosts:
 def described(call: Call, use: Use) -> str:
     """Tell a call at zero and its use from all others, in any process, by a digest; empty if no
     text can."""
-    if isinstance(call.op, OpOverload):
-        op: Any = str(call.op)
+    of_torch = getattr(call.op, "op", call.op)  # a live step's kernel calls one of torch's
+    if isinstance(of_torch, OpOverload):
+        op: Any = str(of_torch)
     elif isinstance(call.op, Update):
         op = _settings(call.op)
     else:
         return ""
-    said = op, call.args, dict(call.kwargs), call.outputs, sorted(use.needed), use.rewritten
+    args, kwargs = _numbers_said(call.args), _numbers_said(dict(call.kwargs))
+    said = op, args, kwargs, call.outputs, sorted(use.needed), use.rewritten
     if not _plain(said):
         return ""
     return hashlib.blake2b(repr(said).encode(), digest_size=16).hexdigest()
+
+
+def _numbers_said(tree: Any) -> Any:
+    """The same with the number and the type in place of a tensor that torch made of a number."""
+    if isinstance(tree, Mapping):
+        return {name: _numbers_said(part) for name, part in tree.items()}
+    if type(tree) in (tuple, list):
+        return type(tree)(map(_numbers_said, tree))
+    is_one = isinstance(tree, torch.Tensor) and tree.ndim == 0 and tree.device == CPU
+    return (tree.item(), tree.dtype) if is_one else tree
 
 
 def _settings(update: Update) -> Any:

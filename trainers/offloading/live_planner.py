@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from offload import Plan, Runner, TaskGraph
+from offload import Plan, PlanCache, Runner, TaskGraph
 from offload.plans.plan import Budget
 from trainers.offloading.hardware.meter import Meter
 from trainers.offloading.steps.plan_request import PlanRequest
@@ -24,6 +24,10 @@ class LivePlanner:
         """The shapes of the batch whose step runs."""
         self.part = ""
         """What the step that runs does."""
+
+    @property
+    def cache(self) -> PlanCache | None:
+        return self.request.cache
 
     def plan(self, graph: TaskGraph, budget: Budget) -> Plan:
         assert budget is None or isinstance(budget, str | int)
