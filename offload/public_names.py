@@ -18,13 +18,13 @@ from offload.graph.builder import GraphBuilder
 from offload.graph.costs import Costs
 from offload.graph.memgraph import MemGraph
 from offload.graph.taskgraph import Buffer, Role, Task, TaskGraph
+from offload.live.prefill import prefill
 from offload.live.within import within
 from offload.lowering.passes import beside, in_turn, lower
 from offload.measuring.calibration import calibrate
 from offload.planning.simulator import Simulation, simulate
 from offload.planning.verify import verify
 from offload.plans.plan import Plan, plan
-from offload.plans.prefill import prefill
 from offload.running.runner import Runner
 from offload.tracing.capture import (
     capture,

@@ -5,9 +5,11 @@ torch.get_rng_state()  torch.manual_seed(0)         what draws runs first
 torch.tensor([t, t])  torch.ctc_loss(.., lengths)   what makes the numbers runs first
 a kernel of torch.compile                           reads addresses, and raises: not supported yet
 
-They are patched while a session is open.
+They are patched while any session is open, and each call goes to the session of its thread. In a
+thread without one the original runs, or an error says that the bytes are another's.
 """
 
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -40,9 +42,35 @@ OF_LISTS = ((torch, ("tensor", "as_tensor", "asarray")), (torch.Tensor, ("new_te
 """Functions that make a tensor of numbers, which may be tensors themselves."""
 
 
+class Entrances:
+    """Those of the process, for all of its sessions."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._patches = ExitStack()
+
+    @contextmanager
+    def watched(self, core: Any) -> Iterator[None]:
+        """Within it, whoever reads a tensor's bytes by another way waits for them."""
+        with self._lock:
+            if self._users == 0:
+                self._patches.enter_context(_patched(core))
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._users == 0:
+                    self._patches.close()
+
+
+ENTRANCES = Entrances()
+
+
 @contextmanager
-def watched(core: Any) -> Iterator[None]:
-    """Within it, whoever reads a tensor's bytes by another way waits for them."""
+def _patched(core: Any) -> Iterator[None]:
     with ExitStack() as patches:
         for names, visit in ((READERS, core.touch), (EXPOSERS, partial(_expose, core))):
             for name in names:
@@ -94,14 +122,16 @@ def _expose(core: Any, tensor: torch.Tensor) -> None:
 
 def _giving_an_array(method: Callable[..., Any], core: Any) -> Callable[..., Any]:
     def giving(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        core.expose(self, True)
+        session = core.expose(self, True)
+        if session is None:
+            return method(self, *args, **kwargs)
         storage = core.identity(self)
         try:
             array = method(self, *args, **kwargs)
         except BaseException:
-            core.concealed(storage)
+            session.concealed(storage)
             raise
-        weakref.finalize(array, core.concealed, storage).atexit = False
+        weakref.finalize(array, session.concealed, storage).atexit = False
         return array
 
     return giving
@@ -156,7 +186,7 @@ def _higher_order_look_past(core: Any) -> Iterator[None]:
         initialize(self, *args, **kwargs)
         look_past(self)
 
-    for op in higher_order_operators.values():
+    for op in [*higher_order_operators.values()]:
         look_past(op)
     try:
         with _replaced(HigherOrderOperator, "__init__", initialize_past):

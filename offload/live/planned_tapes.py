@@ -66,7 +66,12 @@ class PlannedTapes:
         self._planned: dict[Hashable, PlannedPart] = {}
         self._plans = plans
         kept = None if plans.cache is None else KeptCosts(plans.cache)
-        self._measured = MeasuredCosts(kept) if plans.moves else costs_without_moves(core, device)
+        self._measured = MeasuredCosts(kept)
+
+    def begin(self) -> None:
+        """The session is open."""
+        if not self._plans.moves:
+            self._measured = costs_without_moves(self._core, self._device)
 
     def run(self, tape: Any, held: Collection[int], at_home: Collection[int]) -> None:
         """Run the kernels of a pass since its last cut. What is held gets its bytes at once, or, if

@@ -44,15 +44,16 @@ class Planner(Protocol):
 
 
 class PlainPlanner:
-    """Plans with these rates, and with no other wishes."""
+    """Plans with these rates, and with these options of `offload.plan`."""
 
     cache = None
 
-    def __init__(self, costs: Costs | None = None) -> None:
+    def __init__(self, costs: Costs | None = None, **options: Any) -> None:
         self._costs = costs
+        self._options = options
 
     def plan(self, graph: TaskGraph, budget: Budget) -> Plan:
-        return plan(graph, budget, self._costs)
+        return plan(graph, budget, self._costs, **self._options)
 
     def runner(self, plan: Plan, key: Hashable) -> Runner:
         return Runner(plan, key=key)

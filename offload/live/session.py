@@ -27,7 +27,7 @@ import torch
 from offload.errors import CaptureError, StepError
 from offload.graph.costs import Costs
 from offload.live.core import load_core
-from offload.live.entrances import watched
+from offload.live.entrances import ENTRANCES
 from offload.live.placing import placed
 from offload.live.planned_tapes import PlannedTapes
 from offload.live.runner_plans import PlainPlanner, Planner, RunnerPlans
@@ -48,7 +48,8 @@ _CAUGHT = (
 
 
 class LiveSession:
-    """A context manager around a loop. At its end every tensor has memory of its own."""
+    """A context manager around a loop. At its end every tensor has memory of its own. Every thread
+    may have one."""
 
     def __init__(
         self,
@@ -74,6 +75,8 @@ class LiveSession:
         self._tapes = PlannedTapes(self._core, self._weights, self.plans, self._device)
         self._open, self._tensors = ExitStack(), ExitStack()
         self._unplanned: set[tuple[int, int]] = set()
+        self._own: Any = None
+        """What the core knows of it, while it is open."""
         self._clean: ThreadPoolExecutor | None = None
         """A thread without any mode of the user's: parts run in the middle of their code."""
         self._told: set[str] = set()
@@ -91,10 +94,12 @@ class LiveSession:
 
     def __enter__(self) -> "LiveSession":
         where = self._device.type
-        self._core.enable(True, where, self._plans_at_once, _line, self._run_part)
-        self._open.callback(self._core.enable, False, where, False, None, None)
-        self._clean = self._open.enter_context(ThreadPoolExecutor(1, "live-part"))
-        self._open.enter_context(watched(self._core))
+        self._own = self._core.open(where, self._plans_at_once, _line, self._run_part)
+        self._open.callback(self._own.close)
+        self._tapes.begin()
+        helper = ThreadPoolExecutor(1, "live-part", self._own.serve)
+        self._clean = self._open.enter_context(helper)
+        self._open.enter_context(ENTRANCES.watched(self._core))
         self._tensors.callback(self._core.release_all)
         with torch.inference_mode(False):
             self._weights.know(self._tensors.enter_context(self._placed()))
@@ -102,6 +107,7 @@ class LiveSession:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._own.check_here()
         try:
             self._tensors.close()
         finally:

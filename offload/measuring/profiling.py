@@ -16,7 +16,7 @@ on the host is measured on the host.
 import functools
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from statistics import median_low
 from typing import Any
@@ -79,7 +79,9 @@ def measured(graph: TaskGraph, kept: KeptCosts | MeasuredCosts | None = None) ->
         measuring("every kernel once", device, remedy=", or make the batch smaller"),
         torch.no_grad(),
         steady(device),
-        _random_put_back(device, generators_of(graph)),
+        _random_put_back(device, generators_of(graph))
+        if any(task.random for task in graph.tasks)
+        else nullcontext(),  # other threads may draw at the same time
     ):
         for where, found in calls.items():
             costs |= {} if kept is None else kept.of(where, found, uses)
@@ -374,7 +376,7 @@ class _Bench:
             if not value.dtype.is_floating_point:
                 memory.fill_(0)
             elif self._device.type == "cuda" and value.dtype in DRAWN:
-                memory.normal_()
+                memory.normal_(generator=torch.Generator(self._device).manual_seed(0))
             else:
                 memory.fill_(1)
 

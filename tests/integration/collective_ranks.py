@@ -132,8 +132,7 @@ def differences(ours: Iterable[torch.Tensor], eager: Iterable[torch.Tensor]) -> 
     return [number for number, (one, other) in pairs if not torch.equal(one, other)]
 
 
-def forward(change: Change, rank: int, x: torch.Tensor) -> list[int]:
-    module = Parallel(change, rank)
+def forward(module: nn.Module, x: torch.Tensor) -> list[int]:
     with torch.no_grad():
         eager = module(x) * 1
     found = [offload.prefill(module, x, budget=budget) for budget in (None, "6KiB")]
@@ -157,9 +156,13 @@ def backward(change: Change, rank: int, x: torch.Tensor) -> list[int]:
 def refused(run: Callable[[], object]) -> str:
     try:
         run()
-    except CaptureError as error:
+    except (CaptureError, RuntimeError) as error:
         return str(error)
     return "it is planned"
+
+
+def captured(module: nn.Module, x: torch.Tensor) -> offload.TaskGraph:
+    return offload.capture(lambda x: (module(x),), x)
 
 
 def found(rank: int, folder: Path) -> dict[str, Any]:
@@ -171,11 +174,13 @@ def found(rank: int, folder: Path) -> dict[str, Any]:
     )
     sharded = fully_shard(nn.Linear(WIDTH, WIDTH), mesh=mesh)
     return {
-        "forward": {name: forward(change, rank, x) for name, change in FORWARD.items()},
+        "forward": {name: forward(Parallel(change, rank), x) for name, change in FORWARD.items()},
         "backward": {name: backward(change, rank, x) for name, change in BACKWARD.items()},
-        "sent": refused(lambda: offload.prefill(Parallel(sent, rank), x)),
-        "tensor parallel": refused(lambda: offload.prefill(tensor_parallel, x)),
-        "fully sharded": refused(lambda: offload.prefill(sharded, x)),
+        "sent in a prefill": refused(lambda: offload.prefill(Parallel(sent, rank), x)),
+        "sent": refused(lambda: captured(Parallel(sent, rank), x)),
+        "tensor parallel": refused(lambda: captured(tensor_parallel, x)),
+        "fully sharded": refused(lambda: captured(sharded, x)),
+        "distributed tensors": [forward(tensor_parallel, x), forward(sharded, x)],
     }
 
 

@@ -37,6 +37,12 @@ def test_what_ranks_do_in_an_order_of_their_own_is_refused_by_name(
     said = [rank["sent"] for rank in ranks]
     assert "in sent: c10d::send has no place in an order that all ranks share" in said[0]
     assert "in sent: c10d::recv_ has no place in an order that all ranks share" in said[1]
+    for rank in ranks:
+        assert "has no place in an order that all ranks share" in rank["sent in a prefill"]
+
+
+def test_a_prefill_of_distributed_tensors_has_eagers_bits(ranks: list[dict[str, Any]]) -> None:
+    assert [rank["distributed tensors"] for rank in ranks] == [[[], []]] * 2
 
 
 @pytest.mark.parametrize("kind", ["tensor parallel", "fully sharded"])

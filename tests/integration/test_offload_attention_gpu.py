@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import offload
-from offload.plans.prefill import planned_prefill
+from offload.live.prefill import Prefill
 
 pytestmark = [
     pytest.mark.gpu,
@@ -82,8 +82,8 @@ def test_where_nobody_needs_gradients_it_runs_without_what_they_need(kernel: SDP
 
     with sdpa_kernel(kernel):
         wanted = Attention()(q)
-        planned, _ = planned_prefill(Attention(), q, device=torch.device("cuda"))
-        assert not any("did not run" in note for note in planned.graph.notes)
-        with offload.Runner(planned) as runner:
-            [found] = runner(q)
+        with Prefill(Attention(), budget="100%", device="cuda") as fill:
+            found = fill(q)
+            assert fill.plan is not None
+            assert not any("did not run" in note for note in fill.plan.graph.notes)
     assert torch.equal(found, wanted)

@@ -9,12 +9,20 @@ from torch import nn
 from torch.nn import functional
 
 import offload
-from offload.errors import BudgetTooSmall, CaptureError
+from offload.errors import BudgetTooSmall
 from offload.graph.memgraph import OFFLOAD, RELOAD
 from offload.graph.taskgraph import Role
-from offload.plans.prefill import planned_prefill
+from offload.live.core import why_no_core
+from offload.live.prefill import Prefill
 
 WORDS = 50
+
+
+@pytest.fixture(autouse=True)
+def core() -> None:
+    """It is compiled when the first of these tests runs."""
+    if why := why_no_core():
+        pytest.skip(why)
 
 
 class Llama(nn.Module):
@@ -71,9 +79,16 @@ def vit() -> tuple[nn.Module, torch.Tensor]:
 
 
 def smallest(module: nn.Module, inputs: torch.Tensor, placement: str) -> int:
-    with pytest.raises(BudgetTooSmall) as refused:
-        offload.prefill(module, inputs, budget=1, placement=placement)
-    return refused.value.needed
+    """Of a forward pass, which has a plan for each part of it between two values."""
+    budget, needed = 0, 1
+    while budget < needed:
+        budget = needed
+        try:
+            offload.prefill(module, inputs, budget=budget, placement=placement)
+        except BudgetTooSmall as error:
+            needed = error.needed
+    assert budget > 1
+    return budget
 
 
 @pytest.mark.parametrize("placement", ["auto", "copy"])
@@ -108,7 +123,10 @@ def test_the_modules_tensors_have_memory_of_their_own_afterwards() -> None:
 
 def test_weights_are_streamed_and_never_copied_back() -> None:
     module, inputs = llama()
-    planned, _ = planned_prefill(module, inputs, budget=smallest(module, inputs, "auto"))
+    with Prefill(module, budget=smallest(module, inputs, "auto")) as fill:
+        fill(inputs)
+        planned = fill.plan
+    assert planned is not None
     buffers = planned.graph.buffers
     moved: dict[str, set[Role]] = {OFFLOAD: set(), RELOAD: set()}
     for node in planned.memgraph.nodes:
@@ -154,7 +172,7 @@ def test_outputs_come_back_in_their_containers() -> None:
 
 
 class Answer:
-    """Nobody can look into it."""
+    """No container that anybody has registered."""
 
     def __init__(self, x: torch.Tensor) -> None:
         self.x = x
@@ -167,9 +185,18 @@ class Opaque(nn.Module):
         return Answer(x + 1)
 
 
-def test_an_object_that_cannot_be_taken_apart_is_refused() -> None:
-    with pytest.raises(CaptureError, match="returns a Answer"):
-        offload.prefill(Opaque(), torch.zeros(3))
+def test_an_object_that_cannot_be_taken_apart_comes_back_as_it_is() -> None:
+    assert offload.prefill(Opaque(), torch.zeros(3), budget="1MiB").x.tolist() == [1, 1, 1]
+
+
+def test_every_shape_is_planned_once() -> None:
+    module, words = llama()
+    batches = [words, words[:, :7], words, words[:1], words[:, :7]]
+    with torch.no_grad():
+        wanted = [module(batch).tolist() for batch in batches]
+    with Prefill(module, budget=2 * smallest(module, words, "auto")) as fill:
+        assert [fill(batch).tolist() for batch in batches] == wanted
+        assert fill.planned_calls == len(batches)
 
 
 def test_what_a_module_writes_of_its_own_is_written() -> None:

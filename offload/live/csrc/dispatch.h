@@ -83,7 +83,7 @@ inline bool returns_tensors_only(const c10::FunctionSchema& schema) {
 }
 
 inline const Operator& known(const OperatorHandle& op) {
-  static std::unordered_map<const c10::FunctionSchema*, Operator> operators;
+  static thread_local std::unordered_map<const c10::FunctionSchema*, Operator> operators;
   static const std::unordered_set<std::string> SYNCHRONOUS = {
       "aten::_pack_padded_sequence", "aten::_ctc_loss", "aten::set_", "aten::resize_", "aten::resize_as_",
       "aten::_linalg_check_errors",  // the user's `try` is around it

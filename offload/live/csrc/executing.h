@@ -250,6 +250,7 @@ inline void settle() {
 
 inline void touch(StorageImpl* storage) {
   if (!is_barred(storage)) return;
+  check_own(storage);
   // The bytes of an adopted storage that no deferred kernel writes are at home.
   auto* absent = absent_of(storage);
   if (session().pass || !absent) settle();

@@ -96,7 +96,9 @@ inline constexpr int MADE = -2;   // by the step
 // By slot: the number of its adopted storage, or one of the above.
 inline int origin_of(const Storage& storage) {
   if (!storage) return MADE;
-  if (const auto* absent = absent_of(storage.get()); absent && absent->adopted) return absent->adopted->id;
+  if (const auto* absent = absent_of(storage.get()); absent && absent->adopted && absent->owner == session_here()) {
+    return absent->adopted->id;
+  }
   const auto& adopted = session().adopted;
   const auto known = adopted.find(storage.get());
   return known == adopted.end() ? GIVEN : known->second->id;

@@ -30,7 +30,7 @@ inline void hide_shown(Pass* pass) {
 
 // Nobody gets these bytes any more.
 inline void drop_bytes(StorageImpl* storage) {
-  storage->set_data_ptr_noswap(c10::DataPtr(nullptr, new Absent{nullptr}, &drop_absent, storage->device()));
+  storage->set_data_ptr_noswap(c10::DataPtr(nullptr, new Absent{nullptr, nullptr}, &drop_absent, storage->device()));
   bar(storage);
 }
 
@@ -95,7 +95,7 @@ inline void cross(Pass& pass, int slot, int id, at::Tensor home) {
   pass.crossed.resize(std::max<size_t>(pass.crossed.size(), pass.bound.size()));
   auto& crossed = pass.crossed[slot] = std::make_unique<Adopted>(Adopted{id, weak(storage.get()), std::move(home)});
   storage->set_data_ptr_noswap(
-      c10::DataPtr(nullptr, new Absent{crossed.get()}, &drop_absent, storage->device()));
+      c10::DataPtr(nullptr, new Absent{crossed.get(), session_here()}, &drop_absent, storage->device()));
   bar(storage.get());
 }
 
@@ -103,6 +103,7 @@ inline void cross(Pass& pass, int slot, int id, at::Tensor home) {
 inline std::pair<int, at::Tensor> adopt_storage(Storage storage) {
   auto& now = session();
   TORCH_CHECK(!now.adopted.count(storage.get()), "this storage is adopted already");
+  check_not_anothers(storage.get());
   if (is_barred(storage.get())) materialize(storage.get());
   auto& adopted = now.adopted[storage.get()] = adopt(storage.get(), now.next_adopted++);
   return {adopted->id, adopted->home};
@@ -112,6 +113,7 @@ inline std::pair<int, at::Tensor> adopt_storage(Storage storage) {
 inline bool adopt_at(Pass& pass, int slot, int id, const at::Tensor& home) {
   const auto& storage = pass.outside[slot];
   if (home.nbytes() != storage->nbytes()) return false;
+  check_not_anothers(storage.get());
   if (is_barred(storage.get())) materialize(storage.get());
   auto& adopted = session().adopted[storage.get()];
   adopted = std::make_unique<Adopted>(Adopted{id, weak(storage.get()), home, true});
@@ -142,6 +144,7 @@ inline std::vector<Placed> place(const std::vector<at::Tensor>& tensors, const s
   std::vector<Placed> placed;
   for (const auto& tensor : tensors) {
     auto* from = storage_of(tensor);
+    check_not_anothers(from);
     auto& [storage, adopted] = made[from];
     if (!storage) {
       storage = storage_over(c10::DataPtr(nullptr, there), from->nbytes(), c10::GetAllocator(there.type()));

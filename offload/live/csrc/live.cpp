@@ -61,7 +61,10 @@ void between_steps(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) 
 }
 
 void dispatch(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  auto& now = session();
+  auto* const here = session_here();
+  if (!here) return run_now(op, keys, stack);  // its session is over
+  const Serving as_its_own(here);
+  auto& now = *here;
   if (now.mode == Mode::replaying) {
     const char* difference = "after the end of the tape";
     for (auto& child : now.current->children) {
@@ -93,7 +96,7 @@ void begin(const std::string& name) {
   if (!tree) tree = std::make_unique<Node>();
   hide_shown(nullptr);
   now.current = tree.get();
-  now.pass = new_pass();
+  now.pass = new_pass(now.over);
   now.divergence.clear();
   now.mode = tree->children.empty() ? Mode::recording : Mode::replaying;
   now.pass->recorded = now.mode == Mode::recording;
@@ -130,34 +133,68 @@ void give_memory(Pass& pass, int slot, const at::Tensor& bytes) {
   pass.outside[slot] = pass.bound[slot].lock();
 }
 
-void enable(bool on, const std::string& device, bool plans_at_once, py::object place, py::object run_part) {
-  auto& now = session();
-  TORCH_CHECK(on == (now.mode == Mode::off), on ? "a live session is open already" : "no live session is open");
-  c10::impl::tls_set_dispatch_key_included(KEY, on);
-  now.mode = on ? Mode::between : Mode::off;
-  now.device = c10::Device(device).type();
-  now.plans_at_once = plans_at_once;
-  now.place = on ? std::move(place) : py::object();
-  now.run_part = on ? std::move(run_part) : py::object();
+// This thread works for the session from now on, or for none.
+void serve(Session* session) {
+  own = current = session;
+  carry(session);
 }
 
-// Somebody gets a pointer to the bytes. `array`: of numpy's, and `concealed` is called when it dies.
-void expose(const at::Tensor& tensor, bool array) {
-  auto& now = session();
-  if (now.mode == Mode::off || !tensor.defined()) return;
+std::shared_ptr<Session> open(const std::string& device, bool plans_at_once, py::object place, py::object run_part) {
+  TORCH_CHECK(!session_here(), "a live session is open already in this thread");
+  auto now = std::make_shared<Session>();
+  now->mode = Mode::between;
+  now->device = c10::Device(device).type();
+  now->plans_at_once = plans_at_once;
+  now->place = std::move(place);
+  now->run_part = std::move(run_part);
+  serve(now.get());
+  sessions().push_back(now.get());
+  c10::impl::tls_set_dispatch_key_included(KEY, true);
+  return now;
+}
+
+void check_here(const Session& now) { TORCH_CHECK(&now == own, "a live session ends in the thread that opened it"); }
+
+void close(Session& now) {
+  check_here(now);
+  c10::impl::tls_set_dispatch_key_included(KEY, false);
+  serve(nullptr);
+  sessions().erase(std::find(sessions().begin(), sessions().end(), &now));
+  now.mode = Mode::off;
+  now.place = now.run_part = py::object();
+}
+
+// The next two may come from a thread without a session, too.
+void touch_tensor(const at::Tensor& tensor) {
+  const Serving as_its_own(session_here());
+  if (tensor.defined()) each_storage(tensor, touch);
+}
+
+void settle_here() {
+  const Serving as_its_own(session_here());
+  if (current) settle();
+}
+
+// Somebody gets a pointer to the bytes. `array`: of numpy's, and the session's `concealed` is called when it dies.
+std::shared_ptr<Session> expose(const at::Tensor& tensor, bool array) {
+  const Serving as_its_own(session_here());
+  if (!tensor.defined()) return nullptr;
   each_storage(tensor, [&](StorageImpl* storage) {
     touch(storage);
+    check_not_anothers(storage);
+    if (!current) return;
     for (auto* adopted : shown()) {
       if (adopted->user._unsafe_get_target() == storage) copy_shown(storage, *adopted);
     }
-    auto& exposure = now.exposed.try_emplace(storage, Exposure{weak(storage), storage->resizable()}).first->second;
+    auto& exposure = current->exposed.try_emplace(storage, Exposure{weak(storage), storage->resizable()}).first->second;
     exposure.arrays += array;
     exposure.for_good |= !array;
   });
+  return current ? current->shared_from_this() : nullptr;
 }
 
-void concealed(uintptr_t storage) {
-  auto& exposed = session().exposed;
+void concealed(Session& now, uintptr_t storage) {
+  auto& exposed = now.exposed;
   const auto found = exposed.find(reinterpret_cast<StorageImpl*>(storage));
   if (found == exposed.end() || --found->second.arrays > 0 || found->second.for_good) return;
   if (const auto alive = found->second.storage.lock()) alive->set_resizable(found->second.was_resizable);
@@ -196,6 +233,11 @@ TORCH_LIBRARY_IMPL(_, Fake, library) {
 }
 
 PYBIND11_MODULE(live, module) {
+  py::class_<Session, std::shared_ptr<Session>>(module, "Session")
+      .def("serve", &serve)
+      .def("check_here", &check_here)
+      .def("close", &close)
+      .def("concealed", &concealed);
   py::class_<Value>(module, "Value")
       .def_readonly("slot", &Value::slot)
       .def_readonly("offset", &Value::offset)
@@ -270,14 +312,14 @@ PYBIND11_MODULE(live, module) {
       .def("run_as_issued", &run_as_issued);
   module.attr("GIVEN") = GIVEN;
   module.def("bind", &bind);
-  module.def("enable", &enable);
+  module.def("open", &open);
   module.def("watch_allocations", [](uintptr_t watch, uintptr_t watched) {  // addresses of functions; 0: none
     session().watch = reinterpret_cast<decltype(session().watch)>(watch);
     session().watched = reinterpret_cast<decltype(session().watched)>(watched);
   });
   module.def("begin", &begin);
   module.def("end", &end);
-  module.def("settle", [] { settle(); });
+  module.def("settle", &settle_here);
   module.def("vacate", &vacate);
   module.def("is_backward", [] { return static_cast<bool>(torch::autograd::get_current_node()); });
   module.def("current", [] { return session().pass; });
@@ -286,15 +328,12 @@ PYBIND11_MODULE(live, module) {
   module.def("new_id", [] { return session().next_adopted++; });
   module.def("adopt", [](const at::Tensor& tensor) { return adopt_storage(share(storage_of(tensor))); });
   module.def("nothing_pending", &nothing_pending);
-  module.def("touch", [](const at::Tensor& tensor) {
-    if (session().mode != Mode::off && tensor.defined()) each_storage(tensor, touch);
-  });
+  module.def("touch", &touch_tensor);
   module.def("expose", &expose);
   module.def("expose_storage", [](const c10::Storage& storage) {
-    settle();
+    settle_here();
     expose(as_bytes(share(storage.unsafeGetStorageImpl())), false);
   });
-  module.def("concealed", &concealed);
   module.def("identity", [](const at::Tensor& tensor) { return reinterpret_cast<uintptr_t>(storage_of(tensor)); });
   module.def("is_absent", [](const at::Tensor& t) { return is_strided(t) && absent_of(storage_of(t)) != nullptr; });
   module.def("place", &place);

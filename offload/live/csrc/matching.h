@@ -29,6 +29,7 @@ class Match {
 
   // The node becomes the next of the pass.
   void take() {
+    for (const auto& [slot, storage] : met_) check_own(storage);
     for (size_t slot = pass_.bound.size(); slot < static_cast<size_t>(node_.slots); slot++) {
       pass_.bound.emplace_back(WeakStorage(Storage()));
       pass_.outside.emplace_back();

@@ -299,6 +299,7 @@ class Recording {
       node_->numbers.push_back(number_in(tensor));
     } else {
       bool fresh;
+      check_own(storage_of(tensor));
       argument.value = value_of(tensor, fresh);
       const int slot = argument.value->slot;
       if (fresh) {

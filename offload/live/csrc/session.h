@@ -1,4 +1,4 @@
-// What is known between the operations of a step, and between steps. One thread runs steps.
+// What is known between the operations of a step, and between steps. A session is one thread's (threads.h).
 
 #pragma once
 
@@ -26,17 +26,19 @@ struct Exposure {
   bool for_good = false;
 };
 
-struct Session {
+struct Session : std::enable_shared_from_this<Session> {
   Mode mode = Mode::off;
   c10::DeviceType device = c10::kCPU;  // where kernels are deferred
   bool plans_at_once = false;          // what runs for the first time, too
   std::map<std::string, std::unique_ptr<Node>> trees;
   Node* current = nullptr;
   std::shared_ptr<Pass> pass;
-  std::vector<WeakStorage> pending;              // the user's storages that wait for a write
+  Passes over = std::make_shared<Passes::element_type>();
+  std::unordered_map<StorageImpl*, WeakStorage> pending;  // the user's storages that wait for a write
   std::set<StorageImpl*> numbers_read;           // single numbers that a deferred kernel will read
   std::vector<WeakStorage> numbers_read_kept;    // ... and keeps their addresses from being used anew
   std::unordered_map<StorageImpl*, std::unique_ptr<Adopted>> adopted;
+  std::vector<Adopted*> shown;
   int next_adopted = 0;
   std::unordered_map<StorageImpl*, Exposure> exposed;
   pybind11::object place;                        // gives the user's line
@@ -47,8 +49,35 @@ struct Session {
 };
 
 inline Session& session() {
-  static auto* the_only = new Session();  // it outlives the interpreter, whose objects it holds
-  return *the_only;
+  auto* found = current ? current : session_here();
+  TORCH_CHECK(found, "this thread has no live session");
+  return *found;
+}
+
+inline std::vector<Adopted*>& shown() { return session().shown; }
+
+inline void check_own(StorageImpl* storage) {
+  if (!is_barred(storage)) return;
+  const auto* here = session_here();
+  const auto* absent = absent_of(storage);
+  const bool own = absent ? !absent->owner || absent->owner == here : here && here->pending.count(storage) > 0;
+  TORCH_CHECK(own, NOT_THERE);
+}
+
+// Those that are open. They, and what they have adopted, change with the GIL only.
+inline std::vector<Session*>& sessions() {
+  static std::vector<Session*> all;
+  return all;
+}
+
+// Raises if a home of another session's has the bytes: they move when it likes.
+inline void check_not_anothers(StorageImpl* storage) {
+  check_own(storage);
+  for (auto* other : sessions()) {
+    TORCH_CHECK(
+        other == session_here() || !other->adopted.count(storage),
+        "the session of another thread has this tensor, and moves its bytes: give a copy");
+  }
 }
 
 struct WithoutGil {
@@ -73,12 +102,12 @@ inline void await_write(Pass& pass, int slot) {
   const auto storage = pass.bound[slot].lock();
   if (!storage || is_barred(storage.get())) return;
   bar(storage.get());
-  session().pending.emplace_back(storage);
+  session().pending.emplace(storage.get(), storage);
 }
 
 inline void nothing_pending() {
   auto& now = session();
-  for (auto& waiting : now.pending) {
+  for (auto& [address, waiting] : now.pending) {
     const auto storage = waiting.lock();
     if (storage && !absent_of(storage.get())) unbar(storage.get());
   }

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "dispatch.h"
+#include "threads.h"
 
 namespace live {
 
@@ -73,6 +74,7 @@ struct Adopted {
 
 struct Absent {
   Adopted* adopted;  // whose bytes they are; null for a shadow
+  Session* owner;    // who knows when they come; null if they never do
 };
 
 inline void drop_absent(void* absent) { delete static_cast<Absent*>(absent); }
@@ -94,6 +96,14 @@ bool& barred(StorageImpl& storage);
 
 inline bool is_barred(StorageImpl* storage) { return barred(*storage); }
 
+inline constexpr const char* NOT_THERE =
+    "the bytes of this tensor are not there yet: the step that makes them has not ended. Only torch's own"
+    " operators, on the thread of the step, can wait for them. DistributedDataParallel is none of them: call the"
+    " model and backward() within its no_sync(), and average the gradients by all_reduce afterwards";
+
+// Raises if the bytes are barred by the session of another thread.
+inline void check_own(StorageImpl* storage);
+
 inline void unbar(StorageImpl* storage) {
   barred(*storage) = false;
   auto data = std::move(storage->_mutable_data_ptr_no_checks());
@@ -101,10 +111,7 @@ inline void unbar(StorageImpl* storage) {
 }
 
 inline void bar(StorageImpl* storage) {
-  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(
-      "the bytes of this tensor are not there yet: the step that makes them has not ended. Only torch's"
-      " own operators, on the thread of the step, can wait for them. DistributedDataParallel is none of them: call"
-      " the model and backward() within its no_sync(), and average the gradients by all_reduce afterwards"));
+  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(NOT_THERE));
 }
 
 // `from`'s bytes, which live as long as anybody has them.
@@ -119,7 +126,7 @@ inline Storage storage_over(c10::DataPtr data, size_t nbytes, c10::Allocator* al
 }
 
 inline Storage make_shadow(size_t nbytes, c10::Device device) {
-  auto shadow = storage_over(c10::DataPtr(nullptr, new Absent{nullptr}, &drop_absent, device), nbytes);
+  auto shadow = storage_over(c10::DataPtr(nullptr, new Absent{nullptr, current}, &drop_absent, device), nbytes);
   bar(shadow.get());
   return shadow;
 }
@@ -142,7 +149,7 @@ inline void hide(StorageImpl* storage, Adopted& adopted) {
     adopted.home.copy_(as_bytes(share(storage)));
   }
   adopted.copied = false;
-  auto* absent = new Absent{&adopted};
+  auto* absent = new Absent{&adopted, session_here()};
   storage->set_data_ptr_noswap(c10::DataPtr(nullptr, absent, &drop_absent, storage->device()));
   bar(storage);
 }
@@ -157,10 +164,7 @@ inline std::unique_ptr<Adopted> adopt(StorageImpl* storage, int id) {
 }
 
 // Adopted storages that show their bytes.
-inline std::vector<Adopted*>& shown() {
-  static std::vector<Adopted*> all;
-  return all;
-}
+inline std::vector<Adopted*>& shown();
 
 inline void show(StorageImpl* storage, Adopted& adopted) {
   WithoutKey off;
@@ -197,6 +201,7 @@ inline void give(StorageImpl* shadow, const Storage& real) {
 
 // Give a storage its bytes back. Whatever writes them has run.
 inline void materialize(StorageImpl* storage) {
+  check_own(storage);
   auto* absent = absent_of(storage);
   if (absent && absent->adopted) return show(storage, *absent->adopted);
   TORCH_CHECK(
@@ -207,6 +212,7 @@ inline void materialize(StorageImpl* storage) {
 
 // The bytes of a user's storage as a storage of ours, which can be read while the user's is barred.
 inline Storage bytes_of(const Storage& storage) {
+  check_own(storage.get());
   if (absent_of(storage.get())) materialize(storage.get());
   return storage_over(
       borrowed(storage, address_of(storage.get()), storage->device()), storage->nbytes());

@@ -175,14 +175,15 @@ struct Pass {
   }
 };
 
+using Passes = std::shared_ptr<std::vector<std::unique_ptr<Pass>>>;
+
 // An empty pass, in the memory of one that is over: its lists are long.
-inline std::shared_ptr<Pass> new_pass() {
-  static std::vector<std::unique_ptr<Pass>> over;
-  auto pass = over.empty() ? std::make_unique<Pass>() : std::move(over.back());
-  if (!over.empty()) over.pop_back();
-  return {pass.release(), [](Pass* used) {
+inline std::shared_ptr<Pass> new_pass(const Passes& over) {
+  auto pass = over->empty() ? std::make_unique<Pass>() : std::move(over->back());
+  if (!over->empty()) over->pop_back();
+  return {pass.release(), [over](Pass* used) {
             used->clear();
-            over.emplace_back(used);
+            over->emplace_back(used);
           }};
 }
 
