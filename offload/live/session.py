@@ -94,7 +94,7 @@ class LiveSession:
         self._core.enable(True, where, self._plans_at_once, _line, self._run_part)
         self._open.callback(self._core.enable, False, where, False, None, None)
         self._clean = self._open.enter_context(ThreadPoolExecutor(1, "live-part"))
-        self._open.enter_context(watched(self._core))
+        self._open.enter_context(watched(self._core, self._plans_at_once))
         self._tensors.callback(self._core.release_all)
         self._weights.know(self._tensors.enter_context(self._placed()))
         self._tensors.callback(self._close_tapes)

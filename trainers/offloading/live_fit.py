@@ -10,7 +10,7 @@ The module's Python runs in every step as in plain Lightning, and its bits are t
 (offload/live). Between two steps everything runs at once.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -232,8 +232,8 @@ class LiveFit(Strategy):
         if self._session is None or self._session.plan is None:
             raise OffloadError(
                 "move_to() comes before the first step, so there is no plan to move from: give the"
-                " budget to the strategy, give the device to the Trainer, or call it from the second"
-                " step on"
+                " budget to the strategy, give the device to the Trainer, or call it from the"
+                " second step on"
             )
         asked = self._request
         if there != self.root_device:
@@ -423,9 +423,21 @@ class LiveFit(Strategy):
         finally:
             self._is_in_update = False
         if self._module.automatic_optimization:
-            # The next backward pass clears the gradients first. Until then they would take room.
-            self._end_step(() if self._request.budget is not None else self._parameters())
+            cleared = self._cleared_first(optimizer)
+            self._end_step(p for p in self._parameters() if p not in cleared)
         return result
+
+    def _cleared_first(self, optimizer: Optimizer) -> Collection[torch.Tensor]:
+        """The parameters whose gradients the next backward pass clears first, so that until then
+        they need not take room."""
+        ways = self._module.optimizer_zero_grad, optimizer.zero_grad
+        known = L.LightningModule.optimizer_zero_grad, Optimizer.zero_grad
+        if self._request.budget is None or any(
+            getattr(way, "__func__", None) is not plain
+            for way, plain in zip(ways, known, strict=True)
+        ):
+            return set()
+        return {p for group in optimizer.param_groups for p in group["params"]}
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         with self._one_step("validation_step", args):

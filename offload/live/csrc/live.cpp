@@ -281,6 +281,12 @@ PYBIND11_MODULE(live, module) {
   module.def("expose", &expose);
   module.def("concealed", &concealed);
   module.def("identity", [](const at::Tensor& tensor) { return reinterpret_cast<uintptr_t>(storage_of(tensor)); });
+  module.def("is_lost", [](const at::Tensor& tensor) {
+    bool lost = false;
+    each_storage(tensor, [&](StorageImpl* storage) { lost |= is_lost(storage); });
+    return lost;
+  });
+  module.def("drop", [](const at::Tensor& tensor) { each_storage(tensor, drop_bytes); });
   module.def("place", &place);
   module.def("forget_tapes", [] {
     TORCH_CHECK(!session().pass, "tapes are forgotten within a step");
