@@ -11,6 +11,7 @@ Each name stands with one line: what it is, and why no public name will do. All 
 that a call costs what torch's own name costs.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -284,6 +285,13 @@ def is_compiled(module: torch.nn.Module) -> bool:
     `module.compile()` was called."""
     in_place = getattr(module, "_compiled_call_impl", None) is not None
     return in_place or hasattr(module, "_orig_mod")
+
+
+def compiled_graphs() -> Any:
+    """The class of what Inductor makes, whose calls run its kernels; None before `torch.compile`
+    was called. The kernels take addresses, and nothing public is between them and their caller."""
+    module = sys.modules.get("torch._inductor.output_code")
+    return None if module is None else _of(module, "CompiledFxGraph")
 
 
 @contextmanager

@@ -2,8 +2,9 @@
 
 t.numpy()  t.tolist()  copy.deepcopy(t)  pickle     what makes the bytes runs first
 torch.get_rng_state()  torch.manual_seed(0)         what draws runs first
+net.to(torch.double)                                a gradient that was dropped stays so
 torch.tensor([t, t])  torch.ctc_loss(.., lengths)   what makes the numbers runs first
-a kernel of torch.compile                           reads addresses, and raises: not supported yet
+a kernel of torch.compile                           runs at once, or raises if there is a budget
 
 They are patched while any session is open, and each call goes to the session of its thread. In a
 thread without one the original runs, or an error says that the bytes are another's.
@@ -18,7 +19,8 @@ from typing import Any
 
 import torch
 
-from offload.torch_seams import HigherOrderOperator, higher_order_operators
+from offload.errors import OffloadError
+from offload.torch_seams import HigherOrderOperator, compiled_graphs, higher_order_operators
 
 READERS = (
     "tolist", "data_ptr", "untyped_storage", "storage", "_typed_storage", "__reduce_ex__",
@@ -31,13 +33,17 @@ EXPOSERS = ("__dlpack__", "share_memory_")
 _OF_CPU = ("get_rng_state", "set_rng_state", "manual_seed", "seed")
 _OF_CUDA = (*_OF_CPU, "get_rng_state_all", "set_rng_state_all", "manual_seed_all", "seed_all")
 AT_ONCE = (
-    (torch, ("ctc_loss",)),
+    (torch, ("ctc_loss", "save")),
+    (torch.serialization, ("save",)),
     (torch, _OF_CPU),
     (torch.random, _OF_CPU),
     (torch.cuda, _OF_CUDA),
     (torch.cuda.random, _OF_CUDA),
 )
-"""Functions that read lengths by address, or ask for what kernels draw from, or set it."""
+"""Functions that read lengths or storages by address, or ask for what kernels draw from, or set
+it."""
+UNSEEN = tuple((owner, ("quantile", "nanquantile")) for owner in (torch, torch.Tensor))
+"""Functions made of several operations, which read the results of some by address."""
 OF_LISTS = ((torch, ("tensor", "as_tensor", "asarray")), (torch.Tensor, ("new_tensor",)))
 """Functions that make a tensor of numbers, which may be tensors themselves."""
 
@@ -83,6 +89,10 @@ def _patched(core: Any) -> Iterator[None]:
             for name in names:
                 function = _settled(core, getattr(module, name))
                 patches.enter_context(_replaced(module, name, function))
+        for owner, names in UNSEEN:
+            for name in names:
+                function = _unseen(core, getattr(owner, name))
+                patches.enter_context(_replaced(owner, name, function))
         for owner, names in OF_LISTS:
             for name in names:
                 maker = _given_lists(core, getattr(owner, name))
@@ -90,6 +100,11 @@ def _patched(core: Any) -> Iterator[None]:
         # FSDP frees the bytes of a weight, and makes them anew.
         resize = _visiting(torch.UntypedStorage.resize_, core.expose_storage)
         patches.enter_context(_replaced(torch.UntypedStorage, "resize_", resize))
+        if (compiled := compiled_graphs()) is not None:
+            call = _compiled(core, compiled.__call__)
+            patches.enter_context(_replaced(compiled, "__call__", call))
+        apply = _applied(core, torch.nn.Module._apply)
+        patches.enter_context(_replaced(torch.nn.Module, "_apply", apply))
         patches.enter_context(_higher_order_look_past(core))
         yield
 
@@ -142,12 +157,59 @@ def _settled(core: Any, function: Callable[..., Any]) -> Callable[..., Any]:
 
     def settled(*args: Any, **kwargs: Any) -> Any:
         core.settle()
-        for given in (*args, *kwargs.values()):
-            if isinstance(given, torch.Tensor):
-                core.touch(given)
+        for tensor in _tensors_in((*args, *kwargs.values())):
+            core.touch(tensor)
         return function(*args, **kwargs)
 
     return settled
+
+
+def _compiled(core: Any, call: Callable[..., Any]) -> Callable[..., Any]:
+    """A call of kernels that take addresses."""
+    unseen = _unseen(core, call)
+
+    def compiled(self: Any, inputs: Any) -> Any:
+        if core.has_budget():
+            raise OffloadError(
+                "torch.compile made a part of this step, and its kernels keep no budget: train with"
+                " budget=None, or without torch.compile"
+            )
+        return unseen(self, inputs)
+
+    return compiled
+
+
+def _applied(core: Any, apply: Callable[..., Any]) -> Callable[..., Any]:
+    """The conversion of a module, which converts gradients too. Those without bytes stay so."""
+
+    def applied(module: torch.nn.Module, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def convert(given: torch.Tensor) -> torch.Tensor:
+            if not core.is_lost(given):
+                return fn(given)
+            like = {"dtype": given.dtype, "device": given.device}
+            made = fn(torch.empty_strided(given.size(), given.stride(), **like))
+            core.drop(made)
+            return made
+
+        return apply(module, convert, *args, **kwargs)
+
+    return applied
+
+
+def _unseen(core: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, after all that was issued before it, as it runs without a session."""
+
+    def unseen(*args: Any, **kwargs: Any) -> Any:
+        core.settle()
+        for tensor in _tensors_in((*args, *kwargs.values())):
+            core.touch(tensor)
+        was_on = core.set_key(False)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            core.set_key(was_on)
+
+    return unseen
 
 
 def _given_lists(core: Any, function: Callable[..., Any]) -> Callable[..., Any]:

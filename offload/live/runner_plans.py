@@ -22,7 +22,7 @@ from offload.sizes import is_share, parse_share, say_size
 from offload.tracing.tape import FORWARD
 
 
-class Planner(Protocol):
+class TapePlanner(Protocol):
     """Makes plans as somebody wishes them, and runs them."""
 
     @property
@@ -68,7 +68,7 @@ class PlainPlanner:
 class RunnerPlans:
     """Makes a plan of a graph when it is to run for the first time."""
 
-    def __init__(self, planner: Planner, budget: Budget) -> None:
+    def __init__(self, planner: TapePlanner, budget: Budget) -> None:
         self._planner = planner
         self._budget = budget
         self._graphs: dict[Hashable, TaskGraph] = {}
@@ -117,7 +117,7 @@ class RunnerPlans:
         assert moved is not None
         return moved
 
-    def planned_in(self, budget: Budget, planner: Planner) -> Plan:
+    def planned_in(self, budget: Budget, planner: TapePlanner) -> Plan:
         """The plan of the largest graph in another budget. Any thread may ask for it."""
         assert self.plan is not None
         return self._plan_of(self.plan.source, budget, planner)
@@ -137,7 +137,7 @@ class RunnerPlans:
         self._plans[key] = found
         self._planner.added(key, found)
 
-    def _plan_of(self, graph: TaskGraph, budget: Budget, planner: Planner) -> Plan:
+    def _plan_of(self, graph: TaskGraph, budget: Budget, planner: TapePlanner) -> Plan:
         try:
             return planner.plan(graph, self._bytes_of(budget))
         except BudgetTooSmall as error:

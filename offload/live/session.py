@@ -30,7 +30,7 @@ from offload.live.core import load_core
 from offload.live.entrances import ENTRANCES
 from offload.live.placing import placed
 from offload.live.planned_tapes import PlannedTapes
-from offload.live.runner_plans import PlainPlanner, Planner, RunnerPlans
+from offload.live.runner_plans import PlainPlanner, RunnerPlans, TapePlanner
 from offload.live.weights import LiveWeights
 from offload.plans.plan import Budget, Plan
 from offload.program.frames import say_frame, user_frame
@@ -58,7 +58,7 @@ class LiveSession:
         budget: Budget = None,
         device: torch.device | str = "cpu",
         costs: Costs | None = None,
-        planner: Planner | None = None,
+        planner: TapePlanner | None = None,
     ) -> None:
         """`budget`: as `offload.plan` takes it, or a share such as 60% of what the largest part of
         a step needs without one. `device`: where the steps run; a module that is elsewhere stays
@@ -101,6 +101,7 @@ class LiveSession:
         self._clean = self._open.enter_context(helper)
         self._open.enter_context(ENTRANCES.watched(self._core))
         self._tensors.callback(self._core.release_all)
+        self._tensors.callback(self._forget_lost_gradients)
         with torch.inference_mode(False):
             self._weights.know(self._tensors.enter_context(self._placed()))
         self._tensors.callback(self._close_tapes)
@@ -112,9 +113,12 @@ class LiveSession:
             self._tensors.close()
         finally:
             self._open.close()
+
+    def _forget_lost_gradients(self) -> None:
+        """Or nobody could copy or move the module afterwards."""
         for parameter in self._parameters:
-            if parameter.grad is not None and self._core.is_absent(parameter.grad):
-                parameter.grad = None  # or nobody could copy or move the module
+            if parameter.grad is not None and self._core.is_lost(parameter.grad):
+                parameter.grad = None
 
     def abandon(self) -> None:
         """Leave without touching the device, which is lost. Nothing on it can be read."""

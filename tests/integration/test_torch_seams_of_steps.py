@@ -48,6 +48,11 @@ def _sees_a_compiled_call() -> bool:
     return bool(seen)
 
 
+def _has_compiled_graphs() -> bool:
+    torch.compile(torch.neg)
+    return callable(t.compiled_graphs().__call__)
+
+
 def _keeps_only_with_autograd() -> bool:
     """The workspace of an LSTM's kernel, in the two modes."""
     given: Any = (torch.ones(1, 1, 2), *torch.nn.LSTM(2, 2).all_weights[0], *torch.zeros(2, 1, 2))
@@ -123,6 +128,7 @@ TORCH: dict[str, Callable[[], bool]] = {
     "LAST_RATES": _last_rates,
     "swap_last_rates": _last_rates,
     "compiled_calls": _sees_a_compiled_call,
+    "compiled_graphs": _has_compiled_graphs,
     "generator_key": _generator_by_its_key,
     "is_compiled": _compiled,
     "has_step_hooks": lambda: (

@@ -23,7 +23,7 @@ SAME = "same"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Move:
+class LiveMove:
     """A move that waits for the next step."""
 
     asked: PlanRequest
@@ -33,26 +33,26 @@ class Move:
     done: Future[Migration] = field(default_factory=Future)
 
 
-class Moves:
+class LiveMoves:
     """Those of one strategy. They are made in the order in which they were asked for."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: list[Move] = []
+        self._waiting: list[LiveMove] = []
 
-    def add(self, move: Move) -> Future[Migration]:
+    def add(self, move: LiveMove) -> Future[Migration]:
         move.done.set_running_or_notify_cancel()  # nobody can cancel it
         with self._lock:
             self._waiting.append(move)
         return move.done
 
-    def next(self) -> Move | None:
+    def next(self) -> LiveMove | None:
         """The one that comes next, which nobody else gets."""
         with self._lock:
             return self._waiting.pop(0) if self._waiting else None
 
     @contextmanager
-    def refusing(self, move: Move) -> Iterator[None]:
+    def refusing(self, move: LiveMove) -> Iterator[None]:
         """If there is no room for the move that this block makes, the training goes on where it is.
         Any other error ends it."""
         try:

@@ -1,6 +1,6 @@
 """The plans of a live session as the strategy's user wishes them, with their times."""
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,10 +20,11 @@ class LivePlanner:
         self.request = request
         self._meter = meter
         self._remark = remark
-        self.inputs = ""
-        """The shapes of the batch whose step runs."""
-        self.part = ""
-        """What the step that runs does."""
+        self._inputs = self._part = ""
+
+    def begin(self, part: str, given: Any) -> None:
+        """Know what the step that begins does, and what it is given."""
+        self._part, self._inputs = part, _shapes(given)
 
     @property
     def cache(self) -> PlanCache | None:
@@ -40,7 +41,7 @@ class LivePlanner:
     def added(self, key: Hashable, plan: Plan) -> None:
         if self._remark:
             plan.remarks.say(self._remark)
-        self._meter.add(key, plan, self.inputs, self.part)
+        self._meter.add(key, plan, self._inputs, self._part)
 
     def run(self, runner: Runner, key: Hashable, batch: Collection[torch.Tensor]) -> Sequence[Any]:
         runner.measure(self._meter.wants_times(key))
@@ -48,3 +49,18 @@ class LivePlanner:
         made = runner.run(key, *batch)
         self._meter.ran(key, begun, runner.trace)
         return made
+
+
+def _shapes(given: Any) -> str:
+    found = [str(tuple(t.shape)) for t in _tensors(given)]
+    return ", ".join(found)
+
+
+def _tensors(given: Any) -> Iterator[torch.Tensor]:
+    if isinstance(given, torch.Tensor):
+        yield given
+    elif isinstance(given, dict):
+        yield from _tensors([*given.values()])
+    elif isinstance(given, list | tuple):
+        for one in given:
+            yield from _tensors(one)

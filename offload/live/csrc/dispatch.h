@@ -9,6 +9,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -101,6 +102,11 @@ inline const Operator& known(const OperatorHandle& op) {
   known.random = op.hasTag(at::Tag::nondeterministic_seeded);
   known.synchronous = op.hasTag(at::Tag::data_dependent_output) || SYNCHRONOUS.count(name) ||
       (op.hasTag(at::Tag::dynamic_output_shape) && name != "aten::index") || !returns_tensors_only(schema);
+  const auto& given = schema.arguments();
+  const bool writes = std::any_of(given.begin(), given.end(), [](const c10::Argument& one) {
+    return one.alias_info() && one.alias_info()->isWrite();
+  });
+  known.synchronous |= schema.returns().empty() && !writes;  // all that it can do is raise
   if (known.ranks != Ranks::alone) known.synchronous = known.ranks == Ranks::at_once;
   known.exact = EXACT.count(name) > 0;
   known.inplace_view = op.hasTag(at::Tag::inplace_view) && !known.synchronous;

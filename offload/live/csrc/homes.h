@@ -34,6 +34,13 @@ inline void drop_bytes(StorageImpl* storage) {
   bar(storage);
 }
 
+// Whether nobody gets them any more.
+inline bool is_lost(StorageImpl* storage) {
+  const auto* absent = absent_of(storage);
+  const auto* here = session_here();
+  return here && absent && !absent->adopted && !(here->pass && here->pass->slot_of.count(storage));
+}
+
 // The step is over: what was made before a cut and is still held has memory of its own, but what is in
 // `dropped` has none, and what is in `stays` is adopted.
 inline void over(Pass& pass, const std::set<int>& dropped, const std::set<int>& stays) {

@@ -335,7 +335,13 @@ PYBIND11_MODULE(live, module) {
     expose(as_bytes(share(storage.unsafeGetStorageImpl())), false);
   });
   module.def("identity", [](const at::Tensor& tensor) { return reinterpret_cast<uintptr_t>(storage_of(tensor)); });
-  module.def("is_absent", [](const at::Tensor& t) { return is_strided(t) && absent_of(storage_of(t)) != nullptr; });
+  module.def("is_lost", [](const at::Tensor& tensor) {
+    bool lost = false;
+    each_storage(tensor, [&](StorageImpl* storage) { lost |= is_lost(storage); });
+    return lost;
+  });
+  module.def("drop", [](const at::Tensor& tensor) { each_storage(tensor, drop_bytes); });
+  module.def("has_budget", [] { auto* here = session_here(); return here && here->plans_at_once; });
   module.def("place", &place);
   module.def("forget_tapes", [] {
     TORCH_CHECK(!session().pass, "tapes are forgotten within a step");

@@ -58,6 +58,7 @@ class Match {
     const auto* impl = tensor.unsafeGetTensorImpl();
     if (!tensor.defined() || !impl->has_storage() || !value.fits(impl)) return differs("geometry");
     auto* storage = storage_of(tensor);
+    if (storage->nbytes() != value.nbytes) return differs("size of a storage");
     if (static_cast<size_t>(value.slot) < pass_.bound.size()) {
       return pass_.bound[value.slot]._unsafe_get_target() == storage || differs("another tensor");
     }

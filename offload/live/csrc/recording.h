@@ -245,14 +245,18 @@ class Recording {
       pass_.on_host.push_back(0);
     }
     const bool is_number = impl->is_wrapped_number();
-    for (Value* value : pass_.values_of[slot]) {
-      if (value->fits(impl, offset) && value->is_number == is_number) return value;
-    }
     const auto& known = pass_.values_of[slot];
+    // what was made outside of a plan may be larger than when its operation was recorded
+    const size_t nbytes = pass_.outside[slot] ? pass_.outside[slot]->nbytes()
+        : known.empty()                       ? storage->nbytes()
+                                              : known.front()->nbytes;
+    for (Value* value : known) {
+      if (value->fits(impl, offset) && value->is_number == is_number && value->nbytes == nbytes) return value;
+    }
     auto value = std::make_unique<Value>(Value{
         slot, node_->value_count++, c10::DimVector(impl->sizes().begin(), impl->sizes().end()),
         c10::DimVector(impl->strides().begin(), impl->strides().end()), offset, impl->dtype(), impl->key_set(),
-        is_number, known.empty() ? storage->nbytes() : known.front()->nbytes, tensor.device()});
+        is_number, nbytes, tensor.device()});
     pass_.values_of[slot].push_back(value.get());
     node_->values.push_back(std::move(value));
     return node_->values.back().get();

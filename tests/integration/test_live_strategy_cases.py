@@ -1,0 +1,71 @@
+"""Modules, callbacks and loaders of others: a live strategy's run has plain Lightning's bits."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import (
+    live_features,
+    live_holders,
+    live_hooks,
+    live_modules,
+    live_ops,
+    live_python,
+    live_runs,
+)
+from support import offload_lightning as ol
+from support.live_modules import Case
+
+from offload import OffloadError
+from offload.live.core import why_no_core
+from trainers.offloading.live_strategy import LiveOffloadStrategy
+
+OTHERS = (
+    "ignore:`training_step` returned `None`",
+    "ignore:None of the inputs have requires_grad=True",
+    "ignore:You passed `Trainer.accelerator='cpu', precision='16-mixed'",
+    "ignore:The .grad attribute of a Tensor that is not a leaf",
+)
+"""Warnings that the cases have with plain Lightning, too."""
+pytestmark = [pytest.mark.filterwarnings(line) for line in (*ol.QUIET, *OTHERS)]
+CASES = [
+    each
+    for module in (live_modules, live_holders, live_python, live_hooks, live_features, live_runs)
+    for each in vars(module).values()
+    if isinstance(each, type)
+    and issubclass(each, Case)
+    and each.__module__ == module.__name__
+    and each not in (Case, live_modules.Manual, live_features.WithNorm, live_runs.OfOptimizer)
+]
+CASES += [*live_ops.OF_CALLS, *live_runs.OF_OPTIMIZERS]
+ROWS = [
+    pytest.param(each, budget, id=f"{each.__name__}-{budget or 'free'}")
+    for n, each in enumerate(CASES)
+    for budget in each.only or [(None, "70%")[n % 2]]
+]
+
+
+@pytest.fixture(autouse=True)
+def core() -> None:
+    if why := why_no_core():
+        pytest.skip(why)
+
+
+def trained(case: type[Case], strategy: Any, folder: Path) -> ol.Result:
+    given = {"loader": case.loader(), "callbacks": case.callbacks(), "default_root_dir": folder}
+    return ol.train(strategy, case, **given, **case.options)
+
+
+@pytest.mark.parametrize(("case", "budget"), ROWS)
+def test_a_case_has_the_bits_of_plain_lightning(
+    case: type[Case], budget: Any, tmp_path: Path
+) -> None:
+    plain = trained(case, "auto", tmp_path / "plain")
+    live = trained(case, LiveOffloadStrategy(budget=budget), tmp_path / "live")
+    assert ol.differences(plain, live) == []
+    assert repr(plain.module.seen) == repr(live.module.seen)
+
+
+def test_compiled_kernels_that_keep_no_budget_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(OffloadError, match=r"torch\.compile made a part of this step.*budget=None"):
+        trained(live_features.CompiledKernels, LiveOffloadStrategy(budget="70%"), tmp_path)
