@@ -200,9 +200,9 @@ class Same:
 
 
 @torch.library.custom_op("offload_ranks::compare", mutates_args=["before"])
-def compare(before: torch.Tensor, contents: str) -> None:
-    """Does what `Same` does in a step whose kernels run later (offload/live), where it is a
-    collective. `before`: what is summed next, which waits for this."""
+def compare(before: torch.Tensor, contents: str) -> None:  # noqa: ARG001
+    """Does what `Same` does, as an op that a live step sees: a collective before others. `before`:
+    what is summed next, which waits for this."""
     Same(None, tuple(contents.splitlines()))()
 
 

@@ -10,6 +10,7 @@ the backward pass. All of it is part of the live step, so each rank has plans of
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain
 from typing import Any
 from uuid import uuid4
 
@@ -18,7 +19,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import distributed
 
-from offload import OffloadError
+from offload import OffloadError, StepError
 from offload.live.core import why_no_core
 from offload.torch_seams import (
     at_end_of_backward,
@@ -46,8 +47,8 @@ class LiveOffloadDDPStrategy(LiveFit, DDPStrategy):
         super()._begin()
         self._refusal = ""
         """Why this fit has no live steps; the same on all ranks."""
-        self._first_step = ""
-        """A name that the ranks share until each has come to the end of its first step."""
+        self._fit = ""
+        """A name of this fit, under which a rank tells the others why it ends."""
         self._sends_buffers = self._buffers_due = True
         """Whether rank 0's buffers are sent at all, and before the next forward pass."""
         self._blocked = False
@@ -75,7 +76,7 @@ class LiveOffloadDDPStrategy(LiveFit, DDPStrategy):
         assert self.model is not None
         everybody = self._gather((next(self._reasons(), ""), uuid4().hex))
         said = [f"rank {rank}: {why}" for rank, (why, _) in enumerate(everybody) if why]
-        self._refusal, self._first_step = "".join(said[:1]), everybody[0][1]
+        self._refusal, self._fit = "".join(said[:1]), everybody[0][1]
         self._buffers_due, self._blocked, self._changed = True, False, {}
         if self._refusal:
             self._request.check_eager(self._refusal)
@@ -113,27 +114,14 @@ class LiveOffloadDDPStrategy(LiveFit, DDPStrategy):
         return everybody
 
     def on_exception(self, exception: BaseException) -> None:
-        self._tell(f"{type(exception).__name__}: {exception}")
+        """Tell the others what ends this rank. Where it is another one, say what that one told."""
+        with suppress(RuntimeError):  # rank 0, who keeps the store, may have ended
+            if self._fit and not isinstance(exception, StepError):
+                said = f"rank {self.global_rank}: {type(exception).__name__}: {exception}"
+                default_store().set(self._fit, said)
+            elif self._fit and default_store().check([self._fit]):
+                exception.add_note(default_store().get(self._fit).decode())
         super().on_exception(exception)
-
-    def _tell(self, why: str) -> str:
-        """Tell the others, who read it when they come there, how this rank's first step ended."""
-        name, self._first_step = self._first_step, ""
-        if name:
-            with suppress(RuntimeError):  # the others have ended
-                default_store().set(f"{name} {self.global_rank}", why)
-        return name
-
-    def _end_step(self, keeps: Any) -> None:
-        # Nobody has begun a collective of the first step, but for one that was cut.
-        if self._is_in_step and self._first_step and self._module.trainer.training:
-            name = self._tell("")
-            for rank in range(self.world_size):
-                with together(None):
-                    why = default_store().get(f"{name} {rank}").decode()
-                if why:
-                    raise OffloadError(f"the first step cannot run: rank {rank}: {why}")
-        super()._end_step(keeps)
 
     # ---- gradients ------------------------------------------------------------------------------
 
@@ -177,7 +165,7 @@ class LiveOffloadDDPStrategy(LiveFit, DDPStrategy):
         changed, self._changed = self._changed, {}
         names = {p: name for name, p in self._module.named_parameters()}
         if ddp_arguments(self).get("find_unused_parameters"):  # one rank may have used others
-            used = {*sum(self._gather([names[p] for p in changed]), [])}
+            used = {*chain(*self._gather([names[p] for p in changed]))}
             for p in [p for p, name in names.items() if name in used and p not in changed]:
                 p.grad, changed[p] = torch.zeros_like(p), None
         mib = ddp_arguments(self).get("bucket_cap_mb") or BUCKET_MIB
