@@ -102,6 +102,8 @@ try:
     set_grad_enabled = torch._C._set_grad_enabled
     # Whether an op is run by the backward pass, and by which node.
     current_autograd_node = torch._C._current_autograd_node
+    # Has a function called at the end of the backward pass that runs, as torch's DDP does.
+    at_end_of_backward = torch.autograd.Variable._execution_engine.queue_callback
     # The number of the next node: the forward op before it has the one below.
     next_sequence_number = torch.autograd._get_sequence_nr  # pyright: ignore[reportPrivateImportUsage]
 
@@ -144,6 +146,8 @@ try:
     verify_param_shapes = _ranks._verify_param_shape_across_processes
     # Those three want a group, and None does not do for "all ranks".
     default_group = distributed.distributed_c10d._get_default_group
+    # What the ranks write to each other without a collective.
+    default_store = distributed.distributed_c10d._get_default_store
 except (ImportError, AttributeError) as error:
     raise ImportError(_gone(str(error))) from error
 

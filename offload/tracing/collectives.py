@@ -54,7 +54,7 @@ FUNCTIONAL = frozenset(
     )
 )
 """Ops whose result is there once `wait_tensor` was called with it."""
-NAMESPACES = ("c10d::", "_c10d_functional::", "_dtensor::", "symm_mem::")
+NAMESPACES = ("c10d::", "_c10d_functional::", "_dtensor::", "symm_mem::", "offload_ranks::")
 
 
 @cache
@@ -142,7 +142,8 @@ class Collective:
                 for tensor in tensors_of(result):
                     wait_tensor(tensor)
                 return result
-            wait_for_work(result[-1] if isinstance(result, tuple) else result)
+            if result is not None:
+                wait_for_work(result[-1] if isinstance(result, tuple) else result)
         return None
 
 

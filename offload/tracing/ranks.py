@@ -57,9 +57,15 @@ class Ranks:
             bucket.append(p)
         return [*done, *buckets.values()]
 
-    def average(self, gradients: Mapping[Parameter, torch.Tensor]) -> None:
-        """Average in place, with the same bits as a planned step."""
-        for bucket in self.buckets(gradients):
+    def average(
+        self,
+        gradients: Mapping[Parameter, torch.Tensor],
+        names: Mapping[Parameter, str] | None = None,
+    ) -> None:
+        """Average in place, with the same bits as a planned step. `names`: with them all ranks
+        raise an error if one has other gradients. They compare when the kernels run."""
+        buckets = self.buckets(gradients)
+        for number, bucket in enumerate(buckets):
             flat = torch.empty(sum(p.numel() for p in bucket), dtype=bucket[0].dtype)
             views: list[torch.Tensor] = []
             at = 0
@@ -67,6 +73,8 @@ class Ranks:
                 views.append(flat.as_strided(p.size(), p.stride(), at))
                 write_share(views[-1], gradients[p], self.size)
                 at += p.numel()
+            if names is not None and number == 0:
+                compare(flat, "\n".join(_said(b, names) for b in buckets))
             AllReduce(self.group)(flat)
             for p, view in zip(bucket, views, strict=True):
                 gradients[p].copy_(view)
@@ -102,8 +110,8 @@ def averaged(
             found[p] = replace(own, buffer=flat, offset=at)
             _share(build, ranks, build.builder.buffers[own.buffer].name, found[p], g, at == 0)
             at += prod(own.size)
-        names = ", ".join(build.builder.buffers[gradients[p][0].buffer].name for p in bucket)
-        contents.append(f"{numel} {dtype} of {names}")
+        names = {p: build.builder.buffers[gradients[p][0].buffer].name for p in bucket}
+        contents.append(_said(bucket, names))
         flats.append(Value(flat, dtype, (numel,), (1,)))
     before = build.task(
         "ranks",
@@ -140,6 +148,11 @@ def _check_dense(name: str, own: Value) -> None:
             f"{name} has size {own.size} and stride {own.stride}, which leaves holes. Make it"
             " contiguous: nn.Parameter(p.detach().contiguous())"
         )
+
+
+def _said(bucket: Sequence[Parameter], names: Mapping[Parameter, str]) -> str:
+    numel = sum(p.numel() for p in bucket)
+    return f"{numel} {bucket[0].dtype} of {', '.join(names[p] for p in bucket)}"
 
 
 def _nbytes(*parameters: Parameter) -> int:
@@ -184,6 +197,13 @@ class Same:
                 everybody: list[Any] = [None] * size
                 distributed.all_gather_object(everybody, self.contents, group=self.group)
                 raise StepError(difference(everybody))
+
+
+@torch.library.custom_op("offload_ranks::compare", mutates_args=["before"])
+def compare(before: torch.Tensor, contents: str) -> None:  # noqa: ARG001
+    """Does what `Same` does, as an op that a live step sees: a collective before others. `before`:
+    what is summed next, which waits for this."""
+    Same(None, tuple(contents.splitlines()))()
 
 
 def contents_of(graph: TaskGraph) -> tuple[str, ...]:

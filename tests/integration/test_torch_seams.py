@@ -214,8 +214,11 @@ def _names_of_attention(names: frozenset[str]) -> bool:
     return all(hasattr(aten, name) for name in names)
 
 
-def _group_needed() -> bool:
-    return _raises(ValueError, t.default_group)  # no process group was made
+def _called_after_backward() -> bool:
+    x, said = torch.ones(1, requires_grad=True), []
+    x.register_hook(lambda g: t.at_end_of_backward(lambda: said.append(x.grad)))
+    (x * 2).backward()
+    return said == [x.grad]
 
 
 PLAIN = loaders.torch_seams.plain_results
@@ -289,7 +292,9 @@ TORCH: dict[str, Callable[[], bool]] = {
     "fused_sgd_": _sgd,
     "group_by_device_and_dtype": _groups,
     "BatchNorm": lambda: issubclass(torch.nn.BatchNorm2d, t.BatchNorm),
-    "default_group": _group_needed,
+    "default_group": lambda: _raises(ValueError, t.default_group),  # no process group was made
+    "default_store": lambda: _raises(ValueError, t.default_store),
+    "at_end_of_backward": _called_after_backward,
     "SEEDED_FORWARD": lambda: _names_of_attention(t.SEEDED_FORWARD),
     "SEEDED_BACKWARD": lambda: _names_of_attention(t.SEEDED_BACKWARD),
     "CHILDREN": lambda: t.CHILDREN in vars(torch.nn.Linear(1, 1)),

@@ -180,8 +180,12 @@ class LiveFit(LiveRun):
         self._eager = False
         if trainer.state.fn == TrainerFn.FITTING:
             self._reset()
-        if why := why_no_core():
+        if why := self._why_not():
             self._go_eager(why)
+
+    def _why_not(self) -> str:
+        """Why this run has no live steps; empty if it has."""
+        return why_no_core()
 
     def _go_eager(self, why: str) -> None:
         self._request.check_eager(why)
