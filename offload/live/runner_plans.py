@@ -5,7 +5,8 @@ budget 60%    of what the largest part of a step needs if nothing ever leaves th
 budget None   every part has a plan as fast as it can be
 """
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from math import ceil
 from typing import Any, Protocol
 
@@ -99,7 +100,8 @@ class RunnerPlans:
             self._start_with(key, self._plan_of(graph, self._budget, self._planner))
             self._homes |= homes
         elif key not in self._plans:
-            added = self.runner.add(key, graph)
+            with self._saying_the_share(self._budget):
+                added = self.runner.add(key, graph)
             assert isinstance(added, Plan)
             self._note(key, added)
         assert self.runner is not None
@@ -139,12 +141,22 @@ class RunnerPlans:
 
     def _plan_of(self, graph: TaskGraph, budget: Budget, planner: TapePlanner) -> Plan:
         try:
-            return planner.plan(graph, self._bytes_of(budget))
+            with self._saying_the_share(budget):
+                return planner.plan(graph, self._bytes_of(budget))
         except BudgetTooSmall as error:
-            if not isinstance(budget, str) or not is_share(budget):
+            trains = any(task.phase != FORWARD for task in graph.tasks)
+            if trains or not isinstance(_limit(budget), float):
                 raise
-            if all(task.phase == FORWARD for task in graph.tasks):
-                return planner.plan(graph, error.needed)  # an evaluation, of which it is no share
+            return planner.plan(graph, error.needed)  # an evaluation, of which it is no share
+
+    @contextmanager
+    def _saying_the_share(self, budget: Budget) -> Iterator[None]:
+        """Have a refusal say which share would be enough."""
+        try:
+            yield
+        except BudgetTooSmall as error:
+            if not isinstance(_limit(budget), float):
+                raise
             most, reserve = max(self._needs.values())
             enough = ceil(100 * (error.needed - reserve) / most)
             raise BudgetTooSmall(

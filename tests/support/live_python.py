@@ -94,6 +94,8 @@ class Losses(Case):
 
 
 class OwnGenerator(Case):
+    only: ClassVar[Any] = (None, "80%")
+
     def __init__(self) -> None:
         super().__init__()
         self.noise = torch.Generator().manual_seed(9)
