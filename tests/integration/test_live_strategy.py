@@ -266,19 +266,27 @@ class Interrupts(ol.Module):
         return loss
 
 
-def test_ctrl_c_in_mid_step_leaves_the_weights_of_whole_steps() -> None:
-    with pytest.raises(SystemExit):
-        ol.train(live("60%"), Interrupts)
+class InterruptsAnUpdate(ol.Module):
+    """Ctrl-C before the update of the fourth step, whose backward pass is over."""
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        if self.global_step == 3:
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("make", [Interrupts, InterruptsAnUpdate])
+def test_ctrl_c_in_mid_step_waits_for_its_end(make: type[ol.Module]) -> None:
     kept: list[ol.Module] = []
 
-    def make() -> Interrupts:
-        kept.append(module := Interrupts())
+    def made() -> ol.Module:
+        kept.append(module := make())
         return module
 
     with pytest.raises(SystemExit):
-        ol.train(live("60%"), make)
-    three = ol.train("auto", max_steps=3, validate=False)
-    pairs = zip(kept[0].parameters(), three.module.parameters(), strict=True)
+        ol.train(live("60%"), made)
+    four = ol.train("auto", max_steps=4, validate=False)
+    assert kept[0].trainer.global_step == 4
+    pairs = zip(kept[0].state_dict().values(), four.module.state_dict().values(), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)
 
 

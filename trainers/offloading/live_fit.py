@@ -132,6 +132,7 @@ class LiveFit(LiveRun):
         assert self._planner is not None
         self._planner.begin(name, given)
         session.begin(name)
+        self._holds.enter_context(self._interrupt.held())
         self._is_in_step = True
 
     def _end_open(self) -> None:
@@ -143,7 +144,7 @@ class LiveFit(LiveRun):
             return
         assert self._session is not None
         self._is_in_step = False
-        with self._device_loss_noted(), self._interrupt.held():
+        with self._holds, self._device_loss_noted():
             self._session.end(keeps=[*keeps])
 
     # ---- a run -----------------------------------------------------------------------------------

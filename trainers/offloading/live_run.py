@@ -4,7 +4,7 @@ first step   opens the session        later steps   the same one        teardown
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -84,6 +84,8 @@ class LiveRun(Strategy):
         self._meter = Meter()
         self._is_in_step = False
         self._is_in_update = False
+        self._holds = ExitStack()
+        """While a step is open, Ctrl-C waits for its end."""
         self._remark = ""
         """What `explain` tells of how the run came to its device."""
 
@@ -237,9 +239,10 @@ class LiveRun(Strategy):
         self._plan = session.plan or self._plan
         is_in_step, self._is_in_step = self._is_in_step, False
         if self._lost is not None:
+            self._holds.close()
             session.abandon()
             return
-        with self._gate.held():  # a guest may have borrowed the memory that is given back
+        with self._holds, self._gate.held():  # a guest may have borrowed what is given back
             if is_in_step:
                 session.end_as_issued()
             session.__exit__(None, None, None)
