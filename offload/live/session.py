@@ -65,12 +65,12 @@ class LiveSession:
         there with the optimizers' states, and looks as if it were on the device. `planner`: makes
         and runs the plans; one with these `costs` if not given."""
         self._core = load_core()
+        self._device = torch.device(device)
+        self._weights = LiveWeights(self._core, module, optimizers, self._device)
         groups = (group["params"] for each in optimizers for group in each.param_groups)
         self._parameters = tuple(dict.fromkeys((*module.parameters(), *chain(*groups))))
-        self._device = torch.device(device)
         self._plans_at_once = budget is not None
         self._placed = partial(placed, self._core, module, optimizers, self._device)
-        self._weights = LiveWeights(self._core, module, optimizers, self._device)
         self.plans = RunnerPlans(planner or PlainPlanner(costs), budget)
         self._tapes = PlannedTapes(self._core, self._weights, self.plans, self._device)
         self._open, self._tensors = ExitStack(), ExitStack()

@@ -6,6 +6,7 @@ every alias of it                 follows by itself, for it is the same storage
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain, count
+from sys import getrefcount
 from typing import Any
 
 import torch
@@ -34,6 +35,26 @@ class LiveWeights:
         """Those whose owner is another one in every step."""
         self._written: dict[int, dict[int, int]] = {}
         """By tape and slot."""
+        self._claim_what_was_read()
+
+    def _claim_what_was_read(self) -> None:
+        """Weights and states that torch has read from a file look as if numpy had them, but if
+        nobody else holds them, it has not. (It takes no tensor that requires gradients.)"""
+        parts, one = [*self._module.modules()], {"": torch.empty(0)}
+        alone = getrefcount(one[""])
+        states = [state for each in self._optimizers for state in each.state.values()]
+        for held in (*states, *(p._parameters for p in parts), *(p._buffers for p in parts)):
+            for name in held:
+                if isinstance(held[name], torch.Tensor) and (
+                    held[name].requires_grad or getrefcount(held[name]) <= alone
+                ):
+                    self._claim(held[name])
+
+    def _claim(self, tensor: torch.Tensor) -> None:
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided:
+            storage = tensor.untyped_storage()
+            self._core.claim(tensor)
+            del storage
 
     def know(self, places: Mapping[torch.Tensor, Any]) -> None:
         """Those of the module that are placed (placing.py)."""

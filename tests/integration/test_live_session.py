@@ -1,6 +1,8 @@
 """A loop whose Python runs on shadows in every step has eager's bits, within a budget."""
 
 import copy
+import functools
+import io
 import signal
 import threading
 import warnings
@@ -246,6 +248,45 @@ class TakesItsOwn(Loop):
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_tensor_from_outside_is_none_that_the_step_has_made(device: str) -> None:
     assert compared(TakesItsOwn, device).planned_steps == STEPS
+
+
+class Resumed(Loop):
+    """Its module and states come from a file. `array`: numpy has one of the states."""
+
+    array: Any = None
+
+    def __init__(self, device: str, watched: bool = False) -> None:
+        super().__init__(device)
+        for x, y in self.batches[:2]:
+            self.step(x, y)
+        file = io.BytesIO()
+        torch.save((self.net, self.optimizer.state_dict()), file)
+        file.seek(0)
+        self.net, states = torch.load(file, weights_only=False)
+        self.optimizer = torch.optim.AdamW(self.net.parameters(), 1e-2)
+        self.optimizer.load_state_dict(states)
+        if watched:
+            self.array = next(iter(self.optimizer.state.values()))["exp_avg"].numpy()
+
+    def between(self) -> None:
+        if self.array is not None:
+            self.seen.append(torch.tensor(self.array.copy()))
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_weights_and_states_from_a_file_are_planned_unless_numpy_has_them(
+    watched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts: list[int] = []
+    run_part = PlannedTapes.run
+
+    def counted(self: PlannedTapes, tape: Any, *held: Any) -> None:
+        parts.append(tape.begin)
+        run_part(self, tape, *held)
+
+    monkeypatch.setattr(PlannedTapes, "run", counted)
+    compared(functools.partial(Resumed, watched=watched), "cpu")
+    assert (len(parts) > STEPS) is watched
 
 
 @pytest.fixture

@@ -28,6 +28,20 @@ inline void hide_shown(Pass* pass) {
   }
 }
 
+// Memory that torch has read from a file looks as if numpy had it. If this tensor alone has its storage, and
+// nobody the tensor, it is the tensor's own. The caller has Python's object of the storage.
+inline void claim(const at::Tensor& tensor) {
+  if (!is_strided(tensor)) return;
+  auto* storage = storage_of(tensor);
+  auto* own = c10::GetCPUAllocator();
+  if (!storage->device().is_cpu() || (storage->allocator() && storage->resizable())) return;
+  const auto deleter = storage->_mutable_data_ptr_no_checks().get_deleter();
+  if (deleter != own->raw_deleter() && deleter != c10::GetDefaultCPUAllocator()->raw_deleter()) return;
+  if (tensor.storage().use_count() > 2) return;
+  storage->set_allocator(own);
+  storage->set_resizable(true);
+}
+
 // Nobody gets these bytes any more.
 inline void drop_bytes(StorageImpl* storage) {
   storage->set_data_ptr_noswap(c10::DataPtr(nullptr, new Absent{nullptr, nullptr}, &drop_absent, storage->device()));
