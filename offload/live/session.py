@@ -97,8 +97,6 @@ class LiveSession:
         self._own = self._core.open(where, self._plans_at_once, _line, self._run_part)
         self._open.callback(self._own.close)
         self._tapes.begin()
-        helper = ThreadPoolExecutor(1, "live-part", self._own.serve)
-        self._clean = self._open.enter_context(helper)
         self._open.enter_context(ENTRANCES.watched(self._core))
         self._tensors.callback(self._core.release_all)
         self._tensors.callback(self._forget_lost_gradients)
@@ -222,9 +220,11 @@ class LiveSession:
 
     def _run_part(self, tape: Any) -> bool:
         """Run what was issued before a cut by a plan. False: it has none."""
-        assert self._clean is not None
         if not self._may_plan(tape):
             return False
+        if self._clean is None:
+            helper = ThreadPoolExecutor(1, "live-part", self._own.serve)
+            self._clean = self._open.enter_context(helper)
         stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
 
         def run() -> bool:

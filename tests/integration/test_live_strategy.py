@@ -178,6 +178,40 @@ def test_gradients_can_be_read_after_a_step_without_a_budget_and_are_refused_wit
     assert {p.grad for p in copy.deepcopy(after).cpu().parameters()} == {None}
 
 
+class TrainsAnother(L.Callback):
+    """A second trainer runs between two steps of the first, and the first goes on."""
+
+    def __init__(self, strategy: Callable[[], Any]) -> None:
+        self.strategy, self.others = strategy, list[ol.Result]()
+
+    def on_train_batch_end(self, trainer: Any, *rest: Any) -> None:
+        if trainer.global_step in (2, 5):
+            state = torch.get_rng_state()
+            self.others.append(ol.train(self.strategy(), max_epochs=1))
+            torch.set_rng_state(state)
+
+
+@pytest.mark.parametrize("budget", [None, "70%"])
+def test_a_trainer_may_run_between_two_steps_of_another_one(budget: str | None) -> None:
+    theirs, ours = TrainsAnother(lambda: "auto"), TrainsAnother(lambda: live(budget))
+    plain_run = ol.train("auto", callbacks=[theirs])
+    assert ol.differences(plain_run, ol.train(live(budget), callbacks=[ours])) == []
+    for one, other in zip(theirs.others, ours.others, strict=True):
+        assert ol.differences(one, other) == []
+
+
+class TrainsWithin(ol.Module):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        ol.train(live())
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_trainer_within_a_step_of_another_one_is_refused() -> None:
+    with pytest.raises(OffloadError, match="within a step of another one"):
+        ol.train(live(), TrainsWithin)
+    assert ol.differences(plain("plain"), ol.train(live())) == []
+
+
 # ---- what is told, and refused ------------------------------------------------------------------
 
 

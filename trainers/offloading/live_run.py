@@ -3,6 +3,7 @@
 first step   opens the session        later steps   the same one        teardown   closes it
 """
 
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -33,6 +34,16 @@ from trainers.offloading.live_moves import LiveMoves
 from trainers.offloading.live_planner import LivePlanner
 from trainers.offloading.steps.plan_request import PlanRequest
 from trainers.sharing.high_priority import HighPriority
+
+
+class OpenRun(threading.local):
+    """Which run of a thread has a session open."""
+
+    def __init__(self) -> None:
+        self.run: LiveRun | None = None
+
+
+OPEN = OpenRun()
 
 
 class LiveRun(Strategy):
@@ -198,6 +209,8 @@ class LiveRun(Strategy):
         if self._session is not None and self._session_of == tuple(map(id, self.optimizers)):
             return self._session
         self._close_session()
+        if OPEN.run is not None:
+            OPEN.run.give_way()
         self._planner = LivePlanner(self._request, self._meter, self._remark)
         session = LiveSession(
             self._module,
@@ -208,7 +221,18 @@ class LiveRun(Strategy):
         )
         session.__enter__()
         self._session, self._session_of = session, tuple(map(id, self.optimizers))
+        OPEN.run = self
         return session
+
+    def give_way(self) -> None:
+        """Close the session between two steps, because another trainer runs in this thread. The
+        next step opens one again."""
+        if self._is_in_step:
+            raise OffloadError(
+                "a trainer runs within a step of another one, whose strategy offloads: run it"
+                " between two steps, or in another thread"
+            )
+        self._close_session()
 
     @property
     def _module(self) -> L.LightningModule:
@@ -236,6 +260,7 @@ class LiveRun(Strategy):
         self._planner = None
         if session is None:
             return
+        OPEN.run = None
         self._plan = session.plan or self._plan
         is_in_step, self._is_in_step = self._is_in_step, False
         if self._lost is not None:
