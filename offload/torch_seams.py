@@ -298,6 +298,9 @@ def compiled_graphs() -> Any:
     return None if module is None else _of(module, "CompiledFxGraph")
 
 
+CONVERSION = "_apply"  # of a Module: `to()` and `half()` call it, and no hook sees gradients there
+
+
 @contextmanager
 def compiled_calls(seen: Callable[[], None]) -> Iterator[None]:
     """Call `seen()` whenever something is called that torch.compile made and nobody disabled.

@@ -20,7 +20,12 @@ from typing import Any
 import torch
 
 from offload.errors import OffloadError
-from offload.torch_seams import HigherOrderOperator, compiled_graphs, higher_order_operators
+from offload.torch_seams import (
+    CONVERSION,
+    HigherOrderOperator,
+    compiled_graphs,
+    higher_order_operators,
+)
 
 READERS = (
     "tolist", "data_ptr", "untyped_storage", "storage", "_typed_storage", "__reduce_ex__",
@@ -103,8 +108,8 @@ def _patched(core: Any) -> Iterator[None]:
         if (compiled := compiled_graphs()) is not None:
             call = _compiled(core, compiled.__call__)
             patches.enter_context(_replaced(compiled, "__call__", call))
-        apply = _applied(core, torch.nn.Module._apply)
-        patches.enter_context(_replaced(torch.nn.Module, "_apply", apply))
+        apply = _applied(core, getattr(torch.nn.Module, CONVERSION))
+        patches.enter_context(_replaced(torch.nn.Module, CONVERSION, apply))
         patches.enter_context(_higher_order_look_past(core))
         yield
 

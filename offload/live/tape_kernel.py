@@ -15,7 +15,7 @@ import torch
 class TapeKernel:
     """What a node of a tape calls."""
 
-    op: Any
+    of_torch: Any
     core: Any = field(compare=False, repr=False)
     node: Any = field(compare=False, repr=False)
     numbers: Any = field(compare=False, repr=False)
@@ -29,10 +29,10 @@ class TapeKernel:
     @property
     def alike(self) -> Any:
         """Which numbers differ makes no difference to what a call costs."""
-        return TapeKernel, self.op
+        return TapeKernel, self.of_torch
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.op(*args, **kwargs)
+        return self.of_torch(*args, **kwargs)
 
     def bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], Any]:
         """The call with these tensors."""

@@ -4,7 +4,7 @@ the user's storage   --adopt-->   no bytes; shows those at home when somebody lo
 every alias of it                 follows by itself, for it is the same storage
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count
 from sys import getrefcount
 from typing import Any
@@ -40,21 +40,23 @@ class LiveWeights:
     def _claim_what_was_read(self) -> None:
         """Weights and states that torch has read from a file look as if numpy had them, but if
         nobody else holds them, it has not. (It takes no tensor that requires gradients.)"""
-        parts, one = [*self._module.modules()], {"": torch.empty(0)}
-        alone = getrefcount(one[""])
-        states = [state for each in self._optimizers for state in each.state.values()]
-        for held in (*states, *(p._parameters for p in parts), *(p._buffers for p in parts)):
-            for name in held:
-                if isinstance(held[name], torch.Tensor) and (
-                    held[name].requires_grad or getrefcount(held[name]) <= alone
-                ):
-                    self._claim(held[name])
+        one = torch.nn.Module()
+        one.register_buffer("one", torch.empty(0))
+        for part in self._module.modules():
+            for tensors in (part.parameters(recurse=False), part.buffers(recurse=False)):
+                self._claim(tensors, _references(one.buffers(recurse=False)))
+        for state in chain(*(each.state.values() for each in self._optimizers)):
+            self._claim(state.values(), _references({"": torch.empty(0)}.values()))
 
-    def _claim(self, tensor: torch.Tensor) -> None:
-        if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided:
-            storage = tensor.untyped_storage()
-            self._core.claim(tensor)
-            del storage
+    def _claim(self, tensors: Iterable[Any], alone: int) -> None:
+        """`alone`: the references to a tensor that nobody else holds."""
+        for tensor in tensors:
+            if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.is_sparse:
+                continue
+            if tensor.requires_grad or getrefcount(tensor) <= alone:
+                storage = tensor.untyped_storage()
+                self._core.claim(tensor)
+                del storage
 
     def know(self, places: Mapping[torch.Tensor, Any]) -> None:
         """Those of the module that are placed (placing.py)."""
@@ -146,3 +148,10 @@ def _here(tensor: torch.Tensor) -> torch.Tensor:
     """What a DTensor has here; any other tensor is its own."""
     with torch.no_grad():  # with gradients it would be a new view
         return getattr(tensor, "to_local", lambda: tensor)()
+
+
+def _references(tensors: Iterable[torch.Tensor]) -> int:
+    """How many there are to the first of them, where one walks over them."""
+    for tensor in tensors:
+        return getrefcount(tensor)
+    raise ValueError("there is no tensor")

@@ -126,7 +126,7 @@ class KeptCosts:
 def described(call: Call, use: Use) -> str:
     """Tell a call at zero and its use from all others, in any process, by a digest; empty if no
     text can."""
-    of_torch = getattr(call.op, "op", call.op)  # a live step's kernel calls one of torch's
+    of_torch = getattr(call.op, "of_torch", call.op)
     if isinstance(of_torch, OpOverload):
         op: Any = str(of_torch)
     elif isinstance(call.op, Update):

@@ -44,7 +44,7 @@ from offload.optimizer.step_updates import StepUpdate
 from offload.program.generators import generators_of
 from offload.program.kernels import CPU, Call, Calls, Value, device_of
 from offload.program.trees import tensors_of
-from offload.torch_seams import spin
+from offload.torch_seams import OpOverload, spin
 
 SHORT = 0.005
 """Seconds. What takes less is run a second time, because the first may fill caches."""
@@ -80,7 +80,7 @@ def measured(graph: TaskGraph, kept: KeptCosts | MeasuredCosts | None = None) ->
         torch.no_grad(),
         steady(device),
         _random_put_back(device, generators_of(graph))
-        if any(task.random for task in graph.tasks)
+        if any(map(_may_draw, graph.tasks))
         else nullcontext(),  # other threads may draw at the same time
     ):
         for where, found in calls.items():
@@ -99,6 +99,13 @@ def measured(graph: TaskGraph, kept: KeptCosts | MeasuredCosts | None = None) ->
     program = None if graph.program is None else replace(graph.program, fixed=fixed)
     ops = {key: name(call.op) for found in calls.values() for key, call in found.items()}
     return replace(graph.with_tasks(tasks, None, *_notes(costs, ops)), program=program)
+
+
+def _may_draw(task: Task) -> bool:
+    """Whether a kernel may draw random numbers: one that does, and one of Python's."""
+    ops = [getattr(call.op, "of_torch", call.op) for call in getattr(task.kernel, "calls", ())]
+    seeded = torch.Tag.nondeterministic_seeded
+    return task.random or any(not isinstance(op, OpOverload) or seeded in op.tags for op in ops)
 
 
 def _variants(call: Call) -> Sequence[Call]:

@@ -218,8 +218,8 @@ def test_a_job_that_the_budget_cannot_hold_fails_with_the_bytes_and_the_others_f
     module = add(fleet, "small", KINDS["adam"])
     result = fleet.fit()
     assert states(result) == {"large": "failed", "small": "finished"}
-    assert "48.0 KiB are needed at task" in result.jobs["large"].why
-    assert "the budget is 8.0 KiB; raise the budget to 48KiB" in result.jobs["large"].why
+    assert "39.0 KiB are needed at task" in result.jobs["large"].why
+    assert "the budget is 8.0 KiB; raise the budget to 39KiB" in result.jobs["large"].why
     assert alone(KINDS["adam"], "8KiB").differences(Outcome.of(module)) == []
     assert result.best == "small"
 

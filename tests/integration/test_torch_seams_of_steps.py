@@ -48,6 +48,10 @@ def _sees_a_compiled_call() -> bool:
     return bool(seen)
 
 
+def _has_a_conversion() -> bool:
+    return callable(getattr(torch.nn.Module, t.CONVERSION))
+
+
 def _has_compiled_graphs() -> bool:
     torch.compile(torch.neg)
     return callable(t.compiled_graphs().__call__)
@@ -128,6 +132,7 @@ TORCH: dict[str, Callable[[], bool]] = {
     "LAST_RATES": _last_rates,
     "swap_last_rates": _last_rates,
     "compiled_calls": _sees_a_compiled_call,
+    "CONVERSION": _has_a_conversion,
     "compiled_graphs": _has_compiled_graphs,
     "generator_key": _generator_by_its_key,
     "is_compiled": _compiled,
