@@ -200,6 +200,18 @@ class RunnerPlans:
             self.runner.abandon()
 
 
+class UnrunPlans(RunnerPlans):
+    """Plans of graphs that do not run: what they would return is zeros."""
+
+    def run(self, key: Hashable, batch: Collection[torch.Tensor]) -> Sequence[Any]:
+        graph = self._graphs[key]
+        if graph.tasks:
+            self._note(key, self._plan_of(graph, self._budget, self._planner))
+        assert graph.program is not None
+        outputs, device = graph.program.outputs, graph.program.device
+        return [torch.zeros(one.size, dtype=one.dtype, device=device) for one in outputs]
+
+
 def _limit(budget: Budget) -> Budget | float:
     """A share as a number. All of it is no limit: nothing has to leave the device."""
     if not isinstance(budget, str) or not is_share(budget):

@@ -30,7 +30,7 @@ from offload.live.core import load_core
 from offload.live.entrances import ENTRANCES
 from offload.live.placing import placed
 from offload.live.planned_tapes import PlannedTapes
-from offload.live.runner_plans import PlainPlanner, RunnerPlans, TapePlanner
+from offload.live.runner_plans import PlainPlanner, RunnerPlans, TapePlanner, UnrunPlans
 from offload.live.weights import LiveWeights
 from offload.plans.plan import Budget, Plan
 from offload.program.frames import say_frame, user_frame
@@ -59,19 +59,22 @@ class LiveSession:
         device: torch.device | str = "cpu",
         costs: Costs | None = None,
         planner: TapePlanner | None = None,
+        runs: bool = True,
     ) -> None:
         """`budget`: as `offload.plan` takes it, or a share such as 60% of what the largest part of
         a step needs without one. `device`: where the steps run; a module that is elsewhere stays
         there with the optimizers' states, and looks as if it were on the device. `planner`: makes
-        and runs the plans; one with these `costs` if not given."""
+        and runs the plans; one with these `costs` if not given. `runs`: whether plans run; without
+        it every step is only planned, and what it makes is zeros."""
         self._core = load_core()
         self._device = torch.device(device)
         self._weights = LiveWeights(self._core, module, optimizers, self._device)
         groups = (group["params"] for each in optimizers for group in each.param_groups)
         self._parameters = tuple(dict.fromkeys((*module.parameters(), *chain(*groups))))
-        self._plans_at_once = budget is not None
+        self._plans_at_once = budget is not None or not runs
         self._placed = partial(placed, self._core, module, optimizers, self._device)
-        self.plans = RunnerPlans(planner or PlainPlanner(costs), budget)
+        kind = RunnerPlans if runs else UnrunPlans
+        self.plans = kind(planner or PlainPlanner(costs), budget)
         self._tapes = PlannedTapes(self._core, self._weights, self.plans, self._device)
         self._open, self._tensors = ExitStack(), ExitStack()
         self._unplanned: set[tuple[int, int]] = set()

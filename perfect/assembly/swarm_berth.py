@@ -96,8 +96,6 @@ def berth_in_replay(console: Console, replay: ReplayStrategy) -> Berth:
 class _LastKnownStep(L.Callback):
     """Ends the replay where the logs end, also in the middle of a pass."""
 
-    reads_weights_between_steps = False
-
     def __init__(self, replay: ReplayStrategy) -> None:
         self._replay = replay
 

@@ -40,9 +40,6 @@ log = logging.getLogger(__name__)
 class LoaderCallback(L.Callback):
     """Carries the train loader's state in checkpoints, and logs its counters."""
 
-    reads_weights_between_steps = False
-    """An offloaded run reads this (trainers/offloading/observers/weight_readers.py)."""
-
     def __init__(
         self, clock: Callable[[], float] = time.perf_counter, *, same_steps: bool | None = None
     ) -> None:

@@ -222,11 +222,6 @@ class PhaseSwitch(L.Callback):
 
     # ---- every step -----------------------------------------------------------------------------
 
-    @property
-    def reads_weights_between_steps(self) -> bool:
-        """Whether the moving average reads them. An offloaded run defers no update then."""
-        return self.policy.phase.ema
-
     def on_train_batch_start(self, trainer: L.Trainer, *_: Any, **__: Any) -> None:
         step, phase = self.policy.state.step, self.policy.phase
         # Each step has its own seed, so dropout draws the same after a kill, and no state is saved.

@@ -56,9 +56,6 @@ def plan_phases(
 
 
 class _Planner(L.Callback):
-    reads_weights_between_steps = False
-    """The run itself does not have this callback, so it must not change the plans."""
-
     def __init__(self, switch: PhaseSwitch, batch_size: int) -> None:
         """`batch_size` is that of phases that do not set one."""
         self.found: list[PhasePlan] = []

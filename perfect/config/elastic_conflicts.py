@@ -13,8 +13,6 @@ AS_PEERS_DO: Mapping[str, tuple[Any, ...]] = MappingProxyType({
     "optimizer": ("auto",),
     "engine": ("auto",),
     "verify": (True,),
-    "check_first_steps": (0, 2),
-    "audit": (0, 0.01),
     "plan_cache": (None,),
     "host_dir": (None,),
 })  # fmt: skip

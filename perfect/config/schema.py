@@ -310,10 +310,6 @@ class OffloadConfig(Section):
     engine: Literal["auto", "threads", "cuda", "cudagraph"] = "auto"
     """Who runs the plan; auto is cuda on a GPU and threads on the CPU."""
     verify: Flag = True  # Each plan is proved free of races before it runs.
-    check_first_steps: Annotated[int, Field(strict=True, ge=0)] = 2
-    """Plain Lightning repeats so many steps at first, and a difference ends a run with a budget."""
-    audit: Annotated[float, Field(ge=0, lt=1)] = 0.01
-    """The part of the time that goes into tracing steps again; 0 switches that off."""
     plan_cache: str | None = None
     """A folder for plans and measurements, so that the next start of this run does not search and
     measure again. None: nothing is kept."""

@@ -23,9 +23,6 @@ class FiniteLoss(L.Callback):
     """Stops the run at the first loss that is not finite. A GPU is only asked every `every`
     batches."""
 
-    reads_weights_between_steps = False
-    """An offloaded run reads this (trainers/offloading/observers/weight_readers.py)."""
-
     def __init__(self, every: int = 20) -> None:
         self.every = every
         self._bad: torch.Tensor | None = None
@@ -73,9 +70,6 @@ class RunCheckpoint(Checkpoint):
 
     If a save fails (disk full), the error is logged and the run keeps the previous checkpoint.
     """
-
-    reads_weights_between_steps = False
-    """It reads weights through the strategy, which first brings them up to date."""
 
     def __init__(
         self,

@@ -39,9 +39,6 @@ class Bar(Progress):
 class RunProgress(L.Callback):
     """Shows the counters of `switch` and of the loader."""
 
-    reads_weights_between_steps = False
-    """An offloaded run reads this (trainers/offloading/observers/weight_readers.py)."""
-
     def __init__(
         self,
         switch: PhaseSwitch,

@@ -18,7 +18,7 @@ import lightning as L
 
 from perfect.callbacks.phase_switch import PhaseSwitch
 from trainers.offloading.hardware.meter import MeasuredPlan, TimeSpent
-from trainers.offloading.planned_fit import PlannedFit
+from trainers.offloading.live_run import LiveRun
 
 Row = dict[str, Any]
 """A mapping in run.json, with numbers and words as values."""
@@ -63,13 +63,10 @@ class StallLog(L.Callback):
     """Counts the time of each phase. It must come after `switch` in the list of callbacks, which
     has then counted the batch."""
 
-    reads_weights_between_steps = False
-    """An offloaded run reads this (trainers/offloading/observers/weight_readers.py)."""
-
     def __init__(self, switch: PhaseSwitch, clock: Callable[[], float] = time.perf_counter) -> None:
         self._switch = switch
         self._clock = clock
-        self._strategy: PlannedFit | None = None
+        self._strategy: LiveRun | None = None
         self._phases: list[PhaseTime] = []
         self._plan: Row = {}
         self._earlier: list[Row] = []
@@ -83,7 +80,7 @@ class StallLog(L.Callback):
     # ---- what Lightning calls -------------------------------------------------------------------
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if stage == "fit" and isinstance(trainer.strategy, PlannedFit):
+        if stage == "fit" and isinstance(trainer.strategy, LiveRun):
             self._strategy = trainer.strategy
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -29,8 +29,6 @@ class SwarmFigures(L.Callback):
     """Logs the figures as often as PhaseSwitch logs its own, and lets the run's log begin at the
     step at which this peer came in."""
 
-    reads_weights_between_steps = False
-
     def __init__(self, run_log: RunLog) -> None:
         self._log = run_log
         self._seconds: float | None = None

@@ -19,7 +19,7 @@ from offload.memory import room
 from offload.memory.host_memory import HostMemoryLeft
 from trainers import OffloadStrategy
 from trainers.offloading.steps import budget_moves
-from trainers.offloading.steps.plan_request import PlanRequest
+from trainers.offloading.plan_request import PlanRequest
 
 pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]
 STEPS = 10

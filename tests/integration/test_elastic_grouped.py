@@ -35,7 +35,7 @@ from trainers.elastic.planned.group_choice import GroupChoice, chosen
 from trainers.elastic.planned.lane_graph import LaneGraph
 from trainers.elastic.planned.lane_graphs import LaneGraphs
 from trainers.offloading.hardware.target import ON_CPU
-from trainers.offloading.steps.plan_request import PlanRequest
+from trainers.offloading.plan_request import PlanRequest
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 

@@ -26,7 +26,7 @@ from support import offload_lightning as ol
 from offload import CaptureError, StepError
 from offload.graph.taskgraph import RANKS
 from offload.live.core import why_no_core
-from trainers.offloading.live_ddp_strategy import LiveOffloadDDPStrategy
+from trainers.offloading.ddp_strategy import OffloadDDPStrategy
 
 
 class TensorParallel(plain_ranks.Module):
@@ -70,7 +70,7 @@ BUDGETS = (None, "70%")
 
 def refused(budget: str | None, make: Any = plain_ranks.Module, **given: Any) -> str:
     try:
-        plain_ranks.train(LiveOffloadDDPStrategy(budget, **given), make=make)
+        plain_ranks.train(OffloadDDPStrategy(budget, **given), make=make)
     except (CaptureError, StepError) as error:
         return str(error)
     return "it trains"
@@ -86,9 +86,9 @@ def main(folder: Path) -> None:
         rank = plain.trainer.global_rank
         for budget in BUDGETS:
             more = {} if name == "unused" else given
-            found = plain_ranks.train(LiveOffloadDDPStrategy(budget, **more), **options)
+            found = plain_ranks.train(OffloadDDPStrategy(budget, **more), **options)
             told[f"{name}, {budget}"] = ol.differences(plain, found)
-    small = plain_ranks.train(LiveOffloadDDPStrategy("70%", bucket_cap_mb=0.005))
+    small = plain_ranks.train(OffloadDDPStrategy("70%", bucket_cap_mb=0.005))
     told["small buckets"] = ol.differences(plain_ranks.train(DDPStrategy()), small)
     told["small, shared"] = sum(t.lane == RANKS for t in small.strategy.plan.graph.tasks)
     told["without search"] = [refused(budget, plain_ranks.Two) for budget in BUDGETS]
@@ -150,8 +150,8 @@ def test_an_error_on_one_rank_ends_both(fault: str, monkeypatch: pytest.MonkeyPa
     assert fault == "dies" or zero.endswith(f" rank 1: {mistake}")
 
 
-def live(check_first_steps: int, **given: Any) -> LiveOffloadDDPStrategy:
-    return LiveOffloadDDPStrategy(**given)
+def live(check_first_steps: int, **given: Any) -> OffloadDDPStrategy:
+    return OffloadDDPStrategy(**given)
 
 
 def fail(fault: str) -> None:

@@ -1,4 +1,4 @@
-"""LiveOffloadStrategy against plain Lightning: the same bits, though Python runs in every step."""
+"""OffloadStrategy against plain Lightning: the same bits, though Python runs in every step."""
 
 import copy
 import functools
@@ -19,7 +19,7 @@ from support.accelerators import GPU, here, kept_of_each, on_each_accelerator, o
 
 from offload import BudgetTooSmall, CaptureError, OffloadError
 from offload.live.core import why_no_core
-from trainers.offloading.live_strategy import LiveOffloadStrategy
+from trainers.offloading.strategy import OffloadStrategy
 
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
 
@@ -31,10 +31,10 @@ def core() -> None:
         pytest.skip(why)
 
 
-def live(budget: str | None = None, **options: Any) -> LiveOffloadStrategy:
+def live(budget: str | None = None, **options: Any) -> OffloadStrategy:
     """The last bits of updates on the host are not those of a GPU."""
     on_gpu = here()["accelerator"] == GPU
-    return LiveOffloadStrategy(budget, **({"optimizer": "device"} if on_gpu else {}), **options)
+    return OffloadStrategy(budget, **({"optimizer": "device"} if on_gpu else {}), **options)
 
 
 # ---- the same bits ------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ def test_updates_on_the_host_have_the_same_bits_on_a_cpu() -> None:
 
 @only_on_gpu
 def test_updates_on_the_host_are_nearly_those_of_a_gpu(accelerator: str) -> None:
-    ours = ol.train(LiveOffloadStrategy("70%", optimizer="host"))
+    ours = ol.train(OffloadStrategy("70%", optimizer="host"))
     assert any(task.lane == "host" for task in ours.strategy.plan.graph.tasks)
     pairs = zip(ours.module.parameters(), plain("plain").module.parameters(), strict=True)
     assert all(torch.allclose(one, other, atol=1e-4) for one, other in pairs)

@@ -18,7 +18,7 @@ from support.live_modules import Case
 
 from offload import OffloadError
 from offload.live.core import why_no_core
-from trainers.offloading.live_strategy import LiveOffloadStrategy
+from trainers.offloading.strategy import OffloadStrategy
 
 OTHERS = (
     "ignore:`training_step` returned `None`",
@@ -61,11 +61,11 @@ def test_a_case_has_the_bits_of_plain_lightning(
     case: type[Case], budget: Any, tmp_path: Path
 ) -> None:
     plain = trained(case, "auto", tmp_path / "plain")
-    live = trained(case, LiveOffloadStrategy(budget=budget), tmp_path / "live")
+    live = trained(case, OffloadStrategy(budget=budget), tmp_path / "live")
     assert ol.differences(plain, live) == []
     assert repr(plain.module.seen) == repr(live.module.seen)
 
 
 def test_compiled_kernels_that_keep_no_budget_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(OffloadError, match=r"torch\.compile made a part of this step.*budget=None"):
-        trained(live_features.CompiledKernels, LiveOffloadStrategy(budget="70%"), tmp_path)
+        trained(live_features.CompiledKernels, OffloadStrategy(budget="70%"), tmp_path)

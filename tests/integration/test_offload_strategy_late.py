@@ -55,9 +55,7 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
             ran.append("flush")
         flush(self)
 
-    monkeypatch.setattr(
-        "trainers.offloading.steps.plan_request.offload", SimpleNamespace(plan=plan)
-    )
+    monkeypatch.setattr("trainers.offloading.plan_request.offload", SimpleNamespace(plan=plan))
     monkeypatch.setattr(RotatedStep, "run", run)
     monkeypatch.setattr(RotatedStep, "flush", flushed)
     yield ran

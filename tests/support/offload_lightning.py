@@ -107,8 +107,6 @@ class Result:
 
 
 class Rates(L.Callback):
-    reads_weights_between_steps = False
-
     def __init__(self) -> None:
         self.rates: list[float] = []
         self.losses: list[torch.Tensor] = []

@@ -25,13 +25,13 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
 
-from offload import OffloadError
+from offload import OffloadError, Plan
 from offload.live.core import why_no_core
 from offload.running.drivers.cuda import check_cuda
 from offload.running.drivers.device_loss import device_lost
 from offload.running.runner_memory import Migration
 from offload.sizes import say_size
-from trainers.lightning_seams import is_accumulating
+from trainers.lightning_seams import is_accumulating, make_update
 from trainers.offloading.hardware.devices import (
     bring_along,
     bring_gradients,
@@ -50,7 +50,7 @@ from trainers.offloading.hardware.target import (
 from trainers.offloading.live_moves import SAME, LiveMove
 from trainers.offloading.live_planner import LivePlanner
 from trainers.offloading.live_run import LiveRun
-from trainers.offloading.steps.plan_request import PlanRequest
+from trainers.offloading.plan_request import PlanRequest
 
 
 class LiveFit(LiveRun):
@@ -146,6 +146,31 @@ class LiveFit(LiveRun):
         self._is_in_step = False
         with self._holds, self._device_loss_noted():
             self._session.end(keeps=[*keeps])
+
+    # ---- plans without steps ---------------------------------------------------------------------
+
+    def plan_for(self, batch: Any, batch_idx: int = 0) -> Plan | None:
+        """Return the plan of an update with this batch, of which no kernel runs; None if this run
+        trains eagerly. The trainer cannot go on afterwards, because its Python has run."""
+        if isinstance(self, ParallelStrategy):
+            raise OffloadError(
+                "there is no plan before the first step of several ranks, because they make their"
+                " plans together there: read strategy.plan after it"
+            )
+        if self._eager:
+            return None
+        self._close_session()
+        states = [(each, dict(each.state)) for each in self.optimizers]
+        session = self._open_session(runs=False)
+        make_update(self._module.trainer, batch, batch_idx)
+        plan = session.plan
+        for parameter in self._parameters():
+            parameter.grad = None  # it was only planned
+        for optimizer, state in states:
+            optimizer.state.clear()
+            optimizer.state.update(state)
+        self._close_session()
+        return plan
 
     # ---- a run -----------------------------------------------------------------------------------
 

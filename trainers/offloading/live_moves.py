@@ -16,7 +16,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from offload import DeviceLost, MemoryTooSmall, OffloadError, Plan
 from offload.running.runner_memory import Migration
-from trainers.offloading.steps.plan_request import PlanRequest
+from trainers.offloading.plan_request import PlanRequest
 
 SAME = "same"
 """As a budget: the present one."""

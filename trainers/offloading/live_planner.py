@@ -9,7 +9,7 @@ import torch
 from offload import Plan, PlanCache, Runner, TaskGraph
 from offload.plans.plan import Budget
 from trainers.offloading.hardware.meter import Meter
-from trainers.offloading.steps.plan_request import PlanRequest
+from trainers.offloading.plan_request import PlanRequest
 
 
 class LivePlanner:

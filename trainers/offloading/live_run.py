@@ -32,7 +32,7 @@ from trainers.offloading.hardware.target import (
 from trainers.offloading.interrupt import DelayedInterrupt
 from trainers.offloading.live_moves import LiveMoves
 from trainers.offloading.live_planner import LivePlanner
-from trainers.offloading.steps.plan_request import PlanRequest
+from trainers.offloading.plan_request import PlanRequest
 from trainers.sharing.high_priority import HighPriority
 
 
@@ -205,7 +205,7 @@ class LiveRun(Strategy):
             for group in optimizer.param_groups:
                 yield from group["params"]
 
-    def _open_session(self) -> LiveSession:
+    def _open_session(self, *, runs: bool = True) -> LiveSession:
         if self._session is not None and self._session_of == tuple(map(id, self.optimizers)):
             return self._session
         self._close_session()
@@ -218,6 +218,7 @@ class LiveRun(Strategy):
             budget=self._request.budget,
             device=self.root_device,
             planner=self._planner,
+            runs=runs,
         )
         session.__enter__()
         self._session, self._session_of = session, tuple(map(id, self.optimizers))

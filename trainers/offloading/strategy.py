@@ -3,11 +3,11 @@
 from typing import NoReturn
 
 from offload import OffloadError
-from trainers.offloading.manual_fit import ManualFit
+from trainers.offloading.live_fit import LiveFit
 from trainers.one_device import OneDeviceStrategy
 
 
-class OffloadStrategy(ManualFit, OneDeviceStrategy):
+class OffloadStrategy(LiveFit, OneDeviceStrategy):
     """Plans and offloads the steps of one device, which `Trainer(accelerator=, devices=)` names.
 
         strategy = OffloadStrategy(budget="8GiB")
@@ -20,8 +20,7 @@ class OffloadStrategy(ManualFit, OneDeviceStrategy):
                needs ("80%"); None: no limit. host_budget: the most that waits on the host
     means      recompute: "auto" may compute activations again, "never" keeps them; optimizer:
                where updates run, "auto", "device" or "host"; engine: who runs the plan
-    checks     verify: prove each plan; check_first_steps: so many steps are compared with plain
-               Lightning; audit: the part of the time that goes into tracing steps again
+    checks     verify: prove each plan
     restarts   plan_cache: a folder for plans, so that the next start does not search again
     """
 

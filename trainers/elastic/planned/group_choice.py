@@ -15,7 +15,7 @@ from offload.graph.memgraph import RELOAD
 from trainers.elastic.deciding.group_size import best_size, next_size
 from trainers.elastic.planned.lane_graph import LaneGraph, LaneGroup
 from trainers.offloading.hardware.generators import generators_of
-from trainers.offloading.steps.plan_request import PlanRequest
+from trainers.offloading.plan_request import PlanRequest
 
 
 @dataclass(frozen=True, slots=True, eq=False)

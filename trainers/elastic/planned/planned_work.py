@@ -21,7 +21,7 @@ from trainers.elastic.planned.host_sums import HostSums
 from trainers.elastic.planned.lane_graph import LaneGraph
 from trainers.elastic.planned.lane_graphs import LaneGraphs
 from trainers.elastic.working.plain_work import AddedLane, PlainWork
-from trainers.offloading.steps.plan_request import PlanRequest
+from trainers.offloading.plan_request import PlanRequest
 from trainers.offloading.tracing.batch_parts import BatchParts
 from trainers.offloading.tracing.closure import CONTEXTS, StepArguments
 from trainers.offloading.tracing.refusals import user_error

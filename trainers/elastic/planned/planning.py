@@ -18,7 +18,7 @@ from trainers.elastic.working.gradient_sums import is_dense
 from trainers.offloading.hardware.devices import keep_on_host
 from trainers.offloading.hardware.target import target_of
 from trainers.offloading.steps.evaluation import Evaluation
-from trainers.offloading.steps.plan_request import PlanRequest
+from trainers.offloading.plan_request import PlanRequest
 from trainers.offloading.tracing.hooks import hooks_of
 from trainers.offloading.tracing.refusals import reason
 

@@ -32,9 +32,6 @@ log = logging.getLogger(__name__)
 class JobCheckpoint(L.Callback):
     """It is the last of the Trainer's callbacks, so the checkpoint has the others' states."""
 
-    reads_weights_between_steps = False
-    """It reads weights through the strategy, which first brings them up to date."""
-
     def __init__(self, seat: "Seat") -> None:
         self._seat = seat
         self._trainer: L.Trainer | None = None

@@ -11,7 +11,6 @@ class JobStrategy(OffloadStrategy):
     """Plans and offloads the steps of one job."""
 
     strategy_name = "offload_job"
-    _plans_by_hand = False  # a fleet counts one optimizer step a batch
 
     def __init__(self, make_runner: MakeRunner, tails: bool, **options: Any) -> None:
         """`make_runner` returns a runner for a plan as soon as there is memory for it. `tails`: the
@@ -23,15 +22,3 @@ class JobStrategy(OffloadStrategy):
 
     def find_target(self) -> Target:
         return replace(super().find_target(), make_runner=self._make_runner)
-
-    @property
-    def copies_of_first_steps(self) -> int:
-        """How many copies of all tensors there are at once while plain Lightning makes the first
-        steps, too: one of the start, and one of what each run of the graph has made."""
-        if self._check_first_steps == 0:
-            return 0
-        return 3 if self.root_device.type == "cuda" else 2  # a GPU's graph may have to run twice
-
-    def flush(self) -> None:
-        """Run all updates that are deferred."""
-        self._flush()

@@ -206,8 +206,6 @@ class Seat:
         trainer = self._trainer
         if trainer is None or not isinstance(self._grant, Turn):
             return None
-        if isinstance(trainer.strategy, JobStrategy):
-            trainer.strategy.flush()
         self._hand_over(replace(self._turn_ended(), waits_for=jobs))
         return self._grant if isinstance(self._grant, Turn) else None
 
@@ -317,10 +315,7 @@ class Seat:
     def _runner(self, plan: Plan, key: Hashable, target: Target) -> Runner:
         """Return a runner on the device's stage, as soon as there is memory for it."""
         if not self._planned and self._trainer is not None and self._trainer.training:
-            strategy = self._trainer.strategy
-            copies = strategy.copies_of_first_steps if isinstance(strategy, JobStrategy) else 0
-            trained = [p for p in self._trainer.lightning_module.parameters() if p.requires_grad]
-            memory = self._tenancy.memory(plan, copies, sum(p.nbytes for p in trained))
+            memory = self._tenancy.memory(plan)
             more = loader_bytes(self._trainer) + (self.input.room if self.input else 0)
             memory = replace(memory, host_bytes=memory.host_bytes + more)
             self._report(

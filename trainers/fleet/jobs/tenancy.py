@@ -71,18 +71,13 @@ class Tenancy:
         if self._stage is not None:
             self._stage.gate.armed = True
 
-    def memory(self, plan: Plan, copies: int = 0, gradients: int = 0) -> JobMemory:
-        """Return what a job with this plan takes of the host. `copies`: while a first step is
-        compared with plain Lightning's, all that the step changes is there so many times more; 0 if
-        none is compared. `gradients`: the bytes that plain Lightning's steps leave for a while."""
+    def memory(self, plan: Plan) -> JobMemory:
+        """Return what a job with this plan takes of the host."""
         needed = needs(plan)
-        held, passing = needed.held, needed.passing
-        if copies:
-            besides = max(0, plan.peak_bytes - passing) + plan.reserve if self._on_cpu else 0
-            held += gradients if self._on_cpu else 0
-            passing = copies * passing + besides  # more than what moves when the job begins
         arena = plan.device_bytes if self._on_cpu else 0
-        return JobMemory(held, passing, arena_bytes=arena, turn_bytes=plan.device_bytes)
+        return JobMemory(
+            needed.held, needed.passing, arena_bytes=arena, turn_bytes=plan.device_bytes
+        )
 
     def tail_seconds(self, plan: Plan) -> float:
         """Return how long only host nodes run at the end of a step, while the device has nothing to

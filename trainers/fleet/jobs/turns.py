@@ -35,9 +35,6 @@ def leave_for_good(seat: Seat, trainer: L.Trainer) -> NoReturn:
 class TurnKeeper(L.Callback):
     """One job's."""
 
-    reads_weights_between_steps = False
-    """It saves weights through the strategy, which first brings them up to date."""
-
     def __init__(self, seat: Seat) -> None:
         self._seat = seat
 
@@ -55,8 +52,6 @@ class TurnKeeper(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any, **__: Any
     ) -> None:
         seat = self._seat
-        if seat.turn_over and isinstance(trainer.strategy, JobStrategy):
-            trainer.strategy.flush()  # residents may only be parked when no update is pending
         seat.between_steps(lambda: self._without_plan(trainer, pl_module))
         if seat.leave_asked == "stopped":
             leave_for_good(seat, trainer)

@@ -35,9 +35,6 @@ ARGUMENTS = ("module", "train", "val", "trainer", "offload", "seed")
 class TuneReporter(L.Callback):
     """Reports what was logged after each validation, or each pass if there is none."""
 
-    reads_weights_between_steps = False
-    """It saves weights through the strategy, which first brings them up to date."""
-
     def __init__(self, tune: Any, at_validation: bool) -> None:
         self._tune = tune
         self._at_validation = at_validation
