@@ -182,7 +182,7 @@ def stretches(smoke: bool, repeats: int) -> list[dict[str, Any]]:
     for number in range(repeats * each):
         kinds += KINDS if number % 2 == 0 else KINDS[::-1]
     gate = CountingGate()
-    strategy = strategy_with(gate, audit=0.0)
+    strategy = strategy_with(gate)
     watch = Stretches(strategy, gate, kinds, smoke)
     fitted(strategy, TINY if smoke else SIZE, watch.steps, [watch])
     return [{"round": row["stretch"] // (len(KINDS) * each), **row} for row in watch.found]

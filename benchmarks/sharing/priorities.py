@@ -93,7 +93,7 @@ def one(way: str, smoke: bool, seed: int) -> dict[str, Any]:
         arrivals = Arrivals(fleet, seed, pause, most)
         fleet.add(
             "low", partial(GptJob, size, 1e-4), train=partial(data, size, steps), trainer=QUIET,
-            seed=0, offload={"check_first_steps": 0, "audit": 0.0},
+            seed=0, offload={},
         )  # fmt: skip
         begin = perf_counter()
         with mock.patch(RULE, return_value=way == WAYS[0]):

@@ -155,7 +155,7 @@ def _fit(line: Connection, job: Job, ours: bool) -> End:
     torch.set_num_threads(job.threads or torch.get_num_threads())
     torch.manual_seed(0)
     net, batches = job.make(*job.arguments)
-    strategy: Any = OffloadStrategy(job.budget, check_first_steps=0) if ours else "auto"
+    strategy: Any = OffloadStrategy(job.budget) if ours else "auto"
     module, trainer = Task(net, job.optimizer), quiet_trainer(strategy, Baton(line))
     torch.manual_seed(1)
     forget_peak()

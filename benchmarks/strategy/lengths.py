@@ -131,7 +131,7 @@ def one(name: str, smoke: bool) -> dict[str, Any]:
         batches = [pad(list(zip(ids, targets, strict=True))) for ids, targets in batches]
     strategy: Any = "auto"
     if not kind.get("plain"):
-        strategy = OffloadStrategy(kind.get("budget"), check_first_steps=0)
+        strategy = OffloadStrategy(kind.get("budget"))
     watch = Watch(PASSES)
     trainer = quiet_trainer(
         strategy, watch, max_epochs=-1, max_steps=kind.get("steps", PASSES * len(batches))

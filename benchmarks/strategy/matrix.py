@@ -191,7 +191,7 @@ def one(model: str, setting: str, smoke: bool) -> list[dict[str, Any]]:
         if budget == "smallest":
             strategy, ours = _smallest(model, setting)
         else:
-            strategy = OffloadStrategy(budget, check_first_steps=0)
+            strategy = OffloadStrategy(budget)
             ours = _run(model, setting, strategy)
         row: dict[str, Any] = {"model": model, "setting": setting, "budget": budget or "none"}
         row["compared"] = {key: len(plain[key]) for key in plain}
@@ -205,7 +205,7 @@ def _smallest(model: str, setting: str) -> Any:
     to gradients needs more than one that begins them."""
     budget = TINY
     for _ in range(TRIES):
-        strategy = OffloadStrategy(budget, check_first_steps=0)
+        strategy = OffloadStrategy(budget)
         try:
             return strategy, _run(model, setting, strategy)
         except BudgetTooSmall as refused:

@@ -99,7 +99,7 @@ def one(budget: str | None, smoke: bool) -> dict[str, Any]:
     torch.manual_seed(0)
     words, length = (512, 16) if smoke else (WORDS, LENGTH)
     net, batches = make(smoke, [tokens(words, ROWS, length) for _ in range(2)])
-    strategy, seen = OffloadStrategy(budget, check_first_steps=0), Seen()
+    strategy, seen = OffloadStrategy(budget), Seen()
     trainer = quiet_trainer(strategy, seen, max_epochs=-1, max_steps=STEPS + 1)
     with seen.watching():
         trainer.fit(Task(net, "AdamW fused"), DataLoader(Again(batches), batch_size=None))

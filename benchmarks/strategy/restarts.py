@@ -112,7 +112,7 @@ def one(net: str, rows: int, side: int, folder: str | None) -> dict[str, Any]:
     module = Task(getattr(torchvision.models, net)(num_classes=10), "SGD")
     strategy: Any = "auto"
     if folder is not None:
-        strategy = OffloadStrategy(BUDGET, check_first_steps=0, audit=0, plan_cache=folder)
+        strategy = OffloadStrategy(BUDGET, plan_cache=folder)
     watch, seen = Steps(), Seen()
     trainer = quiet_trainer(strategy, watch)
     data = DataLoader(batches(rows, side), batch_size=None)  # type: ignore[arg-type]

@@ -97,7 +97,7 @@ def test_a_device_that_is_lost_anywhere_ends_the_run_and_the_last_checkpoint_goe
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if offloaded:
-        recipe["offload"] = {"budget": "70%", "check_first_steps": 0}
+        recipe["offload"] = {"budget": "70%"}
     closed: list[str] = []
     with monkeypatch.context() as patch:
         real = Runner.abandon, Runner.close
@@ -145,7 +145,7 @@ def test_an_error_after_which_the_device_goes_on_stays_what_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if offloaded:
-        recipe["offload"] = {"budget": "70%", "check_first_steps": 0}
+        recipe["offload"] = {"budget": "70%"}
     says = SAYS.format("invalid argument")
     Fault(monkeypatch, Strategy, "batch_to_device", 12, says)
     with pytest.raises(RuntimeError, match="CUDA error: invalid argument"):

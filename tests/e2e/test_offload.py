@@ -164,12 +164,12 @@ def test_a_stopped_run_goes_on_under_any_budget_to_the_same_end(
 def test_the_complete_configuration_of_a_run_runs_again_the_same(
     train: Train, phased: Recipe
 ) -> None:
-    _, folder = train(within("70%", phased, check_first_steps=0))
+    _, folder = train(within("70%", phased))
     complete = yaml.safe_load((folder / "config.yaml").read_text())
     assert complete["offload"] == {
         "budget": "70%", "host_budget": None, "recompute": "auto", "optimizer": "auto",
-        "engine": "auto", "verify": True, "check_first_steps": 0,
-        "audit": 0.01, "plan_cache": None, "host_dir": None,
+        "engine": "auto", "verify": True,
+        "plan_cache": None, "host_dir": None,
     }  # fmt: skip
     assert train(complete, out="again")[0] == 0
     same(folder / "final.ckpt", folder.with_name("again") / "final.ckpt")

@@ -21,7 +21,7 @@ def phased(recipe: Recipe, share: Callable[[int, Recipe], str]) -> Recipe:
     recipe["loader"]["batch_size"] = 10
     recipe["phases"][0]["passes"] = 1
     recipe["phases"][1] |= {"passes": 1, "batch_size": 12}
-    recipe["offload"] = {"budget": share(60, recipe), "check_first_steps": 1}
+    recipe["offload"] = {"budget": share(60, recipe)}
     return recipe
 
 

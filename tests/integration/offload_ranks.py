@@ -73,9 +73,9 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 STRATEGIES: dict[str, dict[str, Any]] = {
     "no budget": {"check_first_steps": 0},
-    "60 %": {"budget": "60%", "check_first_steps": 0, "bucket_cap_mb": 0.005},
+    "60 %": {"budget": "60%", "bucket_cap_mb": 0.005},
     "checked": {"budget": "60%"},
-    "updates on the host": {"budget": "60%", "optimizer": "host", "check_first_steps": 0},
+    "updates on the host": {"budget": "60%", "optimizer": "host"},
 }
 ONCE = ("no budget", "checked", "updates on the host")
 """With the first and the last but one of the runs; the others are of each."""
@@ -122,7 +122,7 @@ def resumed(told: dict[str, Any], folder: Path) -> None:
     saved, results = [], []
     for kind, strategy in (
         ("plain", DDPStrategy),
-        ("ours", functools.partial(OffloadDDPStrategy, "60%", check_first_steps=0)),
+        ("ours", functools.partial(OffloadDDPStrategy, "60%")),
     ):
         result = train(strategy(), gradient_clip_val=0.1)
         path = folder / f"{kind}.ckpt"

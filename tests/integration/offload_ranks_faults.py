@@ -53,7 +53,7 @@ class Late(ol.Module):
 def main(fault: str) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    strategy = OffloadDDPStrategy(budget="80%", check_first_steps=0, timeout=timedelta(minutes=5))
+    strategy = OffloadDDPStrategy(budget="80%", timeout=timedelta(minutes=5))
     ol.train(
         strategy, lambda: Late(fault), devices=2, max_epochs=5000, validate=False,
     )  # fmt: skip

@@ -87,7 +87,7 @@ def fit(
 ) -> tuple[dict[str, torch.Tensor], L.Trainer]:
     torch.manual_seed(1)
     module = Logged()
-    strategy = make(budget, check_first_steps=checks)
+    strategy = make(budget)
     numbers = torch.Generator().manual_seed(3)
     x = torch.randn(8 * STEPS, 16, generator=numbers)
     data = DataLoader(TensorDataset(x, x[:, :4].argmax(1)), batch_size=8)

@@ -202,7 +202,7 @@ def test_a_module_with_a_generator_of_its_own_is_plain_lightnings(
     budget: str | None, checked: int, accumulate: int
 ) -> None:
     options: Any = {"make": Diffusion, "accumulate_grad_batches": accumulate}
-    ours = ol.train(OffloadStrategy(budget=budget, check_first_steps=checked), **options)
+    ours = ol.train(OffloadStrategy(budget=budget), **options)
     theirs = ol.train("auto", **options)
     assert ours.strategy.plan
     assert ol.differences(theirs, ours) == []

@@ -262,7 +262,7 @@ def test_an_effect_that_a_second_trace_does_not_repeat_happens_in_later_steps() 
     module = Steps()
     trainer = L.Trainer(
         **ONE_QUIET_EPOCH,
-        strategy=OffloadStrategy(check_first_steps=0),
+        strategy=OffloadStrategy(),
     )
     with pytest.warns(UserWarning, match=r"trains eagerly.*changes from .* in a call"):
         trainer.fit(module, DataLoader(data, 4))

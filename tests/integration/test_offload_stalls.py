@@ -75,7 +75,7 @@ def test_of_one_node_after_the_other_all_that_is_no_kernel_is_waited_for() -> No
 
 
 def test_a_strategy_knows_what_its_steps_took_and_which_plans_they_ran() -> None:
-    strategy = OffloadStrategy(budget="40%", check_first_steps=0)
+    strategy = OffloadStrategy(budget="40%")
     ol.train(strategy)  # 2 epochs of 5 batches of 8 and one of 4
     spent = strategy.spent
     assert (spent.runs, spent.plans) == (12, 2)
@@ -94,7 +94,7 @@ def test_a_strategy_knows_what_its_steps_took_and_which_plans_they_ran() -> None
 
 
 def test_micro_batches_are_runs_of_their_own() -> None:
-    strategy = OffloadStrategy(check_first_steps=0)
+    strategy = OffloadStrategy()
     ol.train(strategy, accumulate_grad_batches=2)
     assert [(p.part, p.spent.runs) for p in strategy.plans] == [
         ("first micro-batch", 6),

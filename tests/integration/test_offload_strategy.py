@@ -52,7 +52,7 @@ def test_a_run_is_plain_lightnings_to_the_last_bit(
 @pytest.mark.parametrize("name", only_first("accumulated and clipped", "plain"))
 def test_so_it_is_with_the_smallest_budget(name: str) -> None:
     budget = ol.smallest(**RUNS[name])
-    result = ol.train(OffloadStrategy(budget=budget, check_first_steps=0), **RUNS[name])
+    result = ol.train(OffloadStrategy(budget=budget), **RUNS[name])
     assert ol.differences(plain(name), result) == []
     assert result.strategy.plan.device_bytes <= budget
 
@@ -65,7 +65,7 @@ def test_first_steps_that_are_checked_leave_no_mark(name: str) -> None:
 
 
 def test_updates_on_the_host_give_the_same_bits() -> None:
-    strategy = OffloadStrategy(budget="60%", optimizer="host", check_first_steps=0)
+    strategy = OffloadStrategy(budget="60%", optimizer="host")
     result = ol.train(strategy, **RUNS["accumulated and clipped"])
     assert ol.differences(plain("accumulated and clipped"), result) == []
 

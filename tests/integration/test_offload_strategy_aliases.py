@@ -82,7 +82,7 @@ others: list[torch.Tensor] = []
 def test_graphs_that_know_other_aliases_train_the_same_weights(
     change: Any, budget: str | None
 ) -> None:
-    ours = trained(OffloadStrategy(budget=budget, check_first_steps=0), change)
+    ours = trained(OffloadStrategy(budget=budget), change)
     assert all(map(torch.equal, trained("auto", change), ours))
     assert not torch.equal(ours[0], ours[-1])
 
@@ -123,7 +123,7 @@ def test_an_alias_that_no_graph_needs_may_be_pointed_elsewhere() -> None:
         elif batch_idx == 5:
             others[-1].data = torch.ones(5, 12)
 
-    ours = trained(OffloadStrategy(budget="70%", check_first_steps=0), part, alias=False)
+    ours = trained(OffloadStrategy(budget="70%"), part, alias=False)
     assert all(map(torch.equal, trained("auto", part, alias=False), ours))
 
 

@@ -165,7 +165,7 @@ def test_a_step_that_asks_for_values_is_planned_and_has_plain_bits(loss: Loss) -
 @pytest.mark.parametrize("engine", ["cuda", "cudagraph"])
 @pytest.mark.parametrize("loss", [a_mask, a_branch_on_the_loss])
 def test_a_gpus_engines_check_on_the_host(loss: Loss, engine: str, accelerator: str) -> None:
-    strategy = OffloadStrategy(budget="70%", engine=engine, check_first_steps=0)
+    strategy = OffloadStrategy(budget="70%", engine=engine)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         result = trained(loss, strategy, max_epochs=4)

@@ -33,7 +33,7 @@ NOTHING: Any = []
 
 
 def planned() -> OffloadStrategy:
-    return OffloadStrategy(budget="70%", check_first_steps=0)
+    return OffloadStrategy(budget="70%")
 
 
 # ---- what is asked for -------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def test_the_check_of_the_first_steps_sees_a_broken_kernel_and_names_its_tensor(
     monkeypatch.setattr(updating, "scale", lambda g, factor: scale(g, factor * 1.001))
     with pytest.raises(DifferenceFound, match=r"differs after a planned and an eager step"):
         ol.train(OffloadStrategy(budget="100%"), gradient_clip_val=0.01)
-    ol.train(OffloadStrategy(check_first_steps=0), gradient_clip_val=0.01)  # nobody looks
+    ol.train(OffloadStrategy(), gradient_clip_val=0.01)  # nobody looks
 
 
 # ---- numbers that are none ---------------------------------------------------------------------
@@ -217,7 +217,7 @@ def struck(monkeypatch: pytest.MonkeyPatch, at: int, times: int = 1) -> Iterator
 def test_ctrl_c_in_mid_step_leaves_a_checkpoint_of_whole_steps(
     at: int, check: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    strategy = OffloadStrategy(budget="70%", check_first_steps=check)
+    strategy = OffloadStrategy(budget="70%")
     with struck(monkeypatch, at), pytest.raises(SystemExit):
         ol.train(strategy, callbacks=[Saves(tmp_path / "struck.ckpt")], max_epochs=3)
     found = torch.load(tmp_path / "struck.ckpt", weights_only=False)

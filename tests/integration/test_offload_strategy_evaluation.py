@@ -141,7 +141,7 @@ def test_validation_within_a_fit_is_plain_lightnings(
 def test_so_it_is_with_the_smallest_budget_and_with_first_steps_checked() -> None:
     budget = ol.smallest()
     for check in (0, 2):
-        ours = ol.train(OffloadStrategy(budget=budget, check_first_steps=check))
+        ours = ol.train(OffloadStrategy(budget=budget))
         assert ol.differences(ol.train(), ours) == []
 
 

@@ -159,7 +159,7 @@ class Later(ol.Module):
 def test_a_later_batch_that_cannot_be_captured_ends_the_planning_without_a_trace(
     check: int,
 ) -> None:
-    strategy = OffloadStrategy(check_first_steps=check)
+    strategy = OffloadStrategy()
     with pytest.warns(UserWarning, match="eagerly"):
         ours = ol.train(strategy, Later, accumulate_grad_batches=3, gradient_clip_val=0.1)
     theirs = ol.train("auto", Later, accumulate_grad_batches=3, gradient_clip_val=0.1)
@@ -241,7 +241,7 @@ def test_a_target_that_is_none_fails_in_the_kernel_with_the_users_line() -> None
     loader = ol.data()
     loader.dataset.tensors[1][20] = 99  # type: ignore[attr-defined]
     with pytest.raises(IndexError) as failed:
-        ol.train(OffloadStrategy(budget="60%", check_first_steps=0), loader=loader)
+        ol.train(OffloadStrategy(budget="60%"), loader=loader)
     assert any("training_step" in note for note in failed.value.__notes__)
 
 

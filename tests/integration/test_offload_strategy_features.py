@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
 
 
 def planned(budget: str | None = "70%") -> OffloadStrategy:
-    return OffloadStrategy(budget=budget, check_first_steps=0)
+    return OffloadStrategy(budget=budget)
 
 
 def both(make: Any = ol.Module, callbacks: Any = tuple, **options: Any) -> list[ol.Result]:
@@ -224,7 +224,7 @@ def test_bare_bones() -> None:
     options |= {"enable_progress_bar": None, "enable_model_summary": None}
     options |= {"num_sanity_val_steps": None}
     for check in (0, 2):
-        strategy = OffloadStrategy(budget="70%", check_first_steps=check)
+        strategy = OffloadStrategy(budget="70%")
         ours = ol.train(strategy, barebones=True, **options)
         assert ol.differences(ol.train("auto", barebones=True, **options), ours) == []
         assert strategy.plan
@@ -254,7 +254,7 @@ def test_time_limits_and_steps() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_the_tuner_finds_what_it_finds_without_us(tmp_path: Path) -> None:
     found = []
-    for strategy in (OffloadStrategy(check_first_steps=0), "auto"):
+    for strategy in (OffloadStrategy(), "auto"):
         torch.manual_seed(1)
         module: Any = Tuned()
         trainer = L.Trainer(
@@ -314,7 +314,7 @@ def test_a_trainer_can_be_saved_after_a_fit_and_goes_on_elsewhere(tmp_path: Path
 
 @pytest.mark.parametrize("optimizer", ["auto", "device"])
 def test_explain_says_what_clipping_by_norm_costs(optimizer: str) -> None:
-    strategy = OffloadStrategy(budget="70%", optimizer=optimizer, check_first_steps=0)
+    strategy = OffloadStrategy(budget="70%", optimizer=optimizer)
     clipped = ol.train(strategy, gradient_clip_val=0.1, max_steps=1).strategy.explain()
     # `clip`, or the group of small tasks that it ends.
     assert re.search(r"clipping +no update before .*, which waits for every gradient:", clipped)

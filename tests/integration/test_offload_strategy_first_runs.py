@@ -204,8 +204,7 @@ def test_why_a_step_could_not_be_captured_is_in_what_explain_says(
         request.getfixturevalue("slow_link")
     where: Any = "host" if decision == "no update waits" else "device"
     looped, captured = (
-        OffloadStrategy(budget, engine=engine, optimizer=where, check_first_steps=0)
-        for engine in ("cuda", "cudagraph")
+        OffloadStrategy(budget, engine=engine, optimizer=where) for engine in ("cuda", "cudagraph")
     )
     expected = plain(3) if where == "device" else ol.train(looped, max_epochs=3)
     with pytest.warns(RuntimeWarning, match="cannot be captured"):

@@ -72,7 +72,7 @@ def test_replayed_steps_are_plain_lightnings_to_the_last_bit(
 ) -> None:
     limit: Any = smallest(name) if budget == "smallest" else budget
     # Nothing is checked on the fly: every step is the plan's.
-    strategy = offloading(limit, engine="cudagraph", check_first_steps=0)
+    strategy = offloading(limit, engine="cudagraph")
     result = train(strategy, **RUNS[name], max_epochs=EPOCHS)
     assert ol.differences(plain(name, EPOCHS), result) == []
     assert strategy.spent.runs and strategy.target.device.type == "cuda"
@@ -113,7 +113,7 @@ def test_checkpoints_have_plain_lightnings_keys_and_values_and_go_on_with_any_bu
     tmp_path: Path,
 ) -> None:
     ours, theirs = Saves(tmp_path / "ours.ckpt"), Saves(tmp_path / "theirs.ckpt")
-    strategy = offloading("60%", check_first_steps=0)
+    strategy = offloading("60%")
     train(strategy, callbacks=[ours])
     train(callbacks=[theirs])
     one, other = (

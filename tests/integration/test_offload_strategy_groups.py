@@ -26,7 +26,7 @@ FULL = [pytest.param(name, "least", marks=pytest.mark.full) for name in ("clippe
 )
 def test_a_run_is_plain_lightnings_to_the_last_bit(name: str, budget: str) -> None:
     bytes_or_share: Any = smallest(RUNS[name]) if budget == "least" else budget
-    ours = train(OffloadStrategy(budget=bytes_or_share, check_first_steps=0), **RUNS[name])
+    ours = train(OffloadStrategy(budget=bytes_or_share), **RUNS[name])
     assert ol.differences(plain(name), ours) == []
     assert max(together(ours)) == RUNS[name].get("accumulate_grad_batches", 2)
     assert "at a time" in ours.strategy.explain()
@@ -51,7 +51,7 @@ def test_a_loader_without_a_length_ends_with_a_smaller_group() -> None:
         return DataLoader(Endless(), batch_size=None)
 
     options = {"loader": loader, "accumulate_grad_batches": 3}
-    ours = train(OffloadStrategy(budget="60%", check_first_steps=0), **options)
+    ours = train(OffloadStrategy(budget="60%"), **options)
     assert ol.differences(train(**options), ours) == []
     assert together(ours) == {3, 2}
 
@@ -73,7 +73,7 @@ def test_a_loader_may_use_the_memory_of_its_batches_again() -> None:
         return DataLoader(Refilled(), batch_size=None)
 
     options = {"loader": loader, "accumulate_grad_batches": 3, "limit_train_batches": 9}
-    ours = train(OffloadStrategy(budget="60%", check_first_steps=0), **options)
+    ours = train(OffloadStrategy(budget="60%"), **options)
     assert together(ours) == {3}
     assert ol.differences(train(**options), ours) == []
 
@@ -103,7 +103,7 @@ class LooksItself(Module):
 def test_where_somebody_looks_between_micro_batches_they_are_run_one_by_one(
     options: dict[str, Any], why: str
 ) -> None:
-    ours = train(OffloadStrategy(budget="60%", check_first_steps=0), **options)
+    ours = train(OffloadStrategy(budget="60%"), **options)
     assert together(ours) == set()
     line = ours.strategy.explain().splitlines()[-1]
     assert re.search(f"one by one: .*{why.replace('(', '[(]')}", line)
@@ -112,22 +112,22 @@ def test_where_somebody_looks_between_micro_batches_they_are_run_one_by_one(
 
 def test_validation_that_is_due_between_two_groups_is_no_reason() -> None:
     options = {"val_check_interval": 4}
-    ours = train(OffloadStrategy(budget="60%", check_first_steps=0), **options)
+    ours = train(OffloadStrategy(budget="60%"), **options)
     assert together(ours) == {2}
     assert ol.differences(train(**options), ours) == []
 
 
 def test_weights_that_are_resident_are_no_reason_to_wait() -> None:
-    ours = train(OffloadStrategy(budget="100%", check_first_steps=0))
+    ours = train(OffloadStrategy(budget="100%"))
     assert together(ours) == set()
     assert "all weights are resident" in ours.strategy.explain()
-    ours = train(OffloadStrategy(check_first_steps=0))
+    ours = train(OffloadStrategy())
     assert "all weights are resident" in ours.strategy.explain()
 
 
 def test_what_is_not_faster_by_the_simulator_is_not_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups, "FASTER", 0.0)
-    ours = train(OffloadStrategy(budget="60%", check_first_steps=0))
+    ours = train(OffloadStrategy(budget="60%"))
     assert together(ours) == set()
     assert "one by one: together" in ours.strategy.explain()
     assert ol.differences(plain("2"), ours) == []
@@ -147,7 +147,7 @@ def test_random_numbers_of_the_loader_are_drawn_where_they_were() -> None:
     def loader() -> Any:
         return DataLoader(Noisy(), 8)
 
-    ours = train(OffloadStrategy(budget="60%", check_first_steps=0), loader=loader)
+    ours = train(OffloadStrategy(budget="60%"), loader=loader)
     assert together(ours) == set()
     assert ol.differences(train(loader=loader), ours) == []
     assert "the step and the loader both draw random numbers" in ours.strategy.explain()
@@ -166,7 +166,7 @@ class Later(Noisy):
 
 def test_a_loader_that_begins_to_draw_in_mid_run_is_told_once() -> None:
     Later.calls = 0
-    strategy = OffloadStrategy(budget="60%", check_first_steps=0)
+    strategy = OffloadStrategy(budget="60%")
     with pytest.warns(UserWarning, match="drawn between two micro-batches") as warned:
         ours = train(strategy, loader=lambda: DataLoader(Later(), 8))
     assert len([w for w in warned if "micro-batches" in str(w.message)]) == 1
@@ -184,7 +184,7 @@ def test_callbacks_of_lightning_are_no_reason(tmp_path: Path) -> None:
 
     found = []
     for name, strategy in (
-        ("ours", OffloadStrategy(budget="60%", check_first_steps=0)),
+        ("ours", OffloadStrategy(budget="60%")),
         ("theirs", "auto"),
     ):
         keep = ModelCheckpoint(tmp_path / name, every_n_train_steps=3, save_top_k=-1)

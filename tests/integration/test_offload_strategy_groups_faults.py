@@ -27,7 +27,7 @@ class Stops(Module):
 
 def test_a_run_that_stops_in_the_middle_of_a_group_has_run_what_came() -> None:
     options = {"make": Stops, "accumulate_grad_batches": 4}
-    ours = train(OffloadStrategy(budget="60%", check_first_steps=0), **options)
+    ours = train(OffloadStrategy(budget="60%"), **options)
     assert together(ours) == {4, 3}
     assert ol.differences(train(**options), ours) == []
 
@@ -39,7 +39,7 @@ def test_arenas_that_the_machine_refuses_leave_the_run_as_it_was(
         raise MemoryTooSmall("no memory", needed=2, left=1)
 
     monkeypatch.setattr(Runner, "move_to", refuse)
-    ours = train(OffloadStrategy(budget="60%", check_first_steps=0))
+    ours = train(OffloadStrategy(budget="60%"))
     assert together(ours) == set()
     assert "one by one: together: no memory" in ours.strategy.explain()
     assert ol.differences(plain("2"), ours) == []
@@ -59,7 +59,7 @@ class SavesItself(Module):
 def test_a_checkpoint_in_the_middle_of_a_group_has_what_came_before_it(tmp_path: Path) -> None:
     found = []
     for name, strategy in (
-        ("ours", OffloadStrategy(budget="60%", check_first_steps=0)),
+        ("ours", OffloadStrategy(budget="60%")),
         ("theirs", "auto"),
     ):
         SavesItself.file = tmp_path / name
@@ -85,7 +85,7 @@ def test_an_error_in_the_middle_of_a_group_leaves_the_last_steps_weights() -> No
         modules.append(Fails())
         return modules[-1]
 
-    for strategy in (OffloadStrategy(budget="60%", check_first_steps=0), "auto"):
+    for strategy in (OffloadStrategy(budget="60%"), "auto"):
         with pytest.raises(RuntimeError, match="no more"):
             train(strategy, make=make, accumulate_grad_batches=4)
     parameters = [dict(module.named_parameters()) for module in modules]

@@ -56,7 +56,7 @@ def test_a_weight_that_a_hook_computes_is_the_same_after_every_step(
     make = functools.partial(hooked, HOOKS[hook])
     plain, seen = Seen(), Seen()
     theirs = ol.train("auto", make, callbacks=[plain])
-    strategy = OffloadStrategy(budget=budget, check_first_steps=0)
+    strategy = OffloadStrategy(budget=budget)
     ours = ol.train(strategy, make, callbacks=[seen])
     assert ol.differences(theirs, ours) == []
     assert len(seen.weights) == len(plain.weights) == 12
@@ -74,7 +74,7 @@ def test_pruning_in_the_middle_of_a_fit_goes_on_within_the_budget() -> None:
     def run(strategy: Any) -> ol.Result:
         return ol.train(strategy, callbacks=[pruning(lottery=False)], max_epochs=3)
 
-    theirs, ours = run("auto"), run(OffloadStrategy(budget="60%", check_first_steps=0))
+    theirs, ours = run("auto"), run(OffloadStrategy(budget="60%"))
     assert ol.differences(theirs, ours) == []
     zeros = (ours.module.head.weight == 0).float().mean()
     assert 0.4 < zeros < 0.8  # pruned after each of the three passes

@@ -203,7 +203,7 @@ def test_hooks_between_the_parts_of_a_step_are_lightnings(
     name: str, how: tuple[str | None, int]
 ) -> None:
     budget, check = how
-    ours, kept = trained(OffloadStrategy(budget=budget, check_first_steps=check), name)
+    ours, kept = trained(OffloadStrategy(budget=budget), name)
     theirs, also = trained("auto", name)
     assert ol.differences(theirs, ours) == []
     assert ol._unequal("kept", also, kept) == []

@@ -62,7 +62,7 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def both(**options: Any) -> tuple[ol.Result, ol.Result]:
-    ours = ol.train(OffloadStrategy(budget="60%", check_first_steps=0), **options)
+    ours = ol.train(OffloadStrategy(budget="60%"), **options)
     return ours, ol.train(**options)
 
 
@@ -106,7 +106,7 @@ def test_a_run_with_late_updates_is_plain_lightnings_to_the_last_bit(
 
 
 def test_the_first_steps_are_checked_without_late_updates(forced: list[str]) -> None:
-    ours = ol.train(OffloadStrategy(budget="60%", check_first_steps=2))
+    ours = ol.train(OffloadStrategy(budget="60%"))
     assert ol.differences(ol.train(), ours) == []
     assert forced == ["first", "steady", "steady", "flush", *EPOCH]
 
@@ -116,7 +116,7 @@ def test_a_checkpoint_of_weights_alone_has_those_of_its_step(
 ) -> None:
     """Nobody asks for the optimizer's state then."""
     saved = []
-    for who, strategy in (("ours", OffloadStrategy(check_first_steps=0)), ("theirs", "auto")):
+    for who, strategy in (("ours", OffloadStrategy()), ("theirs", "auto")):
         every = ModelCheckpoint(
             tmp_path / who, every_n_train_steps=3, save_top_k=-1, save_weights_only=True
         )
@@ -145,7 +145,7 @@ def test_who_asks_for_the_optimizers_state_alone_gets_that_of_its_step(
 ) -> None:
     """In a checkpoint the weights come first, and with them everything is brought up to date."""
     saved = []
-    for strategy in (OffloadStrategy(check_first_steps=0), "auto"):
+    for strategy in (OffloadStrategy(), "auto"):
         ol.train(strategy, callbacks=[SavesOptimizer(tmp_path / "state.pt")], max_epochs=1)
         saved.append(torch.load(tmp_path / "state.pt", weights_only=False))
     assert ol._unequal("", *saved) == []
@@ -158,7 +158,7 @@ def test_checkpoints_in_mid_epoch_are_plain_lightnings_and_a_run_goes_on_from_th
     forced: list[str], tmp_path: Path
 ) -> None:
     saved: dict[str, dict[str, Any]] = {}
-    for who, strategy in (("ours", OffloadStrategy(check_first_steps=0)), ("theirs", "auto")):
+    for who, strategy in (("ours", OffloadStrategy()), ("theirs", "auto")):
         every = ModelCheckpoint(tmp_path / who, every_n_train_steps=2, save_top_k=-1)
         ol.train(strategy, callbacks=[every], enable_checkpointing=True)
         for path in sorted((tmp_path / who).glob("*.ckpt")):
@@ -169,7 +169,7 @@ def test_checkpoints_in_mid_epoch_are_plain_lightnings_and_a_run_goes_on_from_th
     assert ol._unequal("", saved["ours"], saved["theirs"]) == []
     assert forced == ["first", "steady", "flush", "first", "steady", "flush", "first", "flush"] * 2
     path = str(tmp_path / "ours" / "epoch=0-step=4.ckpt")
-    resumed = [ol.train(s, ckpt_path=path) for s in (OffloadStrategy(check_first_steps=0), "auto")]
+    resumed = [ol.train(s, ckpt_path=path) for s in (OffloadStrategy(), "auto")]
     assert ol.differences(*resumed) == []
 
 
@@ -191,7 +191,7 @@ class Fails(L.Callback):
 @pytest.mark.parametrize("hook", ["on_train_batch_end", "on_train_batch_start"])
 def test_an_exception_between_two_steps_leaves_whole_tensors(hook: str, forced: list[str]) -> None:
     seen = []
-    for strategy in (OffloadStrategy(check_first_steps=0), "auto"):
+    for strategy in (OffloadStrategy(), "auto"):
         fails = Fails(hook)
         with pytest.raises(RuntimeError, match="in the middle"):
             ol.train(strategy, callbacks=[fails])
@@ -235,7 +235,7 @@ def test_who_looks_between_two_steps_sees_what_plain_lightning_shows(
     kind: type[Looks], forced: list[str]
 ) -> None:
     ours, theirs = kind(), kind()
-    result = ol.train(OffloadStrategy(budget="60%", check_first_steps=0), callbacks=[ours])
+    result = ol.train(OffloadStrategy(budget="60%"), callbacks=[ours])
     assert ol.differences(ol.train(callbacks=[theirs]), result) == []
     assert ol._unequal("", ours.weights, theirs.weights) == []
     assert forced == (EPOCH if kind is Sometimes else [])
@@ -271,7 +271,7 @@ class Playing(ol.Module):
 
 def test_where_somebody_may_look_no_update_waits_and_the_plan_says_who() -> None:
     def told(**options: Any) -> str:
-        strategy = OffloadStrategy(budget="60%", optimizer="host", check_first_steps=0)
+        strategy = OffloadStrategy(budget="60%", optimizer="host")
         ol.train(strategy, max_epochs=1, **options)
         remarks = strategy.plan.remarks
         return "".join(remark for remark in remarks if "no update waits" in remark)
@@ -298,7 +298,7 @@ def test_data_that_have_the_weights_at_hand_let_no_update_wait(forced: list[str]
         trainer.fit(module)
         return ol.Result(module, trainer, strategy, {}, [])
 
-    ours, theirs = run(OffloadStrategy(check_first_steps=0)), run("auto")
+    ours, theirs = run(OffloadStrategy()), run("auto")
     assert ol.differences(theirs, ours) == [] and forced == []
 
 

@@ -59,7 +59,7 @@ def state(trainer: L.Trainer) -> list[torch.Tensor]:
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_a_run_that_captures_in_every_step_goes_on_eagerly_and_says_so(accumulate: int) -> None:
     more = {"accumulate_grad_batches": accumulate}
-    strategy = OffloadStrategy(check_first_steps=0)
+    strategy = OffloadStrategy()
     with pytest.warns(UserWarning, match="trains eagerly.*captured 8 times, which took"):
         ours = trained(strategy, **more)
     assert strategy.spent.runs >= 8 and strategy._eager
@@ -69,14 +69,14 @@ def test_a_run_that_captures_in_every_step_goes_on_eagerly_and_says_so(accumulat
 
 
 def test_under_a_budget_it_never_does() -> None:
-    strategy = OffloadStrategy("100%", check_first_steps=0)
+    strategy = OffloadStrategy("100%")
     ours = trained(strategy)
     assert not strategy._eager and strategy.spent.plans == LENGTHS
     assert all(map(torch.equal, state(ours), state(trained("auto"))))
 
 
 def test_a_run_of_few_lengths_keeps_its_plans() -> None:
-    strategy = OffloadStrategy(check_first_steps=0)
+    strategy = OffloadStrategy()
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*trains eagerly")
         trained(strategy, lengths=4, epochs=10)

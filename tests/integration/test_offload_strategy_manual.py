@@ -112,12 +112,12 @@ def test_updates_stand_where_the_step_calls_them_and_later_tasks_read_what_they_
 
 def test_without_the_comparison_every_step_is_the_graphs_own() -> None:
     for name in ("gan", "accumulation, clipped by norm", "wasserstein gan"):
-        ours = run(name, OffloadStrategy(budget="70%", check_first_steps=0))
+        ours = run(name, OffloadStrategy(budget="70%"))
         assert om.differences(plain(name), ours) == []
 
 
 def test_each_behaviour_has_one_graph_however_often_it_comes() -> None:
-    ours = run("wasserstein gan", OffloadStrategy(audit=0), max_epochs=6)
+    ours = run("wasserstein gan", OffloadStrategy(), max_epochs=6)
     # In an epoch: of the critic, or of both; and gradients that are there or not.
     assert len(ours.strategy.plans) <= 5
     assert om.differences(run("wasserstein gan", "auto", max_epochs=6), ours) == []

@@ -236,7 +236,7 @@ class Stale(om.ByHand):
 @pytest.mark.filterwarnings("ignore:.*trains eagerly")
 def test_what_plain_lightning_refuses_is_refused_here_too() -> None:
     # Without the comparison nobody but the trace can find it.
-    alone = OffloadStrategy(budget="1MiB", check_first_steps=0)
+    alone = OffloadStrategy(budget="1MiB")
     for strategy in ("auto", OffloadStrategy(), OffloadStrategy(budget="1MiB"), alone):
         with pytest.raises((RuntimeError, CaptureError), match="modified by an inplace operation"):
             ol.train(strategy, Stale, loader=om.pictures(), validate=False)

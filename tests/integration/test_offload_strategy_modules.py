@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
 
 def both(make: Any = ol.Module, budget: str | None = "70%", **options: Any) -> list[ol.Result]:
     """Planned and plain, told apart by nothing."""
-    strategy = OffloadStrategy(budget=budget, check_first_steps=0)
+    strategy = OffloadStrategy(budget=budget)
     ours, theirs = ol.train(strategy, make, **options), ol.train("auto", make, **options)
     assert ol.differences(theirs, ours) == []
     assert strategy.plan
@@ -100,7 +100,7 @@ class Outputs(L.Callback):
 
 def test_callbacks_get_what_the_step_returned() -> None:
     seen = []
-    for strategy in (OffloadStrategy(budget="70%", check_first_steps=0), "auto"):
+    for strategy in (OffloadStrategy(budget="70%"), "auto"):
         outputs = Outputs()
         ol.train(strategy, Measured, callbacks=[outputs], accumulate_grad_batches=2)
         seen.append(outputs.seen)
@@ -253,7 +253,7 @@ def test_averages_of_the_weights_are_lightnings() -> None:
     ):
         results = [
             ol.train(strategy, NoStatistics, callbacks=[make()], max_epochs=3, validate=False)
-            for strategy in (OffloadStrategy(budget="70%", check_first_steps=0), "auto")
+            for strategy in (OffloadStrategy(budget="70%"), "auto")
         ]
         assert ol.differences(results[1], results[0]) == []
 
@@ -299,7 +299,7 @@ def test_a_batch_of_one_shape_after_the_other_is_planned_and_told_once() -> None
             return torch.randn(n, 12, generator=noise), torch.arange(n) % ol.CLASSES
 
     loader = DataLoader(Sizes(), batch_size=None)
-    strategy = OffloadStrategy(check_first_steps=0)
+    strategy = OffloadStrategy()
     with pytest.warns(UserWarning, match="captured and planned the step 3 times") as said:
         ours = ol.train(strategy, loader=loader, validate=False)
     assert len([w for w in said if "planned" in str(w.message)]) == 1

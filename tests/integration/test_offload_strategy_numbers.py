@@ -49,6 +49,6 @@ def test_without_audits_a_branch_is_taken_when_plain_lightning_takes_it(
             return loss
 
     options: dict[str, Any] = {"make": Chooses, "validate": False, "loader": ol.data(40)}
-    ours = ol.train(OffloadStrategy(check_first_steps=0, audit=0.0), **options)
+    ours = ol.train(OffloadStrategy(), **options)
     theirs = ol.train(**options)
     assert ol.differences(ours, theirs) == []

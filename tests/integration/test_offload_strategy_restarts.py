@@ -18,7 +18,7 @@ OPTIONS = {"make": lambda: ol.Module("adam"), "accumulate_grad_batches": 2}
 
 
 def started(folder: Path | None, budget: Any = "60%", **more: Any) -> ol.Result:
-    strategy = OffloadStrategy(budget, check_first_steps=0, plan_cache=folder, **more)
+    strategy = OffloadStrategy(budget, plan_cache=folder, **more)
     return ol.train(strategy, **OPTIONS)
 
 

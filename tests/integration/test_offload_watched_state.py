@@ -50,7 +50,7 @@ def test_a_value_that_changes_in_mid_fit_is_trained(name: str) -> None:
     plain = trained(WAYS[name])
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        planned = trained(WAYS[name], budget=None, check_first_steps=0, audit=0)
+        planned = trained(WAYS[name], budget=None)
     assert all(torch.equal(planned[key], plain[key]) for key in plain)
     eager = [str(one.message) for one in said if "trains eagerly" in str(one.message)]
     assert bool(eager) == (name in EAGER), eager
@@ -110,13 +110,13 @@ def test_a_value_that_changes_in_every_step_and_has_an_effect_is_refused_by_name
 
     way, changes = every_step(change, lambda m: m.b)
     with pytest.raises(CaptureError, match=r"Kept\.b is 0\.\d+ after .*changes in every step"):
-        fitted(way, [changes], budget="100%", check_first_steps=0)
+        fitted(way, [changes], budget="100%")
     assert len(steps) == 4, "one capture, and three that differ"
 
 
 def test_a_value_that_changes_in_every_step_without_effect_keeps_its_graph() -> None:
     way, changes = every_step(shrink, lambda m: 1.0 if m.b < 9 else 2.0)
-    planned, _, trainer = fitted(way, [changes], budget="100%", check_first_steps=0)
+    planned, _, trainer = fitted(way, [changes], budget="100%")
     plain, *_ = fitted(way, [changes])
     assert all(
         torch.equal(a, b) for a, b in zip(planned.parameters(), plain.parameters(), strict=True)
@@ -139,7 +139,7 @@ def grow_decay(module: Any) -> None:
 def test_a_number_that_is_only_logged_is_read_in_every_step() -> None:
     way, changes = every_step(grow_decay, lambda m: 1.0)
     _, plain, _ = fitted(way, [changes], log=log_decay)
-    _, planned, trainer = fitted(way, [changes], log=log_decay, budget="100%", check_first_steps=0)
+    _, planned, trainer = fitted(way, [changes], log=log_decay, budget="100%")
     assert planned == plain
     assert len(trainer.strategy.plans) == 1
 
@@ -167,15 +167,15 @@ def test_an_audit_finds_a_change_that_no_watch_sees() -> None:
     with pytest.raises(
         CaptureError, match=r"after micro-batch 4 up to this one \(8\) may be wrong"
     ):
-        fitted(way, [changes], budget="100%", check_first_steps=0)
+        fitted(way, [changes], budget="100%")
     unseen.set(0.5)
-    fitted(way, [changes], budget="100%", check_first_steps=0, audit=0)  # nobody looks
+    fitted(way, [changes], budget="100%")  # nobody looks
 
 
 @pytest.mark.parametrize("audit", [-0.1, 1, "often", True])
 def test_a_share_of_the_time_that_is_none_is_refused(audit: Any) -> None:
     with pytest.raises(ValueError, match="give a part of the time"):
-        OffloadStrategy(audit=audit)
+        OffloadStrategy()
 
 
 class LogsComputed(ol.Module):
@@ -209,7 +209,7 @@ def test_rates_that_a_schedule_has_set_are_logged_as_they_are(interval: str) -> 
 
     plain, ours = LoggedEveryStep(), LoggedEveryStep()
     ol.train("auto", Rates, callbacks=[plain], max_epochs=3)
-    planned = OffloadStrategy(budget="100%", check_first_steps=0)
+    planned = OffloadStrategy(budget="100%")
     ol.train(planned, Rates, callbacks=[ours], max_epochs=3)
     assert plain.seen == ours.seen
     assert len({row["last rate"] for row in ours.seen}) > 1
