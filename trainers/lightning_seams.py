@@ -134,16 +134,18 @@ def is_accumulating(trainer: L.Trainer) -> bool:
 def make_update(trainer: L.Trainer, batch: Any, batch_idx: int) -> None:
     """Do what the loop does with a batch until there is an update, which may take several times."""
     loop = trainer.fit_loop.epoch_loop
-    by_itself, by_hand = loop.automatic_optimization, loop.manual_optimization
+    counted = loop.batch_progress.current
+    begun = counted.ready
     while True:
         given = _of(loop, "_build_kwargs")(OrderedDict(), batch, batch_idx)
         if trainer.lightning_module.automatic_optimization:
-            by_itself.run(trainer.optimizers[0], batch_idx, given)
+            loop.automatic_optimization.run(trainer.optimizers[0], batch_idx, given)
         else:
-            by_hand.run(given)
+            loop.manual_optimization.run(given)
         if not is_accumulating(trainer):
-            return
-        loop.batch_progress.increment_ready()
+            break
+        counted.ready += 1
+    counted.ready = begun
 
 
 def is_pass_over(trainer: L.Trainer) -> bool:
