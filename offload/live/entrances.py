@@ -29,7 +29,6 @@ from offload.torch_seams import (
 
 READERS = (
     "tolist", "data_ptr", "untyped_storage", "storage", "_typed_storage", "__reduce_ex__",
-    "__deepcopy__",
 )  # fmt: skip
 ARRAYS = ("numpy", "__array__")
 """Methods after which numpy can read and write the bytes, until their result is dropped."""
@@ -87,6 +86,8 @@ def _patched(core: Any) -> Iterator[None]:
             for name in names:
                 method = _visiting(getattr(torch.Tensor, name), visit)
                 patches.enter_context(_replaced(torch.Tensor, name, method))
+        copying = _copying(core, torch.Tensor.__deepcopy__)
+        patches.enter_context(_replaced(torch.Tensor, "__deepcopy__", copying))
         for name in ARRAYS:
             method = _giving_an_array(getattr(torch.Tensor, name), core)
             patches.enter_context(_replaced(torch.Tensor, name, method))
@@ -134,6 +135,22 @@ def _visiting(method: Callable[..., Any], visit: Callable[[Any], None]) -> Calla
         return method(self, *args, **kwargs)
 
     return visiting
+
+
+def _copying(core: Any, method: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy of a storage, which waits for the bytes of that one only."""
+
+    def copying(self: torch.Tensor, memo: Any) -> Any:
+        core.touch(self)
+        if type(self) is not torch.Tensor or self.layout is not torch.strided:
+            return method(self, memo)
+        was_on = core.set_key(False)
+        try:
+            return method(self, memo)
+        finally:
+            core.set_key(was_on)
+
+    return copying
 
 
 def _expose(core: Any, tensor: torch.Tensor) -> None:
