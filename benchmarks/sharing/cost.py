@@ -5,8 +5,7 @@
 
 One training, one plan, one core, so that nothing differs but the guest. The first step of each
 stretch is not counted: in it the guest is captured. Stretches of one kind differ by a tenth and
-more, because the machine does, so what requests cost is taken from steps that are neighbours. No
-step is audited: an audit takes a second or two, and would fall on whatever kind is there.
+more, because the machine does, so what requests cost is taken from steps that are neighbours.
 """
 
 import statistics

@@ -4,8 +4,7 @@ in mid-step     the step stands aside between two of its nodes (ours)
 between steps   the step under way ends first
 
 The job that comes is built by its own function, so its beginning is the moment of that call. Both
-ways train the same steps of the same low job, and have the same arrivals. The low job's steps are
-neither compared nor audited: while a step is traced, whoever comes waits until that is over.
+ways train the same steps of the same low job, and have the same arrivals.
 """
 
 import random

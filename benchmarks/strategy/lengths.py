@@ -1,14 +1,12 @@
-"""24 sequence lengths in turns: seconds a step in the first pass, which captures, and later.
+"""24 sequence lengths in turns: seconds a step in the first pass, which records, and later.
 
     pass 1   100  96  92 ...  8   every step another length: plans are made
     pass 2   100  96  92 ...  8   the same lengths again: the graphs are kept
 
 Each row trains the same GPT-2 on the same batches for five passes, in a process of its own. A row
-whose run is long has many steps to come, which its plans may pay for; one whose run ends with these
-passes has not, and goes on eagerly. Passes 2 and 3 have audits, which trace a step once more: they
-come early in a fit and at the edges of passes, and later take 1 % of the time. `padded` rows have
-the batches padded to the lengths that `lengths: auto` of perfect-train would choose. CPU seconds;
-ratios within a round.
+whose run is long has many steps to come; one whose run is short ends with these passes. `padded`
+rows have the batches padded to the lengths that `lengths: auto` of perfect-train would choose. CPU
+seconds; ratios within a round.
 """
 
 import logging

@@ -139,11 +139,9 @@ class Seen(L.Callback):
         with ExitStack() as stack:
             for stage, (module, name) in STAGES.items():
                 stack.enter_context(_wrapped(sys.modules[module], name, self._timed(stage)))
-            from trainers.offloading.steps import step_graphs as steps
+            from offload.live.planned_tapes import PlannedTapes
 
-            stack.enter_context(
-                _wrapped(steps.StepGraphs, "step_for", self._timed("all", once=True))
-            )
+            stack.enter_context(_wrapped(PlannedTapes, "_make", self._timed("all", once=True)))
             yield
 
     @contextmanager

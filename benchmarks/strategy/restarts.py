@@ -90,7 +90,6 @@ def measure(smoke: bool, repeats: int) -> Report:
         )
     )
     report.remarks = [
-        "check_first_steps=0: with the default, plain Lightning makes the first two steps, too.",
         "lower, profile, place and verify of the second start: what stays is reading the files, one"
         " walk of the planner and the proof.",
     ]
