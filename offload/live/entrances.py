@@ -156,7 +156,13 @@ def _copied(core: Any, method: Callable[..., Any], storage_of: Any) -> Callable[
         )
         if not whole or id(self) in memo:
             core.touch(self)
-            return method(self, memo)
+            if type(self) is not torch.Tensor or self.layout is not torch.strided:
+                return method(self, memo)
+            was_on = core.set_key(False)
+            try:
+                return method(self, memo)
+            finally:
+                core.set_key(was_on)
         made = memo[id(self)] = self.clone()
         known[core.identity(self)] = storage_of(made)
         return made
