@@ -135,7 +135,7 @@ def test_validation_within_a_fit_is_plain_lightnings(
     assert captures == ["validation_step"] * 3
     assert not any(p.is_inference() for p in ours.module.parameters())
     if budget is not None:
-        assert ol.keeps_share(ours.strategy.plan, budget)
+        assert ol.keeps_share(ours.strategy, budget)
 
 
 def test_so_it_is_with_the_smallest_budget_and_with_first_steps_checked() -> None:
