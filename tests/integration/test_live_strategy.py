@@ -14,7 +14,6 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from products import every_value
 from support import offload_lightning as ol
-from support import offload_manual as om
 from support.accelerators import GPU, here, kept_of_each, on_each_accelerator, only_on_gpu
 
 from offload import BudgetTooSmall, CaptureError, OffloadError
@@ -67,31 +66,6 @@ def test_a_run_is_plain_lightnings_to_the_last_bit(
     ours = ol.train(live(budget), **RUNS[name])
     assert ol.differences(plain(name), ours) == []
     assert ours.strategy.spent.runs > 0
-
-
-BY_HAND: dict[str, tuple[Callable[[], L.LightningModule], Callable[[], Any]]] = {
-    "gan": (om.Gan, om.pictures),
-    "gan that clears first": (om.ClearsFirst, om.pictures),
-    "wasserstein gan": (om.Wasserstein, om.pictures),
-    "accumulation": (om.Accumulates, ol.data),
-    "deep q": (om.DeepQ, om.experience),
-    "hooks": (om.Hooked, om.pictures),
-    "penalty": (om.Penalized, om.pictures),
-    "flags": (om.Flagged, om.pictures),
-    "torch's optimizers": (om.Raw, om.pictures),
-    "two steps of one optimizer": (om.Twice, om.pictures),
-}
-
-
-@pytest.mark.parametrize("name", BY_HAND)
-def test_a_step_by_hand_has_plain_lightnings_bits_and_gradients(name: str) -> None:
-    make, loader = BY_HAND[name]
-
-    def run(strategy: Any) -> ol.Result:
-        return ol.train(strategy, make, loader=loader(), validate=False)
-
-    budget = "70%" if [*BY_HAND].index(name) % 2 else None
-    assert om.differences(run("auto"), run(live(budget))) == []
 
 
 def test_updates_on_the_host_have_the_same_bits_on_a_cpu() -> None:

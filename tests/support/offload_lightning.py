@@ -14,7 +14,7 @@ from support.accelerators import here
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from offload import Plan
+from offload import BudgetTooSmall, Plan
 from offload.running.engines.cudagraph import CudaGraph
 from trainers import OffloadStrategy
 
@@ -186,12 +186,16 @@ def keeps_share(plan: Plan, budget: str) -> bool:
 
 
 def smallest(**options: Any) -> int:
-    """The least budget of a run, as the refusal of a smaller one tells it."""
-    from offload import BudgetTooSmall
-
-    with pytest.raises(BudgetTooSmall) as refused:
-        train(OffloadStrategy(budget=64), **options)
-    return refused.value.needed
+    """The least budget of a run, as the refusals of smaller ones tell it: one for each part."""
+    least = 64
+    while True:
+        try:
+            train(OffloadStrategy(budget=least), **options)
+        except BudgetTooSmall as refused:
+            assert refused.needed > least
+            least = refused.needed
+        else:
+            return least
 
 
 @pytest.fixture
