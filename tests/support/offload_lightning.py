@@ -185,12 +185,12 @@ def keeps_share(plan: Plan, budget: str) -> bool:
     return plan.device_bytes - plan.reserve <= plan.peak_bytes * float(budget[:-1]) / 100
 
 
-def smallest(**options: Any) -> int:
+def smallest(strategy: Callable[..., Any] = OffloadStrategy, **options: Any) -> int:
     """The least budget of a run, as the refusals of smaller ones tell it: one for each part."""
     least = 64
     while True:
         try:
-            train(OffloadStrategy(budget=least), **options)
+            train(strategy(budget=least), **options)
         except BudgetTooSmall as refused:
             assert refused.needed > least
             least = refused.needed
