@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, cast
+from typing import Any
 
 import lightning as L
 import pytest
@@ -13,12 +13,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.jobs.fleet_jobs import QUIET
-from offload import BudgetTooSmall, MemoryTooSmall, OffloadError, Plan
+from offload import BudgetTooSmall, MemoryTooSmall, OffloadError
 from offload.memory import room
 from offload.memory.host_memory import HostMemoryLeft
 from trainers import OffloadStrategy
 from trainers.offloading import live_moves
-from trainers.offloading.plan_request import PlanRequest
 
 pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]
 STEPS = 10
@@ -233,10 +232,8 @@ def test_a_move_that_was_asked_for_cannot_be_cancelled(undisturbed: Any) -> None
 
 
 def test_behind_a_move_that_raises_nobody_waits_for_ever() -> None:
-    moves, plan = live_moves.LiveMoves(), cast(Plan, None)
-    one, other = (
-        moves.add(live_moves.LiveMove(PlanRequest(), before=plan, plan=plan)) for _ in range(2)
-    )
+    moves = live_moves.LiveMoves()
+    one, other = (moves.add(live_moves.LiveMove("60%", None)) for _ in range(2))
     move = moves.next()
     assert move is not None and move.done is one
     with pytest.raises(RuntimeError, match="no such luck"), moves.refusing(move):

@@ -22,10 +22,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.jobs.fleet_jobs import QUIET
 from offload import BudgetTooSmall, MemoryTooSmall, OffloadError
-from offload.memory import room
 from offload.memory.host_memory import HostMemoryLeft
 from trainers import OffloadStrategy
-from trainers.offloading.hardware import generators
+from trainers.offloading.hardware import generators, target
 from trainers.offloading.hardware.target import Target
 
 budget_moves = importlib.import_module("test_budget_moves")
@@ -52,7 +51,10 @@ class Elsewhere(OffloadStrategy):
         if device.type != "cuda":
             return super()._target_on(device)
         here = torch.device("cpu", device.index) if device.index else torch.device("cpu")
-        return self.make(here, ENGINES[device.index], gate=self._gate)
+        found = super()._target_on(here)
+        return self.make(
+            here, ENGINES[device.index], gate=found.gate, make_runner=found.make_runner
+        )
 
     @property
     def engine(self) -> str:
@@ -119,7 +121,7 @@ def undisturbed() -> dict[str, torch.Tensor]:
     ids=["plain", "validated", "accumulated", "bf16", "clipped"],
 )
 def test_a_training_that_goes_from_device_to_device_has_the_bits_of_one_that_stays(
-    more: Any
+    more: Any,
 ) -> None:
     stays, at_rest = fit(stay, **more)
     asked: list[Future[Any]] = []
@@ -203,9 +205,8 @@ def test_budgets_and_devices_that_are_asked_for_at_once_are_made_one_after_the_o
         budgets.append((strategy.engine, strategy._request.budget))
         if step == 2:
             asked.append(strategy.move_to(device="cuda:2"))
-            asked.append(strategy.move_to(device="cuda:1"))
-        if step == 3:
             asked.append(strategy.move_to("70%"))
+            asked.append(strategy.move_to(device="cuda:1"))
 
     moves, _ = fit(move)
     assert_same(undisturbed, moves)
@@ -213,29 +214,51 @@ def test_budgets_and_devices_that_are_asked_for_at_once_are_made_one_after_the_o
     assert budgets[-1] == ("serial", "70%")
 
 
-@pytest.mark.parametrize("why", ["room", "budget"])
-def test_a_move_that_cannot_be_is_refused_before_anything_moves(
-    undisturbed: Any, monkeypatch: pytest.MonkeyPatch, why: str
+def test_a_move_without_room_is_refused_before_anything_moves(
+    undisturbed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Future[Any]] = []
     plans: list[Any] = []
 
     def move(strategy: Elsewhere, step: int) -> None:
         if step == 3:
-            asked.append(strategy.move_to(100 if why == "budget" else "70%", "cuda:1"))
-        if step == 3 and why == "room":
-            monkeypatch.setattr(room, "memory_left", lambda: HostMemoryLeft(1000, "a small host"))
+            with pytest.raises(BudgetTooSmall):
+                strategy.move_to(100, "cuda:1")
+            asked.append(strategy.move_to("70%", "cuda:1"))
+            monkeypatch.setattr(target, "memory_left", lambda: HostMemoryLeft(1000, "a small host"))
         if step == 5:
             monkeypatch.undo()
             assert strategy.engine == "threads"
-        if step:
+        if step >= 3:
             plans.append(strategy.plan)
 
-    with pytest.warns(UserWarning, match="stays on its device, because it cannot move to cpu"):
+    with pytest.warns(UserWarning, match="stays where it is, because it cannot move: .* of cpu"):
         moves, _ = fit(move)
     assert_same(undisturbed, moves)
-    assert isinstance(asked[0].exception(0), MemoryTooSmall if why == "room" else BudgetTooSmall)
+    assert isinstance(asked[0].exception(0), MemoryTooSmall)
     assert len({id(plan) for plan in plans}) == 1
+
+
+def test_a_budget_that_no_plan_keeps_there_is_refused_before_anything_moves(
+    undisturbed: Any,
+) -> None:
+    asked: list[Future[Any]] = []
+
+    def move(strategy: Elsewhere, step: int) -> None:
+        if step == 3:
+            asked.append(strategy.move_to(device="cuda:1"))
+        if step == 4:  # there is no plan yet
+            asked.append(strategy.move_to(100))
+            asked.append(strategy.move_to("70%"))
+        if step == 7:
+            assert strategy._request.budget == "70%" and strategy.engine == "serial"
+
+    with pytest.warns(
+        UserWarning, match="stays where it is, because it cannot move: .* are needed"
+    ):
+        moves, _ = fit(move)
+    assert_same(undisturbed, moves)
+    assert [type(one.exception(0)) for one in asked] == [type(None), BudgetTooSmall, type(None)]
 
 
 def test_a_device_of_another_make_is_told_to_have_other_bits() -> None:
@@ -284,8 +307,8 @@ def test_what_cannot_move_says_what_to_do() -> None:
         refused("end their blocks", lambda: strategy.move_to(device="cuda:1"))
         with guests:
             pass
-        target = strategy._request.target
-        lent = replace(strategy._request, target=replace(target, make_runner=lambda *_: None))
+        of_fleet = replace(strategy._request.target, make_runner=lambda *_: None)
+        lent = replace(strategy._request, target=of_fleet)
         own, strategy._request = strategy._request, lent
         refused("a fleet gives its jobs their devices", lambda: strategy.move_to(device="cuda:1"))
         strategy._request = own
