@@ -61,7 +61,7 @@ def fit(devices: dict[int, str], **more: Any) -> tuple[dict[str, torch.Tensor], 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_a_run_goes_to_the_host_and_back(precision: Any) -> None:
-    with pytest.warns(RuntimeWarning, match="later bits are those of the new device"):
+    with pytest.warns(UserWarning, match="later bits are those of the new device"):
         _, moving, trainer = fit({3: "cpu", 7: "cuda:0"}, val_check_interval=4, precision=precision)
     assert all(one.result(0).nbytes > 0 for one in moving.asked)
     assert moving.batches == ["cuda"] * 4 + ["cpu"] * 4 + ["cuda"] * 4

@@ -12,9 +12,9 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.demos.boring_classes import BoringModel
 from products import every_value
 from support import offload_lightning as ol
-from support import offload_manual as om
 from support.accelerators import GPU, here, kept_of_each, on_each_accelerator, only_on_gpu
 
 from offload import BudgetTooSmall, CaptureError, OffloadError
@@ -73,31 +73,6 @@ def test_a_run_is_plain_lightnings_to_the_last_bit(
         assert ol.keeps_share(ours.strategy, budget)
 
 
-BY_HAND: dict[str, tuple[Callable[[], L.LightningModule], Callable[[], Any]]] = {
-    "gan": (om.Gan, om.pictures),
-    "gan that clears first": (om.ClearsFirst, om.pictures),
-    "wasserstein gan": (om.Wasserstein, om.pictures),
-    "accumulation": (om.Accumulates, ol.data),
-    "deep q": (om.DeepQ, om.experience),
-    "hooks": (om.Hooked, om.pictures),
-    "penalty": (om.Penalized, om.pictures),
-    "flags": (om.Flagged, om.pictures),
-    "torch's optimizers": (om.Raw, om.pictures),
-    "two steps of one optimizer": (om.Twice, om.pictures),
-}
-
-
-@pytest.mark.parametrize("name", BY_HAND)
-def test_a_step_by_hand_has_plain_lightnings_bits_and_gradients(name: str) -> None:
-    make, loader = BY_HAND[name]
-
-    def run(strategy: Any) -> ol.Result:
-        return ol.train(strategy, make, loader=loader(), validate=False)
-
-    budget = "70%" if [*BY_HAND].index(name) % 2 else None
-    assert om.differences(run("auto"), run(live(budget))) == []
-
-
 def test_updates_on_the_host_have_the_same_bits_on_a_cpu() -> None:
     ours = ol.train(live("70%", optimizer="host"))
     assert ol.differences(plain("plain"), ours) == []
@@ -114,18 +89,59 @@ def test_updates_on_the_host_are_nearly_those_of_a_gpu(accelerator: str) -> None
     assert all(torch.allclose(one, other, atol=1e-4) for one, other in pairs)
 
 
+def chosen(budget: str | None) -> Any:
+    return "auto" if budget == "auto" else live(budget)
+
+
 @on_each_accelerator
 @pytest.mark.filterwarnings("ignore:Checkpoint directory")
-def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path, accelerator: str) -> None:
-    def run(strategy: Callable[[], Any], where: Path) -> ol.Result:
+@pytest.mark.parametrize(
+    "before, after", [("60%", "60%"), ("60%", "auto"), ("auto", "80%"), ("60%", None)]
+)
+def test_a_run_goes_on_from_its_checkpoint_under_another_budget_or_without_us(
+    before: str, after: str | None, tmp_path: Path, accelerator: str
+) -> None:
+    def run(before: Any, after: Any, where: Path) -> ol.Result:
         keep = ModelCheckpoint(where, save_last=True)
-        ol.train(strategy(), callbacks=[keep], enable_checkpointing=True, max_epochs=1)
+        ol.train(before, callbacks=[keep], enable_checkpointing=True, max_epochs=1)
         goes_on = {"callbacks": [keep], "enable_checkpointing": True, "max_epochs": 3}
-        return ol.train(strategy(), ckpt_path=keep.last_model_path, **goes_on)
+        return ol.train(after, ckpt_path=keep.last_model_path, **goes_on)
 
-    theirs = run(lambda: "auto", tmp_path / "theirs")
-    ours = run(lambda: live("60%"), tmp_path / "ours")
+    theirs = run("auto", "auto", tmp_path / "theirs")
+    ours = run(chosen(before), chosen(after), tmp_path / "ours")
     assert ol.differences(theirs, ours) == []
+    loaded = ol.Module.load_from_checkpoint(tmp_path / "ours" / "last.ckpt", map_location="cpu")
+    assert ol._unequal("", loaded.state_dict(), ours.module.cpu().state_dict()) == []
+    with pytest.raises(RuntimeError, match="Missing key"):
+        ol.train(live(), BoringModel, ckpt_path=tmp_path / "ours" / "last.ckpt")
+
+
+class Fails(L.Callback):
+    """An error between two batches, in the middle of a window of them."""
+
+    def __init__(self, hook: str) -> None:
+        self.seen: dict[str, Any] = {}
+        setattr(self, hook, self.fail)
+
+    def fail(self, trainer: Any, *_: Any) -> None:
+        if trainer.fit_loop.epoch_loop.total_batch_idx == 8:
+            raise RuntimeError("in the middle")
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        state = trainer.optimizers[0].state_dict()["state"]
+        self.seen = {"state": copy.deepcopy(state), **copy.deepcopy(pl_module.state_dict())}
+
+
+@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_train_batch_start"])
+@pytest.mark.parametrize("accumulated", [1, 4])
+def test_an_exception_between_two_batches_leaves_whole_tensors(hook: str, accumulated: int) -> None:
+    seen = []
+    for strategy in (live("60%"), "auto"):
+        fails = Fails(hook)
+        with pytest.raises(RuntimeError, match="in the middle"):
+            ol.train(strategy, callbacks=[fails], accumulate_grad_batches=accumulated)
+        seen.append(fails.seen)
+    assert ol._unequal("", *seen) == []
 
 
 @on_each_accelerator

@@ -5,7 +5,10 @@ from typing import Any
 
 import pytest
 from support import (
+    live_by_hand,
     live_features,
+    live_gathers,
+    live_gradients,
     live_holders,
     live_hooks,
     live_modules,
@@ -25,12 +28,18 @@ OTHERS = (
     "ignore:None of the inputs have requires_grad=True",
     "ignore:You passed `Trainer.accelerator='cpu', precision='16-mixed'",
     "ignore:The .grad attribute of a Tensor that is not a leaf",
+    "ignore:Detected call of `lr_scheduler.step",
+    "ignore:Using backward.. with create_graph=True",
 )
 """Warnings that the cases have with plain Lightning, too."""
 pytestmark = [pytest.mark.filterwarnings(line) for line in (*ol.QUIET, *OTHERS)]
+MODULES = (
+    live_modules, live_holders, live_python, live_hooks, live_features, live_runs, live_gradients,
+    live_gathers, live_by_hand,
+)  # fmt: skip
 CASES = [
     each
-    for module in (live_modules, live_holders, live_python, live_hooks, live_features, live_runs)
+    for module in MODULES
     for each in vars(module).values()
     if isinstance(each, type)
     and issubclass(each, Case)

@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 from support import offload_lightning as ol
 
+from offload.live import planned_tapes
 from offload.measuring import profiling
+from offload.planning.search import _Search
 from offload.plans import kept_plans
-from offload.tracing import capture
 from trainers import OffloadStrategy
 
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
 
-OPTIONS = {"make": lambda: ol.Module("adam"), "accumulate_grad_batches": 2}
+OPTIONS: dict[str, Any] = {"make": lambda: ol.Module("adam"), "accumulate_grad_batches": 2}
 
 
 def started(folder: Path | None, budget: Any = "60%", **more: Any) -> ol.Result:
@@ -24,20 +25,21 @@ def started(folder: Path | None, budget: Any = "60%", **more: Any) -> ol.Result:
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """How many calls were measured, and how many searches were made."""
+    """How many calls were measured, and how many searches found a plan."""
     found = {"measured": 0, "searched": 0}
-    cost, search = profiling._Bench._cost, kept_plans.best_plan
+    cost, search = profiling._Bench._cost, _Search.best
 
     def one(*args: Any) -> Any:
         found["measured"] += 1
         return cost(*args)
 
-    def planned(*args: Any) -> Any:
-        found["searched"] += len(args) == 1
-        return search(*args)
+    def searched(*args: Any) -> Any:
+        plan = search(*args)  # what raises is not kept
+        found["searched"] += 1
+        return plan
 
     monkeypatch.setattr(profiling._Bench, "_cost", one)
-    monkeypatch.setattr(kept_plans, "best_plan", planned)
+    monkeypatch.setattr(_Search, "best", searched)
     return found
 
 
@@ -121,13 +123,14 @@ def test_kept_costs_are_those_of_every_kernel_that_is_torchs_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graphs: list[Any] = []
-    measured = capture.measured
+    measured = planned_tapes.measured
     monkeypatch.setattr(
-        capture, "measured", lambda *args: graphs.append(measured(*args)) or graphs[-1]
+        planned_tapes, "measured", lambda *args: graphs.append(measured(*args)) or graphs[-1]
     )
     started(tmp_path)
     first, graphs[:] = list(graphs), []
     started(tmp_path)
+    assert first
     for before, after in zip(first, graphs, strict=True):
         assert [task.seconds for task in before.tasks] == [task.seconds for task in after.tasks]
         assert [task.workspace for task in before.tasks] == [task.workspace for task in after.tasks]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import lightning as L
+import own_optimizers as own
 import torch
 from lightning.pytorch import callbacks as of_lightning
 from support import offload_lightning as ol
@@ -30,6 +31,9 @@ OPTIMIZERS: dict[str, Any] = {
     "RMSprop": lambda p: torch.optim.RMSprop(p, 1e-3, centered=True, momentum=0.1),
     "Adamax": lambda p: torch.optim.Adamax(p, 1e-2, foreach=False),
     "Muon": lambda p: torch.optim.Muon([w for w in p if w.ndim == 2], 1e-3),
+    "Slow": lambda p: own.Slow(p, lr=0.01),
+    "Branching": lambda p: own.Branching(p, lr=0.01),
+    "Together": lambda p: own.Together(p, lr=0.01),
 }
 
 

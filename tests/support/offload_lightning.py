@@ -186,16 +186,17 @@ def keeps_share(strategy: OffloadStrategy, budget: str) -> bool:
     return strategy.plan.device_bytes - strategy.plan.reserve <= most * float(budget[:-1]) / 100
 
 
-def smallest(**options: Any) -> int:
-    """The least budget of a run, as the refusals of smaller ones tell it."""
-    budget = 64
+def smallest(strategy: Callable[..., Any] = OffloadStrategy, **options: Any) -> int:
+    """The least budget of a run, as the refusals of smaller ones tell it: one for each part."""
+    least = 64
     while True:
         try:
-            train(OffloadStrategy(budget=budget), **options)
+            train(strategy(budget=least), **options)
         except BudgetTooSmall as refused:
-            budget = refused.needed
+            assert refused.needed > least
+            least = refused.needed
         else:
-            return budget
+            return least
 
 
 @pytest.fixture

@@ -259,8 +259,8 @@ class LiveFit(LiveRun):
     ) -> Future[Migration]:
         """Have the training go on within another budget, or on another device. Any thread may call
         this while the trainer fits. The tensors move between two steps. The result has the bytes
-        that moved and the seconds that it took, or raises `MemoryTooSmall` where there was no room:
-        then nothing has moved.
+        that moved and the seconds that it took, or raises `MemoryTooSmall` where there was no room,
+        or `BudgetTooSmall` where there was no plan: then nothing has moved.
 
         Another budget: the plan is made here, and all bits stay the same. Another `device`: on a
         GPU like the one before all bits stay the same. On another kind of device the weights are
@@ -278,20 +278,22 @@ class LiveFit(LiveRun):
                 f"move_to() names no other place than the run has: give another budget, or another"
                 f" device than {self.root_device}"
             )
-        if self._session is None or self._session.plan is None:
+        session = self._session
+        before = session.plan if session is not None else None
+        if before is None and self._plan is None:
             raise OffloadError(
                 "move_to() comes before the first step, so there is no plan to move from: give the"
                 " budget to the strategy, give the device to the Trainer, or call it from the"
                 " second step on"
             )
-        asked = self._request
+        target = None if device is None else self._request.target
         if there != self.root_device:
-            asked = asked.on(self._target_on(there), self.precision_plugin)
-        if budget != SAME:
-            asked = replace(asked, budget=budget)
-        plans = self._session.plans
-        planner = LivePlanner(asked, self._meter)
-        move = LiveMove(asked, self._session.plan, plans.planned_in(asked.budget, planner))
+            target = self._request.on(self._target_on(there), self.precision_plugin).target
+        move = LiveMove(budget, target)
+        asked = move.asked(self._request)  # what is wrong with it is told here
+        if session is not None and before is not None:
+            found = session.plans.planned_in(asked.budget, LivePlanner(asked, self._meter))
+            move = replace(move, before=before, plan=found)
         return self._moves.add(move)
 
     def _target_on(self, device: torch.device) -> Target:
@@ -313,20 +315,20 @@ class LiveFit(LiveRun):
         begun = trainer.fit_loop.epoch_loop.batch_idx + 1
         if not trainer.training or begun % trainer.accumulate_grad_batches:
             return
-        while move := self._moves.next():
+        # After a move to another device the next one waits for a plan of its own.
+        while self._session is not None and self._session.plan and (move := self._moves.next()):
             with self._device_loss_noted(), self._interrupt.held(), self._moves.refusing(move):
                 move.done.set_result(self._moved(move))
 
     def _moved(self, move: LiveMove) -> Migration:
         session, planner = self._session, self._planner
-        if move.asked.target.device != self.root_device:
-            return self._go_to(move.asked)
-        if session is None or planner is None:  # it has just gone to another device
-            self._request = replace(self._request, budget=move.asked.budget)
-            return Migration(0, 0.0, "before the first step there")
-        found, asked = move.plan, replace(self._request, budget=move.asked.budget)
-        if session.plan is not move.before:
+        assert session is not None and planner is not None
+        asked, found = move.asked(self._request), move.plan
+        if found is None or session.plan is not move.before:
             found = session.plans.planned_in(asked.budget, LivePlanner(asked, self._meter))
+        if asked.target.device != self.root_device:
+            asked.target.check_room(found)
+            return self._go_to(asked)
         moved = session.plans.move_to(asked.budget, found)
         self._request = planner.request = asked
         return moved

@@ -10,12 +10,13 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from offload import DeviceLost, MemoryTooSmall, OffloadError, Plan
+from offload import BudgetTooSmall, DeviceLost, MemoryTooSmall, OffloadError, Plan
 from offload.running.runner_memory import Migration
+from trainers.offloading.hardware.target import Target
 from trainers.offloading.plan_request import PlanRequest
 
 SAME = "same"
@@ -26,11 +27,19 @@ SAME = "same"
 class LiveMove:
     """A move that waits for the next step."""
 
-    asked: PlanRequest
-    before: Plan
-    """The plan whose graph was planned again."""
-    plan: Plan
+    budget: str | int | None
+    target: Target | None
+    """None: the present one."""
+    before: Plan | None = None
+    """The plan whose graph was planned again; None if there was none just then."""
+    plan: Plan | None = None
     done: Future[Migration] = field(default_factory=Future)
+
+    def asked(self, now: PlanRequest) -> PlanRequest:
+        """Return what is asked for, if the run is asked for this now. Another move may have come
+        before."""
+        budget = now.budget if self.budget == SAME else self.budget
+        return replace(now, budget=budget, target=self.target or now.target)
 
 
 class LiveMoves:
@@ -53,13 +62,14 @@ class LiveMoves:
 
     @contextmanager
     def refusing(self, move: LiveMove) -> Iterator[None]:
-        """If there is no room for the move that this block makes, the training goes on where it is.
-        Any other error ends it."""
+        """If there is no room for the move that this block makes, or no plan, the training goes on
+        where it is. Any other error ends it."""
         try:
             yield
         except BaseException as error:
             move.done.set_exception(error)
-            if not isinstance(error, MemoryTooSmall) or isinstance(error, DeviceLost):
+            refused = isinstance(error, BudgetTooSmall | MemoryTooSmall)
+            if not refused or isinstance(error, DeviceLost):
                 raise
             rank_zero_warn(f"OffloadStrategy stays where it is, because it cannot move: {error}")
 

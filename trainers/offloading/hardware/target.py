@@ -18,13 +18,14 @@ import torch
 from lightning.pytorch.accelerators import Accelerator, CPUAccelerator, CUDAAccelerator
 from lightning.pytorch.plugins.precision import Precision
 
-from offload import Costs, OffloadError, Plan, PlanCache, Runner
+from offload import Costs, MemoryTooSmall, OffloadError, Plan, PlanCache, Runner
 from offload.gate import Gate
 from offload.measuring.kept_rates import kept_rates
 from offload.memory.host_memory import memory_left
 from offload.program.kernels import CPU
 from offload.running.drivers.cuda import check_cuda
 from offload.running.stage import Stage
+from offload.sizes import say_size
 
 ENGINES = ("auto", "threads", "cuda", "cudagraph")
 OF_CUDA = ("cuda", "cudagraph")
@@ -82,6 +83,18 @@ class Target:
         free, _ = torch.cuda.mem_get_info(self.device)
         held = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         return free + held
+
+    def check_room(self, plan: Plan) -> None:
+        """Raise `MemoryTooSmall` if a plan that moves here has no room now."""
+        needed, left = plan.device_bytes, self.free_bytes()
+        if needed > left:
+            raise MemoryTooSmall(
+                f"{say_size(needed)} of {self.name} are needed to move there, but only"
+                f" {say_size(left)} are left. Nothing has moved: give a smaller budget, or end what"
+                " else uses memory",
+                needed=needed,
+                left=left,
+            )
 
     def measured(self, plugin: Precision, cache: PlanCache | None = None) -> "Target":
         """Return this target with the rates of its GPU, which takes seconds if they are unknown."""

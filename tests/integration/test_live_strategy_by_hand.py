@@ -1,7 +1,5 @@
-"""Steps that optimize by hand: one planned graph, and plain Lightning's bits."""
+"""Steps that optimize by hand: plain Lightning's bits, gradients, states and schedules."""
 
-import functools
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,15 +8,13 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins.precision import MixedPrecision
 from support import offload_lightning as ol
 from support import offload_manual as om
-from support.accelerators import GPU, here, kept_of_each, some_on_gpu
+from support.accelerators import GPU, kept_of_each, only_on_gpu, some_on_gpu
 
-from offload import Plan
 from offload.graph.memgraph import OFFLOAD
 from trainers import OffloadStrategy
-from trainers.offloading.steps.comparison import DifferenceFound
-from trainers.offloading.steps.manual_steps import ManualSteps
 
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
 replayed = ol.replayed
@@ -41,16 +37,6 @@ KINDS: dict[str, tuple[Callable[[], L.LightningModule], Callable[[], Any]]] = {
     "asks first": (om.AsksFirst, om.pictures),
     "numbers": (om.Counting, om.pictures),
 }
-STEPS: dict[str, int] = {
-    **dict.fromkeys(KINDS, 20),
-    **dict.fromkeys(
-        ("deep q", "penalty", "a schedule that is given a loss", "asks first", "numbers"), 10
-    ),
-    **dict.fromkeys(("accumulation, clipped by norm", "accumulation, clipped by value"), 6),
-    "wasserstein gan": 12,
-    "torch's optimizers": 0,
-}
-"""What Lightning counts as `global_step`."""
 
 
 def run(name: str, strategy: Any, **more: Any) -> ol.Result:
@@ -63,10 +49,6 @@ def plain(name: str) -> ol.Result:
     return run(name, "auto")
 
 
-def copied(plan: Plan) -> int:
-    return sum(node.nbytes for node in plan.memgraph.nodes if node.kind == OFFLOAD)
-
-
 ON_GPU = (
     "gan that clears first", "accumulation, clipped by norm", "deep q", "penalty", "numbers",
 )  # fmt: skip
@@ -74,53 +56,35 @@ ON_GPU = (
 
 
 @some_on_gpu(KINDS, ON_GPU)
-@pytest.mark.filterwarnings("ignore:.*captured and planned the step 3 times")
-def test_a_step_by_hand_is_planned_with_plain_lightnings_bits(name: str, accelerator: str) -> None:
+def test_a_step_by_hand_has_plain_lightnings_bits_and_gradients(
+    name: str, accelerator: str
+) -> None:
     # Half of them have a budget in which much has to move.
     share = "80%" if accelerator == GPU else "70%"  # updates of a GPU take more beside the tensors
     budget = share if [*KINDS].index(name) % 2 else None
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", ".*eagerly")
-        ours = run(name, OffloadStrategy(budget=budget))
+    ours = run(name, OffloadStrategy(budget=budget))
     assert om.differences(plain(name), ours) == []
-    twice = ours.strategy.spent.runs - len(ours.rates)
-    assert twice > 0 if accelerator == GPU else twice == 0  # a GPU's first steps run twice
-    assert ours.trainer.global_step == STEPS[name]
+    assert ours.strategy.spent.runs > 0
 
 
 def test_a_gan_in_its_smallest_budget_moves_weights_and_keeps_every_bit() -> None:
     make, loader = KINDS["gan"]
     least = ol.smallest(make=make, loader=loader(), validate=False)
-    ours = run("gan", OffloadStrategy(budget=least))
+    ours, free = run("gan", OffloadStrategy(budget=least)), run("gan", OffloadStrategy())
     assert om.differences(plain("gan"), ours) == []
-    assert ours.strategy.plan.device_bytes <= least < plan_of("gan").device_bytes
-    assert copied(ours.strategy.plan) > 0
+    assert ours.strategy.plan.device_bytes <= least < free.strategy.plan.device_bytes
+    assert any(node.kind == OFFLOAD for node in ours.strategy.plan.memgraph.nodes)
 
 
-@functools.cache
-def plan_of(name: str) -> Plan:
-    return run(name, OffloadStrategy()).strategy.plan
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+def test_a_gradient_scaler_has_plain_lightnings_bits() -> None:
+    def scaled(strategy: Any, name: str) -> ol.Result:
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)  # type: ignore[attr-defined]
+        return run(name, strategy, plugins=[MixedPrecision("16-mixed", "cpu", scaler)])
 
-
-def test_updates_stand_where_the_step_calls_them_and_later_tasks_read_what_they_wrote() -> None:
-    graph = plan_of("gan").source
-    first = next(n for n, task in enumerate(graph.tasks) if "update" in task.name)
-    written = {b for b in graph.tasks[first].writes if graph.buffers[b].role.value == "parameter"}
-    assert written and any(written & {*task.reads} for task in graph.tasks[first + 1 :])
-    assert sum(task.phase == "forward" for task in graph.tasks[first:]) > 3
-
-
-def test_without_the_comparison_every_step_is_the_graphs_own() -> None:
-    for name in ("gan", "accumulation, clipped by norm", "wasserstein gan"):
-        ours = run(name, OffloadStrategy(budget="70%"))
-        assert om.differences(plain(name), ours) == []
-
-
-def test_each_behaviour_has_one_graph_however_often_it_comes() -> None:
-    ours = run("wasserstein gan", OffloadStrategy(), max_epochs=6)
-    # In an epoch: of the critic, or of both; and gradients that are there or not.
-    assert len(ours.strategy.plans) <= 5
-    assert om.differences(run("wasserstein gan", "auto", max_epochs=6), ours) == []
+    for name in ("gan", "accumulation, clipped by norm"):
+        ours = scaled(OffloadStrategy(budget="80%"), name)
+        assert om.differences(scaled("auto", name), ours) == []
 
 
 # ---- between two steps --------------------------------------------------------------------------
@@ -137,9 +101,9 @@ class Clears(L.Callback):
     ) -> None:
         found = {n: p.grad for n, p in pl_module.named_parameters()}
         self.seen.append({n: None if g is None else g.clone() for n, g in found.items()})
-        if trainer.fit_loop.epoch_loop.batch_idx == 2:
+        if batch_idx == 2:
             trainer.optimizers[0].zero_grad()
-        if trainer.fit_loop.epoch_loop.batch_idx == 3:
+        if batch_idx == 3:
             for p in pl_module.parameters():
                 p.grad = torch.ones_like(p)
 
@@ -148,9 +112,7 @@ class Clears(L.Callback):
 def test_gradients_between_two_steps_are_plain_lightnings(name: str, accelerator: str) -> None:
     one, other = Clears(), Clears()
     expected = run(name, "auto", callbacks=[one])
-    # A GPU within a budget may have no gradient to show there (offload/manual-optimization.md).
-    budget = None if accelerator == GPU else "90%"
-    ours = run(name, OffloadStrategy(budget=budget), callbacks=[other])
+    ours = run(name, OffloadStrategy(budget="90%"), callbacks=[other])
     assert om.differences(expected, ours) == []
     assert om.unequal("gradients", one.seen, other.seen) == []
     # What is cleared at the step's beginning changes nothing, what is added up does.
@@ -159,21 +121,13 @@ def test_gradients_between_two_steps_are_plain_lightnings(name: str, accelerator
 
 @some_on_gpu(["gan", "accumulation, clipped by norm"], ["accumulation, clipped by norm"])
 def test_validation_between_steps_changes_nothing(name: str, accelerator: str) -> None:
-    options: dict[str, Any] = {"val_check_interval": 2, "validate": False}
-    make, loader = KINDS[name]
+    class Validated(KINDS[name][0]):  # type: ignore[misc]
+        def val_dataloader(self) -> Any:
+            return KINDS[name][1]()
 
     def fit(strategy: Any) -> ol.Result:
-        torch.manual_seed(3)
-        module, rates = make(), ol.Rates()
-        torch.manual_seed(4)
-        trainer = L.Trainer(
-            max_epochs=2, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-            enable_model_summary=False, num_sanity_val_steps=1, **here(),
-            strategy=strategy, callbacks=[rates], val_check_interval=options["val_check_interval"],
-        )  # fmt: skip
-        trainer.fit(module, loader(), loader())
-        logged = {**trainer.callback_metrics}
-        return ol.Result(module, trainer, trainer.strategy, logged, rates.rates)
+        more = {"val_check_interval": 2, "num_sanity_val_steps": 1, "validate": False}
+        return ol.train(strategy, Validated, loader=KINDS[name][1](), **more)
 
     assert om.differences(fit("auto"), fit(OffloadStrategy(budget="90%"))) == []
 
@@ -212,37 +166,30 @@ def test_a_run_moves_to_another_budget(name: str, accelerator: str) -> None:
     assert om.differences(plain(name), ours) == []
 
 
-# ---- the net under it ---------------------------------------------------------------------------
+# ---- refused, and on a GPU ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("budget", [None, "1MiB"])
-def test_a_step_that_does_something_else_than_plain_lightning_is_found(
-    budget: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = ManualSteps.run
+class Stale(om.ByHand):
+    """The generator's loss was made before the critic has stepped: autograd finds that out."""
 
-    def wrong(self: ManualSteps, step: Any, *args: Any, **kwargs: Any) -> Any:
-        outputs = real(self, step, *args, **kwargs)
-        for p in [*step.holds][:1]:
-            with torch.no_grad():
-                self.sums[p].view(-1)[0] += 1e-3
-        return outputs
-
-    monkeypatch.setattr(ManualSteps, "run", wrong)
-    if budget:
-        with pytest.raises(DifferenceFound, match=r"the gradient of .* differs"):
-            run("gan that clears first", OffloadStrategy(budget=budget))
-        return
-    with pytest.warns(UserWarning, match="trains eagerly.*the gradient of .* differs"):
-        ours = run("gan that clears first", OffloadStrategy())
-    assert om.differences(plain("gan that clears first"), ours) == []
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        of_generator, of_critic = self.both()
+        loss = self.judged(self.generator(self.noise(batch[0])), True)
+        of_critic.zero_grad()
+        self.manual_backward(self.judged(batch[0], True))
+        of_critic.step()
+        of_generator.zero_grad()
+        self.manual_backward(loss)
+        of_generator.step()
 
 
-# ---- on a GPU -----------------------------------------------------------------------------------
+def test_what_plain_lightning_refuses_is_refused_here_too() -> None:
+    for strategy in ("auto", OffloadStrategy(), OffloadStrategy(budget="1MiB")):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            ol.train(strategy, Stale, loader=om.pictures(), validate=False)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("accelerator", [GPU], indirect=True)
+@only_on_gpu
 def test_steps_by_hand_are_replayed(accelerator: str, replayed: list[Any]) -> None:
     for name in ("gan", "accumulation, clipped by norm"):
         before = len(replayed)
@@ -251,12 +198,11 @@ def test_steps_by_hand_are_replayed(accelerator: str, replayed: list[Any]) -> No
         assert len(replayed) > before
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("accelerator", [GPU], indirect=True)
+@only_on_gpu
 def test_a_step_by_hand_updates_on_the_host_to_the_weights_of_a_gpu_but_for_rounding(
     accelerator: str,
 ) -> None:
-    """As users have it: `optimizer="auto"`, and the first steps are compared."""
+    """As users have it: `optimizer="auto"`."""
     ours = run("deep q", OffloadStrategy(budget="80%", optimizer="auto"))
     weights = plain("deep q").module.state_dict()
     torch.testing.assert_close(ours.module.state_dict(), weights, rtol=1e-6, atol=1e-7)
