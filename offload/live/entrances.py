@@ -82,12 +82,12 @@ ENTRANCES = Entrances()
 
 @contextmanager
 def _patched(core: Any) -> Iterator[None]:
+    storage_of = torch.Tensor.untyped_storage  # before it is replaced
     with ExitStack() as patches:
         for names, visit in ((READERS, core.touch), (EXPOSERS, partial(_expose, core))):
             for name in names:
                 method = _visiting(getattr(torch.Tensor, name), visit)
                 patches.enter_context(_replaced(torch.Tensor, name, method))
-        storage_of = torch.Tensor.untyped_storage  # before it is replaced
         copied = _copied(core, torch.Tensor.__deepcopy__, storage_of)
         patches.enter_context(_replaced(torch.Tensor, "__deepcopy__", copied))
         for name in ARRAYS:
@@ -143,29 +143,31 @@ def _copied(core: Any, method: Callable[..., Any], storage_of: Any) -> Callable[
     """The deep copy of a tensor. It is a clone if the tensor has a memory block for itself."""
 
     def copied(self: Any, memo: Any) -> Any:
-        known = memo.setdefault("torch", {})
-        whole = (
-            core.is_in_step()
-            and type(self) is torch.Tensor
-            and not (self.requires_grad or self.is_inference() or self.__dict__)
-            and self.layout is torch.strided
-            and self.is_contiguous()
-            and not (self.is_conj() or self.is_neg())
-            and self.nbytes == storage_of(self).nbytes()
-            and core.identity(self) not in known
-        )
-        if not whole or id(self) in memo:
+        if id(self) in memo:
+            return memo[id(self)]
+        if type(self) is not torch.Tensor or self.layout is not torch.strided:
             core.touch(self)
-            if type(self) is not torch.Tensor or self.layout is not torch.strided:
-                return method(self, memo)
-            was_on = core.set_key(False)
-            try:
-                return method(self, memo)
-            finally:
-                core.set_key(was_on)
-        made = memo[id(self)] = self.clone()
-        known[core.identity(self)] = storage_of(made)
-        return made
+            return method(self, memo)
+        known, own = memo.setdefault("torch", {}), core.identity(self)
+        if (
+            core.is_in_step()
+            and own not in known
+            and self.nbytes == storage_of(self).nbytes()
+            and self.is_contiguous()
+            and not (self.requires_grad or self.is_inference() or self.__dict__)
+            and not (self.is_conj() or self.is_neg())
+        ):
+            made = memo[id(self)] = memo[copied, own] = self.clone()
+            known[own] = storage_of(made)
+            return made
+        core.touch(self)
+        if (made := memo.get((copied, own))) is not None:
+            core.touch(made)  # the new one shares its memory
+        was_on = core.set_key(False)
+        try:
+            return method(self, memo)
+        finally:
+            core.set_key(was_on)
 
     return copied
 

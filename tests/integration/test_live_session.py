@@ -95,6 +95,15 @@ def test_a_loop_has_eagers_bits_and_runs_by_a_plan(kind: type[Loop], device: str
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", [loops.Copied, loops.FromTheHost])
+def test_a_copy_and_what_the_host_does_cut_no_step(
+    kind: type[Loop], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LiveSession, "_run_part", lambda *_: pytest.fail("the step was cut"))
+    assert compared(kind, device).planned_steps == STEPS
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", CUT)
 def test_a_step_with_values_in_its_middle_runs_by_plans_of_its_parts(
     kind: type[Loop], device: str
@@ -104,7 +113,9 @@ def test_a_step_with_values_in_its_middle_runs_by_plans_of_its_parts(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("kind", [loops.Checkpointed, loops.Exposed, loops.Asking, loops.Refilled])
+@pytest.mark.parametrize(
+    "kind", [loops.Checkpointed, loops.CopiedViews, loops.Exposed, loops.Asking, loops.Refilled]
+)
 def test_a_loop_has_eagers_bits_and_some_of_its_steps_run_by_plans(
     kind: type[Loop], device: str
 ) -> None:

@@ -352,3 +352,38 @@ class Temperature(Loop):
         words = y[None] % 3 + 1
         text = F.ctc_loss(scores[:, None].log_softmax(-1), words, lengths, lengths // 4)
         return F.cross_entropy(scores, y) + text
+
+
+class Copied(Loop):
+    """Deep copies of a tensor and of views, which have memory in common, and of the copy itself."""
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out = self.net(x)
+        whole = out.detach() * 2
+        copied, again = copy.deepcopy([whole, whole])
+        again.mul_(0.5)
+        self.seen += [copied, copy.deepcopy(copied), copy.deepcopy({}), whole]
+        return F.cross_entropy(out + copied, y)
+
+
+class CopiedViews(Loop):
+    """Views are copied with the memory that they have in common."""
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out = self.net(x)
+        whole = out.detach() * 2
+        first, row, all_of_it = copy.deepcopy([whole, whole[1], whole[:]])
+        row.zero_()
+        self.seen += [first, row, all_of_it]
+        return F.cross_entropy(out + first, y)
+
+
+class FromTheHost(Loop):
+    """Tensors of the host that are made, changed and brought to the device in the step."""
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        factors = torch.linspace(0.5, 1.0, 4)
+        factors[self.calls % 4] = 2.0
+        noise = torch.rand(8, 4).mul_(factors)
+        scale = torch.tensor([1.0, 0.5, 2.0, float(self.calls)], device=self.device)
+        return F.cross_entropy(self.net(x) * scale + noise.to(self.device), y)

@@ -132,7 +132,7 @@ class StepWork:
 
 
 def _varies(task: Task) -> bool:
-    """Whether a kernel of a live step reads numbers of its own at every run (live/tape_kernel.py)."""
+    """Whether a kernel of a live step has numbers that differ from run to run (tape_kernel.py)."""
     return any(getattr(call.op, "varying", ()) for call in getattr(task.kernel, "calls", ()))
 
 

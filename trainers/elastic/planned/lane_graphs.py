@@ -33,9 +33,9 @@ from offload.tracing.training import Parameter, TrainingStep
 from trainers.elastic.planned.group_choice import chosen
 from trainers.elastic.planned.host_sums import HostSums
 from trainers.elastic.planned.lane_graph import LaneGraph, LaneGroup
+from trainers.offloading.plan_request import PlanRequest
 from trainers.offloading.steps.graph_cache import GraphCache, shapes_of
 from trainers.offloading.steps.graph_validity import GraphValidity, Retraced
-from trainers.offloading.plan_request import PlanRequest
 from trainers.offloading.steps.unwatched import Unwatched
 from trainers.offloading.tracing.batch_parts import BatchParts
 from trainers.offloading.tracing.closure import StepArguments, TrainingForward

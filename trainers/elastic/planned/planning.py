@@ -17,8 +17,8 @@ from trainers.elastic.planned.planned_work import PlannedWork
 from trainers.elastic.working.gradient_sums import is_dense
 from trainers.offloading.hardware.devices import keep_on_host
 from trainers.offloading.hardware.target import target_of
-from trainers.offloading.steps.evaluation import Evaluation
 from trainers.offloading.plan_request import PlanRequest
+from trainers.offloading.steps.evaluation import Evaluation
 from trainers.offloading.tracing.hooks import hooks_of
 from trainers.offloading.tracing.refusals import reason
 

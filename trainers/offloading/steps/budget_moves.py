@@ -14,8 +14,8 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from offload import MemoryTooSmall, OffloadError, Plan
 from offload.running.runner_memory import Migration
-from trainers.offloading.steps.movable_steps import MovableSteps, replanned
 from trainers.offloading.plan_request import PlanRequest
+from trainers.offloading.steps.movable_steps import MovableSteps, replanned
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -40,10 +40,10 @@ from offload.torch_seams import pytree
 from offload.tracing.capture import retraced
 from offload.tracing.questions import AssumedValues
 from trainers.offloading.hardware.devices import all_on, move, tensors_of
+from trainers.offloading.plan_request import PlanRequest
 from trainers.offloading.steps.answers import Answers
 from trainers.offloading.steps.graph_cache import GraphCache
 from trainers.offloading.steps.graph_validity import GraphValidity, Retraced
-from trainers.offloading.plan_request import PlanRequest
 from trainers.offloading.tracing.batch_parts import PLAIN, BatchParts, NamesRead
 from trainers.offloading.tracing.closure import CONTEXTS, StepArguments, StepRecipe, TracedStep
 from trainers.offloading.tracing.refusals import user_error

@@ -12,8 +12,8 @@ from typing import Any
 
 from offload import BudgetTooSmall, Plan
 from offload.running.runner_memory import Migration
-from trainers.offloading.steps.micro_batch import MicroBatch
 from trainers.offloading.plan_request import PlanRequest
+from trainers.offloading.steps.micro_batch import MicroBatch
 from trainers.offloading.steps.step_graphs import StepGraphs
 from trainers.offloading.tracing.batch_parts import BatchParts
 

@@ -25,6 +25,7 @@ from offload.tracing.questions import AssumedValues
 from offload.tracing.ranks import Ranks
 from offload.tracing.training import Parameter, TrainingStep
 from trainers.offloading.hardware.meter import Meter
+from trainers.offloading.plan_request import PlanRequest
 from trainers.offloading.steps.answers import Answers, why_not_late
 from trainers.offloading.steps.audit import AuditSchedule, at_edge, in_doubt
 from trainers.offloading.steps.capture_costs import CaptureTally
@@ -39,7 +40,6 @@ from trainers.offloading.steps.micro_batch import (
     outside,
     situation_of,
 )
-from trainers.offloading.plan_request import PlanRequest
 from trainers.offloading.steps.unwatched import Unwatched
 from trainers.offloading.tracing.batch_parts import BatchParts, NamesRead
 from trainers.offloading.tracing.closure import StepArguments, TrainingForward
