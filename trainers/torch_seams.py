@@ -23,6 +23,8 @@ try:
     _create_device = _gloo.create_device
     # The timeout of operations is another than that of forming. Nothing public changes it.
     _set_timeout = _gloo._set_default_timeout
+    # Which storage a tensor has. The public ways ask a live step of another thread for its bytes.
+    storage_id = torch._C._storage_id
 except AttributeError as error:
     raise ImportError(
         f"torch {torch.__version__}: {error}. trainers needs it (trainers/torch_seams.py) and was"

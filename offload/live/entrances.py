@@ -1,6 +1,7 @@
 """The ways to a tensor's bytes, and to random numbers, that pass the dispatcher by.
 
-t.numpy()  t.tolist()  copy.deepcopy(t)  pickle     what makes the bytes runs first
+t.numpy()  t.tolist()  pickle                       what makes the bytes runs first
+copy.deepcopy(t)                                    so, too, or it is an operation: a clone
 torch.get_rng_state()  torch.manual_seed(0)         what draws runs first
 net.to(torch.double)                                a gradient that was dropped stays so
 torch.tensor([t, t])  torch.ctc_loss(.., lengths)   what makes the numbers runs first
@@ -29,7 +30,6 @@ from offload.torch_seams import (
 
 READERS = (
     "tolist", "data_ptr", "untyped_storage", "storage", "_typed_storage", "__reduce_ex__",
-    "__deepcopy__",
 )  # fmt: skip
 ARRAYS = ("numpy", "__array__")
 """Methods after which numpy can read and write the bytes, until their result is dropped."""
@@ -87,6 +87,9 @@ def _patched(core: Any) -> Iterator[None]:
             for name in names:
                 method = _visiting(getattr(torch.Tensor, name), visit)
                 patches.enter_context(_replaced(torch.Tensor, name, method))
+        storage_of = torch.Tensor.untyped_storage  # before it is replaced
+        copied = _copied(core, torch.Tensor.__deepcopy__, storage_of)
+        patches.enter_context(_replaced(torch.Tensor, "__deepcopy__", copied))
         for name in ARRAYS:
             method = _giving_an_array(getattr(torch.Tensor, name), core)
             patches.enter_context(_replaced(torch.Tensor, name, method))
@@ -134,6 +137,37 @@ def _visiting(method: Callable[..., Any], visit: Callable[[Any], None]) -> Calla
         return method(self, *args, **kwargs)
 
     return visiting
+
+
+def _copied(core: Any, method: Callable[..., Any], storage_of: Any) -> Callable[..., Any]:
+    """The deep copy of a tensor. It is a clone if the tensor has a memory block for itself."""
+
+    def copied(self: Any, memo: Any) -> Any:
+        known = memo.setdefault("torch", {})
+        whole = (
+            core.is_in_step()
+            and type(self) is torch.Tensor
+            and not (self.requires_grad or self.is_inference() or self.__dict__)
+            and self.layout is torch.strided
+            and self.is_contiguous()
+            and not (self.is_conj() or self.is_neg())
+            and self.nbytes == storage_of(self).nbytes()
+            and core.identity(self) not in known
+        )
+        if not whole or id(self) in memo:
+            core.touch(self)
+            if type(self) is not torch.Tensor or self.layout is not torch.strided:
+                return method(self, memo)
+            was_on = core.set_key(False)
+            try:
+                return method(self, memo)
+            finally:
+                core.set_key(was_on)
+        made = memo[id(self)] = self.clone()
+        known[core.identity(self)] = storage_of(made)
+        return made
+
+    return copied
 
 
 def _expose(core: Any, tensor: torch.Tensor) -> None:

@@ -85,6 +85,11 @@ class RunnerPlans:
         """That of the largest graph."""
         return max(self._plans.values(), key=lambda plan: len(plan.graph.tasks), default=None)
 
+    @property
+    def refused(self) -> bool:
+        """Whether the first graph has got no plan, or no runner."""
+        return self.runner is None and bool(self._graphs)
+
     def add(self, key: Hashable, graph: TaskGraph) -> None:
         self._graphs[key], self._needs[key] = graph, (fullest(graph), reserve_of(graph))
         if self.runner is not None and self._plans.pop(key, None) is not None:
@@ -202,6 +207,11 @@ class RunnerPlans:
 
 class UnrunPlans(RunnerPlans):
     """Plans of graphs that do not run: what they would return is zeros."""
+
+    def taken(self) -> Plan | None:
+        """The plan of the largest graph since the last call."""
+        plan, self._plans = self.plan, {}
+        return plan
 
     def run(self, key: Hashable, batch: Collection[torch.Tensor]) -> Sequence[Any]:
         graph = self._graphs[key]

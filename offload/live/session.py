@@ -69,6 +69,7 @@ class LiveSession:
         self._core = load_core()
         self._device = torch.device(device)
         self._weights = LiveWeights(self._core, module, optimizers, self._device)
+        self._optimizers = optimizers
         groups = (group["params"] for each in optimizers for group in each.param_groups)
         self._parameters = tuple(dict.fromkeys((*module.parameters(), *chain(*groups))))
         self._plans_at_once = budget is not None or not runs
@@ -102,9 +103,9 @@ class LiveSession:
         self._tapes.begin()
         self._open.enter_context(ENTRANCES.watched(self._core))
         self._tensors.callback(self._core.release_all)
-        self._tensors.callback(self._forget_lost_gradients)
         with torch.inference_mode(False):
             self._weights.know(self._tensors.enter_context(self._placed()))
+        self._tensors.callback(self._forget_lost)
         self._tensors.callback(self._close_tapes)
         return self
 
@@ -115,11 +116,17 @@ class LiveSession:
         finally:
             self._open.close()
 
-    def _forget_lost_gradients(self) -> None:
-        """Or nobody could copy or move the module afterwards."""
+    def _forget_lost(self) -> None:
+        """Drop gradients without bytes, and states that a step has made which did not run: nobody
+        could copy or move them."""
         for parameter in self._parameters:
             if parameter.grad is not None and self._core.is_lost(parameter.grad):
                 parameter.grad = None
+        for optimizer in self._optimizers:
+            for parameter, state in [*optimizer.state.items()]:
+                tensors = [one for one in state.values() if isinstance(one, torch.Tensor)]
+                if any(map(self._core.is_lost, tensors)):
+                    del optimizer.state[parameter]
 
     def abandon(self) -> None:
         """Leave without touching the device, which is lost. Nothing on it can be read."""

@@ -77,6 +77,15 @@ def merged(members: Sequence[Task], name: str = "") -> Task:
         pointwise=all(task.pointwise for task in members),
         recomputes="",
         kernel=_one_kernel(members, reads, writes),
+        where=_lines(members),
+    )
+
+
+def _lines(members: Sequence[Task]) -> str:
+    """The user's lines of the first member and of the last one: an error is from one of them, or
+    from between."""
+    return " to ".join(
+        dict.fromkeys(task.where for task in (members[0], members[-1]) if task.where)
     )
 
 

@@ -176,10 +176,11 @@ class Stage:
         return _most(sizes, *(most for other, most in self._tenants.items() if other is not tenant))
 
     def keeps(self, sizes: Mapping[int, int]) -> bool:
-        """Whether the arena is large enough, and too small to be worth another one."""
+        """Whether the arena is large enough, and too small to be worth another one; while a step
+        stands aside in its middle, it cannot be another one."""
         if self._arena is None or not self._arena.holds(sizes):
             return False
-        return sum(sizes.values()) >= self.arena_bytes * WORTH_KEEPING
+        return self._aside is not None or sum(sizes.values()) >= self.arena_bytes * WORTH_KEEPING
 
     def take_beside(self, tenant: Tenant, sizes: Mapping[int, int]) -> None:
         """Take an arena of these sizes and lend it to the tenant, whose tensors are still in the

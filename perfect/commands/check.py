@@ -133,11 +133,6 @@ def print_plan(config: RunConfig, out: Path, console: Console) -> None:
             console.print()
             for line in _explain(made, "a lane" if of_lanes else "a step"):
                 console.print(line, highlight=False, markup=False)
-        if config.trainer.accumulate > 1:
-            console.print(
-                "the micro-batches of a step may later be planned as one, if that is faster",
-                highlight=False,
-            )
 
 
 def _blamed(make: Callable[[], list[PhasePlan]]) -> list[PhasePlan]:

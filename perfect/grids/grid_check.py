@@ -69,7 +69,7 @@ def check_grid(grid: Grid, console: Console) -> int:
 
 def equal_steps(points: Sequence[Point]) -> list[list[Point]]:
     """Return the points in groups of equal steps and lengths: their complete configurations are
-    equal, but for what no capture sees. A key that is not named here keeps points apart, and so
+    equal, but for what changes no plan. A key that is not named here keeps points apart, and so
     does every new one."""
     groups: dict[str, list[Point]] = {}
     for point in points:
@@ -78,7 +78,7 @@ def equal_steps(points: Sequence[Point]) -> list[list[Point]]:
 
 
 def _seen(config: RunConfig) -> dict[str, Any]:
-    """Return the configuration without what no capture sees. An optimizer reads its learning rate
+    """Return the configuration without what changes no plan. An optimizer reads its learning rate
     at every step, and a schedule only writes it. A seed draws other numbers of the same shapes,
     unless batches have several shapes or a class of the user's own makes something of it."""
     plain = dump_config(config)

@@ -14,8 +14,7 @@ import torch
 import yaml
 from torch.utils import _pytree as pytree
 
-from offload.tracing.capture import capture_step
-from trainers.offloading.steps import step_graphs
+from trainers.offloading.plan_request import PlanRequest
 
 ROOT = Path(__file__).parents[2]
 Train = Callable[..., tuple[int, Path]]
@@ -265,14 +264,13 @@ def test_a_search_tries_some_points_and_goes_on_where_it_was(train: Train, grid:
     assert train(grid, out="other")[0] == 2
 
 
-def test_check_captures_equal_steps_once_and_says_of_every_job_what_it_says_of_it_alone(
+def test_check_plans_equal_steps_once_and_says_of_every_job_what_it_says_of_it_alone(
     train: Train, grid: Recipe, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    captures: list[Any] = []
+    planned: list[Any] = []
+    plan = PlanRequest.plan
     monkeypatch.setattr(
-        step_graphs,
-        "capture_step",
-        lambda *given, **more: captures.append(given) or capture_step(*given, **more),
+        PlanRequest, "plan", lambda *given, **more: planned.append(given) or plan(*given, **more)
     )
     grid["offload"] = {}
     grid["grid"] |= {"seed": [3, 4], "phases.0.passes": [1, 2], "loader.batch_size": [8, 10]}
@@ -280,7 +278,7 @@ def test_check_captures_equal_steps_once_and_says_of_every_job_what_it_says_of_i
     assert code == 0
     assert not folder.exists()
     said = capfd.readouterr().out
-    assert len(captures) == 4, "neither a rate nor a seed makes another step"
+    assert len(planned) == 4, "neither a rate nor a seed makes another step"
     told = {line.split()[0]: line.split() for line in said.splitlines() if line.startswith("lr=")}
     assert len(told) == 16
     lengths = {"passes=1,batch_size=8": 20, "passes=2,batch_size=8": 35,

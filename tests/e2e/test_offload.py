@@ -15,6 +15,7 @@ from rich.console import Console
 from torch.utils import _pytree as pytree
 
 import offload.measuring.profiling
+from offload import Plan, Runner
 from perfect.assembly import (
     berth_alone,
     build_data,
@@ -26,7 +27,7 @@ from perfect.commands.plans import plan_phases
 from perfect.config.yaml_reader import read_config
 from perfect.runs.checkpoint import RunCheckpoint
 from perfect.runs.record import RunLog
-from trainers import OffloadStrategy
+from trainers.offloading.live_planner import LivePlanner
 
 Train = Callable[..., tuple[int, Path]]
 Recipe = dict[str, Any]
@@ -193,11 +194,10 @@ def test_check_explains_a_plan_for_every_batch_size_and_trains_nothing(
     train: Train, phased: Recipe, capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    def step(*_: Any) -> None:
-        raise AssertionError("a step was made")
+    def run(*_: Any) -> None:
+        raise AssertionError("a kernel ran")
 
-    monkeypatch.setattr("trainers.offloading.steps.step_graphs.StepGraphs.run", step)
-    monkeypatch.setattr(torch.optim.SGD, "step", step)
+    monkeypatch.setattr(Runner, "run", run)
     phased["loggers"] = ["csv", "tensorboard"]
     code, folder = train(within("70%", phased), "--check")
     said = capfd.readouterr().out
@@ -243,14 +243,13 @@ def test_the_plans_of_check_are_those_that_training_makes(
     assert (second.phases, second.batch_size) == (("finetune",), 8)
 
     made = []
-    before = OffloadStrategy.teardown
+    added = LivePlanner.added
 
-    def teardown(self: OffloadStrategy) -> None:
-        if self._steps is not None and self._steps.runner is not None:
-            made.extend(self._steps.runner._plans._plans.values())
-        before(self)
+    def add(self: LivePlanner, key: Any, plan: Plan) -> None:
+        made.append(plan)
+        added(self, key, plan)
 
-    monkeypatch.setattr(OffloadStrategy, "teardown", teardown)
+    monkeypatch.setattr(LivePlanner, "added", add)
     assert train(recipe)[0] == 0
     assert first.plan is not None and second.plan is not None
     assert made[0].explain() == first.plan.explain()

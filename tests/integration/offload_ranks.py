@@ -1,4 +1,4 @@
-"""What test_offload_ddp.py runs in two processes: plain DDP against one plan a rank.
+"""What test_offload_ddp.py runs in two processes: plain DDP against live steps of each rank.
 
 python offload_ranks.py FOLDER      every rank writes what differs, by run, to FOLDER/rankN.json
 """
@@ -15,9 +15,11 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from live_ranks import Summed
 from support import offload_lightning as ol
 
-from offload import CaptureError, OffloadError
+from offload import CaptureError, StepError
+from offload.graph.taskgraph import RANKS
 from trainers import OffloadDDPStrategy
 
 
@@ -62,30 +64,19 @@ class Statistics(L.Callback):
         self.seen.append(pl_module.blocks[0].norm.running_mean.clone())
 
 
-# 44 samples on 2 ranks are 22 each: batches of 8, 8 and 6.
-RUNS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "sgd": {"make": functools.partial(Module, "sgd", "epoch")},
-    "clipped by norm": {"gradient_clip_val": 0.1},
-    "accumulated": {"accumulate_grad_batches": 2, "val_check_interval": 1},
-    "accumulated and clipped": {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1},
-    "bf16-mixed": {"precision": "bf16-mixed"},
-}
-STRATEGIES: dict[str, dict[str, Any]] = {
-    "no budget": {"check_first_steps": 0},
-    "60 %": {"budget": "60%", "bucket_cap_mb": 0.005},
-    "checked": {"budget": "60%"},
-    "updates on the host": {"budget": "60%", "optimizer": "host"},
-}
-ONCE = ("no budget", "checked", "updates on the host")
-"""With the first and the last but one of the runs; the others are of each."""
+class TensorParallel(Module):
+    """Each rank has a part of the first layer."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.blocks(Summed.apply(self.enter(x))))
 
 
-def train(strategy: Any, **options: Any) -> ol.Result:
-    statistics = Statistics()
-    result = ol.train(strategy, **{"make": Module, **options}, devices=2, callbacks=[statistics])
-    result.metrics |= {f"statistics {n}": seen for n, seen in enumerate(statistics.seen)}
-    return result
+class InTurns(Module):
+    """Rank 1 diverges from its tape in every other step."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        return loss * 1 if self.global_rank == 1 and batch_idx % 2 else loss
 
 
 class Odd(Module):
@@ -108,16 +99,45 @@ class Two(Module):
         return head(self.blocks(self.enter(x)))
 
 
-def compared(told: dict[str, Any], name: str, plain: ol.Result, result: ol.Result) -> None:
-    tasks = [task.name for task in result.strategy.plan.graph.tasks]
-    told[name] = {
-        "differences": ol.differences(plain, result),
-        "all_reduces": sum(name.startswith("all_reduce") for name in tasks),
-        "weight": float(result.module.head.weight.double().sum()),
-    }
+class Unused(Module):
+    """Nobody uses one of its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = torch.nn.Linear(2, 2)
 
 
-def resumed(told: dict[str, Any], folder: Path) -> None:
+SEARCHED = {"find_unused_parameters": True}
+CLIPPED = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1, "val_check_interval": 1}
+# 44 samples on 2 ranks are 22 each: batches of 8, 8 and 6.
+RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "plain": ({}, {}, {}),
+    "updates on the host": ({}, {}, {"optimizer": "host"}),
+    "sgd": ({"make": functools.partial(Module, "sgd", "epoch")}, {}, {}),
+    "accumulated and clipped": (CLIPPED, {}, {}),
+    "bf16-mixed": ({"precision": "bf16-mixed"}, {}, {}),
+    "gathered": ({"make": Gathering}, {}, {}),
+    "tensor parallel": ({"make": TensorParallel}, {}, {}),
+    "in turns": ({"make": InTurns, "accumulate_grad_batches": 2}, {}, {}),
+    "reads a value": ({"make": Odd, "accumulate_grad_batches": 2}, {}, {}),
+    "unused": ({"make": Unused}, SEARCHED, {}),
+    "other heads": ({"make": Two}, SEARCHED, SEARCHED),
+}
+"""Options of the trainer, of plain DDP, and of ours."""
+BUDGETS: dict[str, dict[str, Any]] = {
+    "no budget": {},
+    "60 %": {"budget": "60%", "bucket_cap_mb": 0.005},
+}
+
+
+def train(strategy: Any, **options: Any) -> ol.Result:
+    statistics = Statistics()
+    result = ol.train(strategy, **{"make": Module, **options}, devices=2, callbacks=[statistics])
+    result.metrics |= {f"statistics {n}": seen for n, seen in enumerate(statistics.seen)}
+    return result
+
+
+def resumed(folder: Path) -> list[str]:
     """Two epochs, a checkpoint, one more: each strategy from its own."""
     saved, results = [], []
     for kind, strategy in (
@@ -130,54 +150,37 @@ def resumed(told: dict[str, Any], folder: Path) -> None:
         saved.append(torch.load(path, weights_only=False))
         result = train(strategy(), gradient_clip_val=0.1, max_epochs=3, ckpt_path=path)
         results.append(result)
-    compared(told, "resumed", *results)
-    told["resumed"]["differences"] += ol._unequal("keys", [*saved[0]], [*saved[1]])
+    found = ol.differences(*results) + ol._unequal("keys", [*saved[0]], [*saved[1]])
     for part in ("state_dict", "optimizer_states", "lr_schedulers", "loops", "global_step"):
-        told["resumed"]["differences"] += ol._unequal(part, saved[0][part], saved[1][part])
+        found += ol._unequal(part, saved[0][part], saved[1][part])
+    return found
 
 
-def eager(told: dict[str, Any]) -> None:
-    """What one rank cannot plan."""
-    options: dict[str, Any] = {"make": Odd, "accumulate_grad_batches": 2}
-    plain = train(DDPStrategy(), **options)
-    result = train(OffloadDDPStrategy(), **options)
-    told["eager"] = {"differences": ol.differences(plain, result), "planned": True}
+def refused(make: Any = Module, **given: Any) -> str:
     try:
-        result.strategy.plan  # noqa: B018
-    except OffloadError as error:
-        told["eager"]["planned"] = str(error)
-    unused = {"find_unused_parameters": True}
-    plain = train(DDPStrategy(**unused), make=Two)
-    result = train(OffloadDDPStrategy(**unused), make=Two)
-    told["eager"]["differences"] += ol.differences(plain, result)
-    try:
-        train(OffloadDDPStrategy("60%"), make=Two)
-    except CaptureError as error:
-        told["eager"]["other heads"] = str(error)
-    try:
-        train(OffloadDDPStrategy("60%"), **options)
-    except CaptureError as error:
-        told["eager"]["refused"] = str(error)
+        train(OffloadDDPStrategy(**given), make=make)
+    except (CaptureError, StepError) as error:
+        return str(error)
+    return "it trains"
 
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    told: dict[str, Any] = {"runs": {}}
+    told: dict[str, Any] = {"tasks of ranks": {}}
     rank = 0
-    for name, options in RUNS.items():
-        plain = train(DDPStrategy(), **options)
+    for name, (options, plain_given, given) in RUNS.items():
+        plain = train(DDPStrategy(**plain_given), **options)
         rank = plain.trainer.global_rank
-        for kind, asked in STRATEGIES.items():
-            if kind not in ONCE or name in ("plain", "accumulated and clipped"):
-                result = train(OffloadDDPStrategy(**asked), **options)
-                compared(told["runs"], f"{name}, {kind}", plain, result)
-    resumed(told["runs"], folder)
-    plain = train(DDPStrategy(), make=Gathering)
-    for name, options in {"gathered": {}, "gathered, 60 %": {"budget": "60%"}}.items():
-        result = train(OffloadDDPStrategy(**options), make=Gathering)
-        compared(told["runs"], name, plain, result)
-    eager(told)
+        for budget, more in BUDGETS.items():
+            found = train(OffloadDDPStrategy(**more, **given), **options)
+            told[f"{name}, {budget}"] = ol.differences(plain, found)
+            tasks = sum(task.lane == RANKS for task in found.strategy.plan.graph.tasks)
+            told["tasks of ranks"][f"{name}, {budget}"] = tasks
+    told["resumed"] = resumed(folder)
+    for budget, more in BUDGETS.items():
+        told[f"without search, {budget}"] = refused(Two, **more)
+        told[f"unknown, {budget}"] = refused(init_sync=True, **more)
     (folder / f"rank{rank}.json").write_text(json.dumps(told))
 
 

@@ -1,12 +1,13 @@
 """What test_offload_ddp_faults.py runs in two processes: something goes wrong on rank 1.
 
-LOCAL_RANK=1 ... python offload_ranks_faults.py FAULT FOLDER     prints how the fit ended
+LOCAL_RANK=1 ... python offload_ranks_faults.py FAULT STEP     prints how the fit ended
 """
 
 import os
 import sys
 import warnings
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,51 +18,40 @@ from support import offload_lightning as ol
 
 from trainers import OffloadDDPStrategy
 
-AT = 4
-"""So many steps go well."""
-
 
 class Late(ol.Module):
-    """From step `AT` on, rank 1's batches cannot be planned, or train other parameters."""
+    """From step `at` on, something goes wrong on rank 1."""
 
-    def __init__(self, fault: str) -> None:
+    def __init__(self, fault: str, at: int) -> None:
         super().__init__()
         self.fault = fault
-        self.asks = False
+        self.at = at
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        if self.trainer.global_step == AT:
+        if self.trainer.global_step == self.at:
             print("trains", flush=True)
-        if self.global_rank != 1 or self.trainer.global_step < AT:
+        if self.global_rank != 1 or self.trainer.global_step < self.at:
             return
         if self.fault == "freezes":
             self.head.bias.requires_grad_(False)
-        if self.fault == "asks":
-            self.asks = True
         if self.fault == "dies":
             os._exit(3)
         if self.fault == "raises":
             raise KeyError("rank 1's own mistake")
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        loss = super().training_step(batch, batch_idx)
-        if self.asks and loss > 0:
-            self.log("positive", 1.0)
-        return loss
 
-
-def main(fault: str) -> None:
+def main(fault: str, at: int) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     strategy = OffloadDDPStrategy(budget="80%", timeout=timedelta(minutes=5))
-    ol.train(
-        strategy, lambda: Late(fault), devices=2, max_epochs=5000, validate=False,
-    )  # fmt: skip
+    make = partial(Late, fault, at)
+    ol.train(strategy, make, devices=2, max_epochs=5000, validate=False)
 
 
 if __name__ == "__main__":
     try:
-        main(sys.argv[1])
+        main(sys.argv[1], int(sys.argv[2]))
     except BaseException as error:
-        print(f"ended by {type(error).__name__}: {error}", flush=True)
+        said = " ".join([f"{error}", *getattr(error, "__notes__", [])])
+        print(f"ended by {type(error).__name__}: {said}", flush=True)
         raise

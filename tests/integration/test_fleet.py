@@ -84,6 +84,54 @@ def test_jobs_of_a_fleet_are_what_they_are_alone_and_a_failing_one_harms_nobody(
     assert not [name for name in names if name.startswith("perfect-job")]
 
 
+def test_a_job_that_validates_first_says_what_its_training_takes(tmp_path: Path) -> None:
+    told: dict[str, Any] = {}
+
+    def watch(state: FleetState, event: Event) -> None:
+        if isinstance(event, Planned):
+            told[event.job] = event.memory
+
+    fleet, kind = make(tmp_path, watch=watch), KINDS["adam"]
+    for name, steps in (("trains at once", 0), ("validates first", 2)):
+        trainer = kind.trainer_on(device()) | {"num_sanity_val_steps": steps}
+        fleet.add(
+            name, kind.module(), train=kind.train(), val=kind.val(), trainer=trainer,
+            offload=kind.options,
+        )  # fmt: skip
+    assert {job.state for job in fleet.fit().jobs.values()} == {"finished"}
+    assert told["validates first"] == told["trains at once"]
+
+
+class Manual(Net):
+    """It optimizes by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        loss = super().training_step(batch, batch_idx)
+        self.manual_backward(loss)
+        optimizer.step()
+        return loss
+
+
+class ByHand(JobKind):
+    def module(self) -> Net:
+        L.seed_everything(self.seed, verbose=False)
+        return Manual()
+
+
+def test_a_job_that_optimizes_by_hand_is_what_it_is_alone(tmp_path: Path) -> None:
+    fleet, kind = make(tmp_path, quantum=1), ByHand(8)
+    modules = {"manual": add(fleet, "manual", kind), "adam": add(fleet, "adam", KINDS["adam"])}
+    assert {job.state for job in fleet.fit().jobs.values()} == {"finished"}
+    lone = {"manual": alone(kind, BUDGET, device()), "adam": alone(KINDS["adam"], BUDGET, device())}
+    assert differences(lone, modules) == {"manual": [], "adam": []}
+
+
 def test_a_job_that_seeds_the_whole_process_seeds_itself_alone(
     lone: Mapping[str, Outcome], tmp_path: Path
 ) -> None:

@@ -287,25 +287,15 @@ def test_a_rung_beyond_every_job_is_refused_before_anybody_trains(tmp_path: Path
 # ---- jobs that cannot be shared -----------------------------------------------------------------
 
 
-class Manual(Net):
-    """It optimizes by hand."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-
-
 def test_what_cannot_be_shared_fails_by_name_and_the_others_finish(tmp_path: Path) -> None:
     fleet = make(tmp_path)
-    add(fleet, "manual", KINDS["adam"], Manual())
     add(fleet, "endless", PLAIN, trainer={**PLAIN.trainer, "max_epochs": -1})
     add(fleet, "unknown", PLAIN, trainer={**PLAIN.trainer, "epochs": 3})
     add(fleet, "no module", PLAIN, torch.nn.Linear(1, 1))
     module = add(fleet, "good", PLAIN)
     result = fleet.fit()
     said = {name: job.why for name, job in result.jobs.items() if job.state == "failed"}
-    assert said.keys() == {"manual", "endless", "unknown", "no module"}
-    assert "Manual optimizes manually" in said["manual"] and "budget" in said["manual"]
+    assert said.keys() == {"endless", "unknown", "no module"}
     assert "job endless has no end: give its Trainer max_epochs" in said["endless"]
     assert "'epochs'" in said["unknown"]
     assert "a Linear was given as its module" in said["no module"]

@@ -42,9 +42,11 @@ def live(budget: str | None = None, **options: Any) -> OffloadStrategy:
 RUNS: dict[str, dict[str, Any]] = {
     "plain": {},
     "sgd, rates by epoch": {"make": functools.partial(ol.Module, "sgd", "epoch")},
+    "adam": {"make": functools.partial(ol.Module, "adam")},
     "clipped by norm": {"gradient_clip_val": 0.1},
     "clipped by value": {"gradient_clip_val": 0.002, "gradient_clip_algorithm": "value"},
     "accumulated, the last window is not full": {"accumulate_grad_batches": 4},
+    "accumulated and clipped": {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1},
     "bf16-mixed, accumulated and clipped": {
         "precision": "bf16-mixed",
         "accumulate_grad_batches": 2,
@@ -67,6 +69,8 @@ def test_a_run_is_plain_lightnings_to_the_last_bit(
     ours = ol.train(live(budget), **RUNS[name])
     assert ol.differences(plain(name), ours) == []
     assert ours.strategy.spent.runs > 0
+    if budget in ("60%", "40%"):
+        assert ol.keeps_share(ours.strategy, budget)
 
 
 def test_updates_on_the_host_have_the_same_bits_on_a_cpu() -> None:
@@ -170,6 +174,13 @@ class ReadsNorms(ol.Module):
 def test_a_step_may_read_values(budget: str | None) -> None:
     ours = ol.train(live(budget), ReadsNorms)
     assert ol.differences(ol.train("auto", ReadsNorms), ours) == []
+
+
+@only_on_gpu
+@pytest.mark.parametrize("engine", ["cuda", "cudagraph"])
+def test_so_it_may_with_each_engine_of_a_gpu(engine: str, accelerator: str) -> None:
+    ours = ol.train(live("70%", engine=engine), ReadsNorms, max_epochs=4)
+    assert ol.differences(ol.train("auto", ReadsNorms, max_epochs=4), ours) == []
 
 
 # ---- gradients after a step ---------------------------------------------------------------------

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from products import every_pair
-from support import offload_lightning as ol
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -14,9 +13,6 @@ from torch.utils.checkpoint import checkpoint
 import offload
 from offload import CaptureError, Runner
 from offload.tracing.capture import traced
-from trainers import OffloadStrategy
-
-pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
 
 Op = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
 OPS: dict[str, Op] = {
@@ -182,28 +178,3 @@ def test_a_step_with_a_generator_of_its_own_is_not_captured_into_a_graph_of_the_
     ):
         found = [runner(torch.ones(3, device="cuda"))[0] for _ in range(4)]
     assert all(map(torch.equal, expected, found))
-
-
-class Diffusion(ol.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.noise = torch.Generator().manual_seed(1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        noise = torch.randn(x.shape, generator=self.noise)
-        keep = torch.empty(len(x), 1).bernoulli_(0.8, generator=self.noise)
-        return super().forward((x + 0.1 * noise) * keep)
-
-
-@pytest.mark.parametrize(
-    ("budget", "checked", "accumulate"), every_pair((None, "60%"), (0, 2), (1, 2))
-)
-def test_a_module_with_a_generator_of_its_own_is_plain_lightnings(
-    budget: str | None, checked: int, accumulate: int
-) -> None:
-    options: Any = {"make": Diffusion, "accumulate_grad_batches": accumulate}
-    ours = ol.train(OffloadStrategy(budget=budget), **options)
-    theirs = ol.train("auto", **options)
-    assert ours.strategy.plan
-    assert ol.differences(theirs, ours) == []
-    assert torch.equal(ours.module.noise.get_state(), theirs.module.noise.get_state())

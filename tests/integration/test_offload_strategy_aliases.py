@@ -1,6 +1,7 @@
-"""Tensors that lie in the memory of a weight stay there, whichever graph knows of them."""
+"""Tensors that lie in the memory of a weight stay there, whichever step knows of them."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -10,21 +11,20 @@ from support import offload_lightning as ol
 from torch import nn
 from torch.utils.data import DataLoader
 
-from offload import StepError
 from trainers import OffloadStrategy
 
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
 ROWS = (8, 4, 8, 4, 8, 8, 4)
-"""Two shapes in turns, so that there are two graphs."""
+"""Two shapes in turns, so that there are two plans."""
 
 
 class Aliased(L.LightningModule):
     """`change` may do something to the module after each step."""
 
-    def __init__(self, change: Callable[["Aliased", int], None], alias: bool) -> None:
+    def __init__(self, change: Callable[["Aliased", int], None]) -> None:
         super().__init__()
         self.inner = nn.Linear(12, 5)
-        self.alias: Any = self.inner.weight.data if alias else None
+        self.alias: Any = self.inner.weight.data
         self.seen: list[torch.Tensor] = []
         self.change = change
 
@@ -36,14 +36,13 @@ class Aliased(L.LightningModule):
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.change(self, batch_idx)
-        self.seen.append(self.inner.weight.detach().clone())
+        self.seen += [self.inner.weight.detach().clone()]
+        self.seen += [] if self.alias is None else [self.alias.clone()]
 
 
-def trained(
-    strategy: Any, change: Callable[[Aliased, int], None], alias: bool = True
-) -> list[torch.Tensor]:
+def trained(strategy: Any, change: Callable[[Aliased, int], None]) -> list[torch.Tensor]:
     torch.manual_seed(0)
-    module = Aliased(change, alias)
+    module = Aliased(change)
     batches: Any = [torch.randn(rows, 12) for rows in ROWS]
     trainer = L.Trainer(
         strategy=strategy, accelerator="cpu", max_epochs=1, logger=False,
@@ -54,12 +53,12 @@ def trained(
 
 
 def forgotten(module: Aliased, batch_idx: int) -> None:
-    """The first graph knows the alias, the second one does not."""
+    """The first plan knows the alias, the second one does not."""
     module.alias = None
 
 
 def found_late(module: Aliased, batch_idx: int) -> None:
-    """The second graph knows the alias, the first one does not; somebody writes into it."""
+    """The second plan knows the alias, the first one does not; somebody writes into it."""
     if batch_idx == 0:
         module.alias = module.inner.weight.data[:2]
     elif batch_idx >= 2:
@@ -77,66 +76,34 @@ def handed_on(module: Aliased, batch_idx: int) -> None:
 others: list[torch.Tensor] = []
 
 
+def pointed(which: str, module: Aliased, batch_idx: int) -> None:
+    """The weight, its alias or both get memory of their own."""
+    if batch_idx == 1 and which != "alias":
+        module.inner.weight.data = torch.ones(5, 12)
+    if batch_idx == 1 and which != "weight":
+        module.alias.data = torch.zeros(5, 12)
+
+
+def pointed_to_others(module: Aliased, batch_idx: int) -> None:
+    """Somebody else holds the weight's new memory, and nobody the next one."""
+    if batch_idx == 2:
+        others.append(torch.ones(5, 12))
+        module.inner.weight.data = others[-1].data
+    elif batch_idx == 4:
+        module.alias = others[-1]
+        module.inner.weight.data = torch.zeros(5, 12)
+
+
+CHANGES = [
+    forgotten, found_late, handed_on, pointed_to_others,
+    *(partial(pointed, which) for which in ("weight", "alias", "both")),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("budget", ["70%", None])
-@pytest.mark.parametrize("change", [forgotten, found_late, handed_on])
-def test_graphs_that_know_other_aliases_train_the_same_weights(
-    change: Any, budget: str | None
-) -> None:
-    ours = trained(OffloadStrategy(budget=budget), change)
-    assert all(map(torch.equal, trained("auto", change), ours))
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_weight_and_its_aliases_are_plain_lightnings(change: Any, budget: str | None) -> None:
+    plain, ours = trained("auto", change), trained(OffloadStrategy(budget=budget), change)
+    assert len(plain) == len(ours)
+    assert all(map(torch.equal, plain, ours))
     assert not torch.equal(ours[0], ours[-1])
-
-
-@pytest.mark.parametrize("which", ["weight", "alias"])
-def test_whoever_is_pointed_elsewhere_takes_the_other_one_along_and_says_so(which: str) -> None:
-    def part(module: Aliased, batch_idx: int) -> None:
-        if batch_idx == 1:
-            one = module.alias if which == "alias" else module.inner.weight
-            one.data = torch.ones(5, 12)
-        elif batch_idx == 2:
-            assert torch.equal(module.alias, module.inner.weight)
-
-    with pytest.warns(RuntimeWarning, match=r"inner\.weight was pointed .* stay with it"):
-        trained(OffloadStrategy(budget="70%"), part)
-
-
-def test_a_weight_and_its_alias_that_both_were_pointed_elsewhere_are_refused() -> None:
-    def part(module: Aliased, batch_idx: int) -> None:
-        if batch_idx == 1:
-            module.inner.weight.data = torch.ones(5, 12)
-            module.alias.data = torch.zeros(5, 12)
-
-    with (
-        pytest.warns(RuntimeWarning, match=r"was pointed"),
-        pytest.raises(StepError, match=r"inner\.weight.*are apart now.*in place"),
-    ):
-        trained(OffloadStrategy(budget="70%"), part)
-
-
-def test_an_alias_that_no_graph_needs_may_be_pointed_elsewhere() -> None:
-    def part(module: Aliased, batch_idx: int) -> None:
-        if batch_idx == 1:  # the second graph has it, the first one learns of it
-            module.alias = module.inner.weight.data
-        elif batch_idx == 2:
-            others.append(module.alias)
-            module.alias = None
-        elif batch_idx == 5:
-            others[-1].data = torch.ones(5, 12)
-
-    ours = trained(OffloadStrategy(budget="70%"), part, alias=False)
-    assert all(map(torch.equal, trained("auto", part, alias=False), ours))
-
-
-def test_a_weight_that_is_pointed_to_what_somebody_else_holds_is_told() -> None:
-    def point(module: Aliased, batch_idx: int) -> None:
-        if batch_idx == 2:
-            others.append(torch.ones(5, 12))
-            module.inner.weight.data = others[-1].data
-        elif batch_idx == 4:
-            module.inner.weight.data = torch.zeros(5, 12)  # nobody else has it
-
-    with pytest.warns(RuntimeWarning, match=r"inner\.weight was pointed .* are apart") as told:
-        ours = trained(OffloadStrategy(budget="70%"), point, alias=False)
-    assert len([each for each in told if "are apart" in str(each.message)]) == 1
-    assert torch.equal(others[-1], torch.ones(5, 12))
-    assert not torch.equal(ours[3], torch.ones(5, 12))

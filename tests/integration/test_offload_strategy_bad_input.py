@@ -13,18 +13,13 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
-from products import every_value
 from support import offload_lightning as ol
 from torch import nn
 from torch.utils.data import DataLoader
 
-from offload import BudgetTooSmall, CaptureError
-from offload.optimizer import updates
+from offload import BudgetTooSmall
 from offload.running.runner import Runner
-from offload.tracing import updating
 from trainers import OffloadStrategy
-from trainers.offloading.steps.comparison import DifferenceFound
-from trainers.offloading.tracing.batch_parts import BatchParts
 
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
 
@@ -61,7 +56,7 @@ def test_a_gigabyte_is_less_than_a_gibibyte_and_more_than_all_is_all() -> None:
         for b in ("8GB", "8GiB", "110%", "100%")
     ]
     assert budgets[0] == 8 * 10**9 < budgets[1] == 8 * 2**30
-    assert budgets[2] == -(-budgets[3] * 11 // 10)
+    assert budgets[2:] == [None, None]
 
 
 def test_a_budget_of_a_few_bytes_says_how_many_are_needed() -> None:
@@ -95,34 +90,17 @@ class Empty(ol.Module):
         return torch.optim.SGD([{"params": []}], 0.1)
 
 
-@pytest.mark.parametrize(
-    "make, why",
-    [(Foreign, "nothing to train"), (Empty, "no parameter that requires a gradient")],
-)
-def test_an_optimizer_without_the_modules_parameters_trains_eagerly(make: Any, why: str) -> None:
-    with pytest.warns(UserWarning, match=f"trains eagerly.*{why}"):
-        ours = ol.train(OffloadStrategy(), make)
-    assert ol.differences(ol.train("auto", make), ours) == []
-
-
-@pytest.mark.filterwarnings("ignore:.*does not have many workers")
 @pytest.mark.filterwarnings("ignore:.*will run with no optimizer")
-def test_a_run_without_an_optimizer_is_plain_lightnings() -> None:
-    trained = []
-    for strategy in (OffloadStrategy(), "auto"):
+@pytest.mark.parametrize("make", [Foreign, Empty, NoOptimizer])
+def test_an_optimizer_without_the_modules_parameters_is_no_trouble(make: Any) -> None:
+    found = []
+    for strategy in (planned(), "auto"):
         torch.manual_seed(0)
-        module = NoOptimizer()
-        trainer = L.Trainer(
-            strategy=strategy, accelerator="cpu", max_epochs=1, logger=False, barebones=False,
-            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-        )  # fmt: skip
-        if strategy == "auto":
-            trainer.fit(module, ol.data())
-        else:
-            with pytest.warns(UserWarning, match="trains eagerly"):
-                trainer.fit(module, ol.data())
-        trained.append(module.state_dict())
-    assert ol._unequal("", *trained) == []
+        module = make()
+        trainer = L.Trainer(strategy=strategy, **ol.ONE_QUIET_EPOCH)
+        trainer.fit(module, ol.data())
+        found.append((module.state_dict(), trainer.callback_metrics))
+    assert ol._unequal("", *found) == []
 
 
 @pytest.mark.filterwarnings("ignore:.*Total length of")
@@ -134,27 +112,6 @@ def test_a_run_without_batches_ends_as_it_began(options: dict[str, Any]) -> None
     assert ol.differences(ol.train("auto", **options), ours) == []
     with pytest.raises(Exception, match="it is made at the first batch"):
         strategy.explain()
-
-
-# ---- a kernel that is broken -------------------------------------------------------------------
-
-
-def test_the_check_of_the_first_steps_sees_a_broken_kernel_and_names_its_tensor(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    real = updates.adam
-    broken: Any = lambda *a, lr, **k: real(*a, lr=lr * (1 + 1e-6), **k)  # noqa: E731
-    monkeypatch.setattr(updates, "adam", broken)
-    with pytest.raises(
-        DifferenceFound, match=r"^enter\.weight differs after a planned and an eager step: element"
-    ):
-        ol.train(OffloadStrategy(budget="100%"))
-    monkeypatch.setattr(updates, "adam", real)
-    scale = updating.scale
-    monkeypatch.setattr(updating, "scale", lambda g, factor: scale(g, factor * 1.001))
-    with pytest.raises(DifferenceFound, match=r"differs after a planned and an eager step"):
-        ol.train(OffloadStrategy(budget="100%"), gradient_clip_val=0.01)
-    ol.train(OffloadStrategy(), gradient_clip_val=0.01)  # nobody looks
 
 
 # ---- numbers that are none ---------------------------------------------------------------------
@@ -213,16 +170,16 @@ def struck(monkeypatch: pytest.MonkeyPatch, at: int, times: int = 1) -> Iterator
 
 
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
-@pytest.mark.parametrize("at, check", every_value([3, 6], [0, 4]))
+@pytest.mark.parametrize("at", [3, 6])
 def test_ctrl_c_in_mid_step_leaves_a_checkpoint_of_whole_steps(
-    at: int, check: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     strategy = OffloadStrategy(budget="70%")
     with struck(monkeypatch, at), pytest.raises(SystemExit):
         ol.train(strategy, callbacks=[Saves(tmp_path / "struck.ckpt")], max_epochs=3)
     found = torch.load(tmp_path / "struck.ckpt", weights_only=False)
     steps = found["global_step"]
-    assert steps in (at, at - 1)  # updates that wait are a run of their own
+    assert 0 < steps <= at
     plain = ol.train("auto", max_steps=steps, max_epochs=3)
     assert ol._unequal("", found["state_dict"], plain.module.state_dict()) == []
     optimizer = plain.trainer.optimizers[0].state_dict()
@@ -253,10 +210,6 @@ def test_the_handler_of_the_user_is_there_again_after_every_step() -> None:
 class Encoded(UserDict[str, Any]):
     """As transformers' BatchEncoding: its items are attributes, too."""
 
-    def __init__(self, data: Any = None, kind: str = "") -> None:
-        super().__init__(data or {})
-        self.kind = kind
-
     def __getattr__(self, name: str) -> Any:
         if name == "data" or name not in self.data:
             raise AttributeError(name)
@@ -269,10 +222,10 @@ class Attributes(ol.Module):
         return nn.functional.cross_entropy(self(batch.x), batch["more"]["y"])
 
 
-def encoded(kind: str) -> DataLoader[Any]:
+def encoded() -> DataLoader[Any]:
     def put(batch: Any) -> Any:
         x, y = (torch.stack(part) for part in zip(*batch, strict=True))
-        return Encoded({"x": x, "more": {"y": y}}, kind)
+        return Encoded({"x": x, "more": {"y": y}})
 
     return DataLoader(ol.data().dataset, ol.BATCH, collate_fn=put)
 
@@ -280,17 +233,6 @@ def encoded(kind: str) -> DataLoader[Any]:
 def test_batches_may_be_mappings_that_are_made_of_a_dict() -> None:
     strategy = planned()
     options: dict[str, Any] = {"make": Attributes, "validate": False}
-    ours = ol.train(strategy, loader=encoded(""), **options)
-    assert ol.differences(ol.train("auto", loader=encoded(""), **options), ours) == []
+    ours = ol.train(strategy, loader=encoded(), **options)
+    assert ol.differences(ol.train("auto", loader=encoded(), **options), ours) == []
     assert strategy.plan
-    with pytest.raises(CaptureError, match="holds a Encoded with attributes besides its items"):
-        BatchParts.of(Encoded({"x": torch.ones(2)}, "extra"))
-
-
-def test_an_encoding_of_transformers_is_one() -> None:
-    transformers = pytest.importorskip("transformers", reason="an extra: .[llm]")
-    batch = transformers.BatchEncoding({"ids": torch.arange(3), "mask": torch.ones(3)})
-    parts = BatchParts.of([batch, 1])
-    again = parts.rebuilt(parts.tensors)[0]
-    assert type(again) is type(batch) and again["ids"] is batch["ids"]
-    assert BatchParts.of([batch, 1]).key == parts.key != BatchParts.of([dict(batch), 1]).key

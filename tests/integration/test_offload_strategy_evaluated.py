@@ -8,15 +8,13 @@ import torch
 import torchmetrics
 from lightning.pytorch.callbacks import BasePredictionWriter
 from products import every_value
-from support import offload_evaluation
 from support import offload_lightning as ol
 from support.accelerators import here, on_each_accelerator
-from support.offload_evaluation import HOST, METHODS, both, run
+from support.offload_evaluation import METHODS, both, run
 from torch import nn
 
 from trainers import OffloadStrategy
 
-captures = offload_evaluation.captures
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
 
 
@@ -179,7 +177,7 @@ def test_a_step_that_computes_nothing_is_no_trouble() -> None:
     assert run("validate", OffloadStrategy(budget="1KiB"), Quiet)[0] == [{"one": 1.0}]
 
 
-# ---- honest fallback ----------------------------------------------------------------------------
+# ---- whatever Python does ------------------------------------------------------------------------
 
 
 class Pictures(ol.Module):
@@ -193,13 +191,6 @@ class Values(ol.Module):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
         self.log("val_loss", loss.item())
-
-
-class Logger(ol.Module):
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        super().validation_step(batch, batch_idx)
-        if self.logger is not None:
-            raise AssertionError("there is none")
 
 
 class Steps(ol.Module):
@@ -219,52 +210,76 @@ class Objects(ol.Module):
         return Thing(batch[0] + 1)
 
 
-HERE = r"test_offload_strategy_evaluated.py:\d+ in validation_step"
-REASONS: dict[str, tuple[Any, str]] = {
-    "steps": (Steps, f"{HERE}: validation_step uses global_step"),
-    "batch_idx": (Pictures, f"{HERE}: validation_step uses batch_idx"),
-    "values": (Values, f"{HERE}: the step asks for the value of a tensor"),
-    "logger": (Logger, "validation_step uses the logger itself.*on_validation_batch_end"),
-    "objects": (Objects, "validation_step returns a Thing"),
-}
+class Gathered(ol.Module):
+    """As Lightning's own guide says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outs: list[Any] = []
+        self.by_class: list[list[Any]] = [[], []]
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        out = self(batch[0])
+        loss = nn.functional.cross_entropy(out, batch[1])
+        self.outs.append({"loss": loss, "n": len(out)})
+        self.by_class[1].append(out)
+        self.by_class[0] += [loss]
+        return loss
+
+    def on_validation_epoch_end(self) -> None:
+        losses = torch.stack([out["loss"] for out in self.outs])
+        assert torch.equal(losses, torch.stack(self.by_class[0]))
+        self.log("val_loss", losses.mean())
+        self.log("largest", torch.cat(self.by_class[1]).max())
+        self.log("count", float(sum(out["n"] for out in self.outs)))
+        self.outs = []
+        for values in self.by_class:
+            values.clear()
 
 
-@pytest.mark.parametrize("name", REASONS)
-def test_what_cannot_be_captured_runs_on_the_host_and_says_why_once(name: str) -> None:
-    make, why = REASONS[name]
-    with pytest.warns(UserWarning, match=f"validates {HOST}: .*{why}") as said:
-        ours = ol.train(OffloadStrategy(budget="60%"), make, num_sanity_val_steps=2)
-    assert len([w for w in said if HOST in str(w.message)]) == 1
-    theirs = ol.train("auto", make, num_sanity_val_steps=2)
-    assert ol.differences(theirs, ours) == []
+class Attends(ol.Module):
+    """torch's attention may take a fast path in evaluation."""
 
-
-class Attends(L.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.TransformerEncoderLayer(12, 2, 16, batch_first=True)
 
-    def predict_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        return self.layer(batch[0][None])
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.layer(x[None])[0])
 
 
-@pytest.mark.parametrize("fast", [True, False])
-def test_torchs_attention_is_planned_where_eager_takes_the_same_kernels(
-    fast: bool,
-) -> None:
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(fast)
-    try:
-        theirs, _ = run("predict", "auto", Attends)
-        if fast:
-            with pytest.warns(UserWarning, match=rf"{HOST}: layer \(TransformerEnc.*fast path"):
-                ours, _ = run("predict", OffloadStrategy(), Attends)
-        else:
-            ours, trainer = run("predict", OffloadStrategy(), Attends)
-            assert trainer.strategy.plan  # type: ignore[attr-defined]
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
-    assert ol._unequal("", ours, theirs) == []
+class LooksBefore(ol.Module):
+    """It looks at what it gathers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outs: list[Any] = []
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        if self.outs:
+            self.log("before", self.outs[-1])
+        self.outs.append(self(batch[0]).sum())
+
+
+class LooksAfter(LooksBefore):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.outs.append(self(batch[0]).sum())
+        self.log("mean", torch.stack(self.outs).mean())
+
+
+MAKES = [Pictures, Values, Steps, Objects, Attends, LooksBefore, LooksAfter, Gathered]
+
+
+@pytest.mark.parametrize("make", MAKES)
+def test_whatever_python_does_in_a_step_is_as_in_plain_lightning(make: Any) -> None:
+    options = {"num_sanity_val_steps": 2, "max_epochs": 3}
+    ours = ol.train(OffloadStrategy(budget="60%"), make, **options)
+    theirs = ol.train("auto", make, **options)
+    assert ol.differences(theirs, ours) == []
+    outs = [getattr(result.module, "outs", []) for result in (ours, theirs)]
+    assert ol._unequal("", *outs) == []
+    if make is not Steps:  # it computes nothing without a fit
+        both("validate", make)
 
 
 class Mistaken(ol.Module):
@@ -303,77 +318,3 @@ def test_a_fit_goes_on_after_an_evaluation(accelerator: str) -> None:
         trainer.fit(module, ol.data(), ol.data(20))
         results.append((module.state_dict(), trainer.callback_metrics))
     assert ol._unequal("", *results) == []
-
-
-# ---- outputs that the module gathers ------------------------------------------------------------
-
-
-class Gathered(ol.Module):
-    """As Lightning's own guide says."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.outs: list[Any] = []
-        self.by_class: list[list[Any]] = [[], []]
-
-    def validation_step(self, batch: Any, batch_idx: int) -> Any:
-        out = self(batch[0])
-        loss = nn.functional.cross_entropy(out, batch[1])
-        self.outs.append({"loss": loss, "n": len(out)})
-        self.by_class[1].append(out)
-        self.by_class[0] += [loss]
-        return loss
-
-    def on_validation_epoch_end(self) -> None:
-        losses = torch.stack([out["loss"] for out in self.outs])
-        assert torch.equal(losses, torch.stack(self.by_class[0]))
-        self.log("val_loss", losses.mean())
-        self.log("largest", torch.cat(self.by_class[1]).max())
-        self.log("count", float(sum(out["n"] for out in self.outs)))
-        self.outs = []
-        for values in self.by_class:
-            values.clear()
-
-
-def test_outputs_that_a_step_appends_to_lists_of_the_module_are_there_at_the_epochs_end(
-    captures: list[str],
-) -> None:
-    options: dict[str, Any] = {"make": Gathered, "num_sanity_val_steps": 2, "max_epochs": 3}
-    ours = ol.train(OffloadStrategy(budget="60%"), **options)
-    assert ol.differences(ol.train(**options), ours) == []
-    assert captures == ["validation_step"] * 3
-    assert ours.trainer.callback_metrics["count"] == 20
-    both("validate", Gathered)
-
-
-class LooksBefore(ol.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.outs: list[Any] = []
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        if self.outs:
-            self.log("before", self.outs[-1])
-        self.outs.append(self(batch[0]).sum())
-
-
-class LooksAfter(LooksBefore):
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.outs.append(self(batch[0]).sum())
-        self.log("mean", torch.stack(self.outs).mean())
-
-
-class Counts(LooksBefore):
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.outs.append(self(batch[0]).sum())
-        self.log("count", float(len(self.outs)))
-
-
-@pytest.mark.parametrize("make", [LooksBefore, LooksAfter, Counts])
-def test_a_step_that_looks_at_what_it_gathers_runs_on_the_host(make: Any) -> None:
-    with pytest.warns(UserWarning, match=f"{HOST}: .*{HERE}"):
-        ours, trainer = run("validate", OffloadStrategy(budget="60%"), make)
-    theirs, plain = run("validate", "auto", make)
-    assert ol._unequal("", ours, theirs) == []
-    outs: list[Any] = [t.lightning_module.outs for t in (trainer, plain)]
-    assert len(outs[0]) == 3 and ol._unequal("", *outs) == []

@@ -1,25 +1,25 @@
-"""What cannot be planned, and what goes wrong under OffloadStrategy."""
+"""What Python does in a step, and what goes wrong under OffloadStrategy."""
 
 import random
+import re
 from typing import Any
 
 import lightning as L
 import own_optimizers as own
 import pytest
 import torch
-from lightning.pytorch.plugins.precision import MixedPrecision
+from products import every_value
 from support import offload_lightning as ol
 from torch import nn
+from torch.utils.data import DataLoader
 
-from offload import BudgetTooSmall, CaptureError, OffloadError
+from offload import BudgetTooSmall, OffloadError
 from trainers import OffloadStrategy
-from trainers.offloading.steps.evaluation import Evaluation
-from trainers.offloading.steps.step_graphs import StepGraphs
 
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
 
 
-# ---- honest fallback ---------------------------------------------------------------------------
+# ---- whatever Python does ------------------------------------------------------------------------
 
 
 class Backward(ol.Module):
@@ -52,8 +52,6 @@ class Scaled(ol.Module):
 
 
 class Tensored(ol.Module):
-    """The number gets into the graph by torch itself."""
-
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         weight = torch.tensor(batch_idx) + 1.0
         return nn.functional.cross_entropy(self(batch[0]), batch[1]) * weight
@@ -66,8 +64,6 @@ class Steps(ol.Module):
 
 
 class LaterSteps(ol.Module):
-    """Neither of two traces would show it."""
-
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
         return loss * 2 if self.trainer.global_step == 3 else loss
@@ -87,63 +83,13 @@ class Keeps(ol.Module):
         return loss
 
 
-class Skips(ol.Module):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return None
-
-
 class Other(ol.Module):
     def configure_optimizers(self) -> Any:
         return own.Branching(self.parameters(), 1e-3)
 
 
-REASONS: dict[str, tuple[Any, str]] = {
-    "backward": (Backward, r"Backward overrides backward \(.*test_offload_strategy_faults.py:\d+"),
-    "optimizer_step": (Stepped, "Stepped overrides optimizer_step"),
-    "values": (
-        Values,
-        r"test_offload_strategy_faults.py:\d+ in training_step: the step asks for the value of a",
-    ),
-    "batch_idx": (Indexed, r"test_offload_strategy_faults.py:\d+ in training_step.*uses batch_idx"),
-    "batch_idx times": (Scaled, "uses batch_idx"),
-    "batch_idx in a tensor": (Tensored, "do different things"),
-    "steps": (Steps, "do different things"),
-    "later steps": (LaterSteps, r"training_step uses global_step, which differs"),
-    "rate": (Rate, "logs different things.*'rate'"),
-    "keeps": (Keeps, "last_loss keeps a tensor of the step"),
-    "skips": (Skips, "returned NoneType"),
-    "optimizer": (Other, "optimizer Branching cannot be planned: it asks for the value"),
-}
-
-
-@pytest.mark.parametrize("name", REASONS)
-@pytest.mark.filterwarnings("ignore:.*`training_step` returned `None`")
-@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
-def test_what_cannot_be_planned_trains_as_plain_lightning_and_says_why_once(name: str) -> None:
-    make, why = REASONS[name]
-    with pytest.warns(UserWarning, match=f"trains eagerly, without offloading: .*{why}") as said:
-        ours = ol.train(OffloadStrategy(), make)
-    assert len([w for w in said if "eagerly" in str(w.message)]) == 1
-    assert ol.differences(ol.train("auto", make), ours) == []
-    with pytest.raises(OffloadError, match="trains eagerly"):
-        ours.strategy.explain()
-
-
-@pytest.mark.parametrize("name", ["backward", "values", "optimizer"])
-def test_where_a_budget_was_asked_it_is_refused(name: str) -> None:
-    make, why = REASONS[name]
-    with pytest.raises(CaptureError, match=f"budget='1GiB'.*cannot be planned: .*{why}"):
-        ol.train(OffloadStrategy(budget="1GiB"), make)
-
-
-def test_half_precision_with_a_scaler_is_not_planned() -> None:
-    plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
-    with pytest.raises(CaptureError, match="GradScaler"):
-        ol.train(OffloadStrategy(budget="1GiB"), plugins=[plugin])
-
-
 class Later(ol.Module):
-    """Cannot be captured from the fourth batch on, in the middle of a window of three."""
+    """It asks for a value from the fourth batch on, in the middle of a window of three."""
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         self.late = batch_idx >= 4
@@ -155,15 +101,41 @@ class Later(ol.Module):
         return loss
 
 
-@pytest.mark.parametrize("check", [0, 1, 5])
-def test_a_later_batch_that_cannot_be_captured_ends_the_planning_without_a_trace(
-    check: int,
+class Rolls(ol.Module):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        dice = random.Random(batch_idx)
+        return nn.functional.cross_entropy(self(batch[0]), batch[1]) * dice.random()
+
+
+class Thing:
+    def __init__(self, samples: Any) -> None:
+        self.x, self.y = (torch.stack(part) for part in zip(*samples, strict=True))
+
+
+class Objects(ol.Module):
+    """Its batch holds an object."""
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(ol.data().dataset, ol.BATCH, collate_fn=lambda one: [Thing(one)])
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return nn.functional.cross_entropy(self(batch[0].x), batch[0].y)
+
+
+MAKES = [
+    Backward, Stepped, Values, Indexed, Scaled, Tensored, Steps, LaterSteps, Rate, Keeps, Other,
+    Later, Rolls, Objects,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "budget"), every_value(MAKES, [None, "70%"]))
+def test_whatever_python_does_in_a_step_is_trained_as_in_plain_lightning(
+    make: Any, budget: str | None
 ) -> None:
-    strategy = OffloadStrategy()
-    with pytest.warns(UserWarning, match="eagerly"):
-        ours = ol.train(strategy, Later, accumulate_grad_batches=3, gradient_clip_val=0.1)
-    theirs = ol.train("auto", Later, accumulate_grad_batches=3, gradient_clip_val=0.1)
-    assert ol.differences(theirs, ours) == []
+    options: dict[str, Any] = {"accumulate_grad_batches": 3 if make is Later else 1}
+    options |= {"loader": make().train_dataloader()} if make is Objects else {}
+    ours = ol.train(OffloadStrategy(budget=budget), make, **options)
+    assert ol.differences(ol.train("auto", make, **options), ours) == []
 
 
 # ---- bad input ---------------------------------------------------------------------------------
@@ -179,7 +151,6 @@ def test_options_are_checked_at_once() -> None:
         ({"recompute": "always"}, "recompute='always'"),
         ({"optimizer": "gpu"}, "optimizer='gpu'"),
         ({"engine": "fast"}, "engine='fast'"),
-        ({"check_first_steps": -1}, "check_first_steps"),
     ):
         with pytest.raises(ValueError, match=said):
             OffloadStrategy(**options)  # type: ignore[arg-type]
@@ -237,12 +208,13 @@ def test_an_exception_of_the_user_arrives_as_it_is(budget: str | None) -> None:
     assert torch.is_grad_enabled()
 
 
-def test_a_target_that_is_none_fails_in_the_kernel_with_the_users_line() -> None:
+def test_a_target_that_is_none_fails_in_the_kernel_between_the_lines_that_are_named() -> None:
     loader = ol.data()
     loader.dataset.tensors[1][20] = 99  # type: ignore[attr-defined]
     with pytest.raises(IndexError) as failed:
         ol.train(OffloadStrategy(budget="60%"), loader=loader)
-    assert any("training_step" in note for note in failed.value.__notes__)
+    where = re.compile(r"in task .* \(offload_lightning.py:\d+ in forward to .* in backward\)")
+    assert any(where.match(note) for note in failed.value.__notes__)
 
 
 def test_an_exception_of_a_callback_ends_the_fit_with_tensors_in_memory_of_their_own() -> None:
@@ -292,51 +264,3 @@ class Finite(L.Callback):
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
         if not torch.isfinite(outputs["loss"]):
             raise ValueError("not finite")
-
-
-def test_a_batch_that_holds_an_object_is_not_planned() -> None:
-    class Thing:
-        def __init__(self, x: torch.Tensor) -> None:
-            self.x = x
-
-    class Objects(ol.Module):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return nn.functional.cross_entropy(self(batch[0].x), batch[1])
-
-    def put(batch: Any) -> Any:
-        x, y = (torch.stack(part) for part in zip(*batch, strict=True))
-        return Thing(x), y
-
-    loader = torch.utils.data.DataLoader(ol.data().dataset, ol.BATCH, collate_fn=put)
-    with pytest.warns(UserWarning, match="the batch holds a Thing"):
-        ol.train(OffloadStrategy(), Objects, loader=loader, validate=False)
-
-
-def test_python_dice_are_told() -> None:
-    class Rolls(ol.Module):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return nn.functional.cross_entropy(self(batch[0]), batch[1]) * random.random()
-
-    with pytest.raises(CaptureError, match="python's random"):
-        ol.train(OffloadStrategy(budget="1GiB"), Rolls)
-
-
-def test_weights_come_home_though_what_evaluates_cannot_be_closed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Its error is told, and a second closing finds nothing to do."""
-    closed: list[str] = []
-    close = StepGraphs.close
-
-    def refuses(self: Evaluation) -> None:
-        raise OffloadError("no memory to move a tensor to")
-
-    def noted(self: StepGraphs) -> None:
-        closed.append("steps")
-        close(self)
-
-    monkeypatch.setattr(Evaluation, "close", refuses)
-    monkeypatch.setattr(StepGraphs, "close", noted)
-    with pytest.raises(OffloadError, match="no memory to move"):
-        ol.train(OffloadStrategy())
-    assert closed == ["steps"]

@@ -240,6 +240,8 @@ TORCH: dict[str, Callable[[], bool]] = {
     "gloo_group": _formed_alone,
     "AllToAllOptions": lambda: trainers.torch_seams.AllToAllOptions() is not None,
     "AllgatherOptions": lambda: trainers.torch_seams.AllgatherOptions() is not None,
+    "storage_id": lambda: trainers.torch_seams.storage_id(x := torch.ones(2))
+    == trainers.torch_seams.storage_id(x[1:]),
     "pytree": lambda: t.pytree.tree_leaves({"a": [1, (2,)]}) == [1, 2],
     "TorchDispatchMode": lambda: aten.mul.Tensor in _ops(lambda: torch.ones(2) * 2),
     "disable_current_modes": _no_mode,

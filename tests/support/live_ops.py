@@ -182,6 +182,10 @@ CALLS: tuple[tuple[str, Call], ...] = (
             torch.normal(out, 0.1).mean() + torch.empty(3).exponential_().sum() * 1e-2
         ),
     ),
+    ("masked", lambda m, out, y: F.cross_entropy(out[y < 3], y[y < 3]) + out[y > 1].sum()),
+    ("selected", lambda m, out, y: torch.masked_select(out, (y < 3)[:, None]).square().mean()),
+    ("places", lambda m, out, y: out.index_select(0, *torch.where(y < 3)).square().mean()),
+    ("branch", lambda m, out, y: m.head.weight[int(y.max())].sum() if (y < 4).all() else out.sum()),
     ("twice", lambda m, out, y: Twice.apply(out).mean()),
     ("pickled", lambda m, out, y: pickle.loads(pickle.dumps(out.detach())).sum() * 0.1),
     (

@@ -39,6 +39,37 @@ class Dynamic(Case):
             self.body[0][1].__class__ = nn.Softsign
 
 
+class Settings(Case):
+    """What torch and Lightning know of the run changes from step to step."""
+
+    options: ClassVar[Any] = {"max_epochs": 3}
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.05, momentum=0.9)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        weight = 1.0 + self.trainer.optimizers[0].param_groups[0]["weight_decay"]
+        weight += self.trainer.is_last_batch + float(torch.tensor(0.1).double() * 10)
+        return super().training_step(batch, batch_idx) * weight
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        (optimizer,) = self.trainer.optimizers
+        if self.global_step == 2:
+            self.body[0][2].eval()
+            self.hook = nn.modules.module.register_module_forward_hook(lambda m, i, o: o * 0.9)
+        elif self.global_step == 4:
+            self.hook.remove()
+            self.body[1][1] = nn.ReLU()
+            self.body[2].register_forward_hook(lambda m, i, o: o * 0.5)
+            optimizer.param_groups[0].update(momentum=0.0, weight_decay=0.1)
+        elif self.global_step == 7:
+            plain = optimizer.step
+            optimizer.step = lambda closure: plain(closure) * 0.5
+        elif self.global_step == 9:
+            self.trainer.optimizers = [torch.optim.Adam(self.parameters(), 1e-3)]
+        torch.set_default_dtype(torch.float64 if batch_idx == 3 else torch.float32)
+
+
 class Patched(Case):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         self.plain = F.cross_entropy

@@ -14,7 +14,7 @@ from support.accelerators import here
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from offload import BudgetTooSmall, Plan
+from offload import BudgetTooSmall
 from offload.running.engines.cudagraph import CudaGraph
 from trainers import OffloadStrategy
 
@@ -180,9 +180,10 @@ def _unequal(path: str, one: Any, other: Any) -> list[str]:
     return [] if one == other else [f"{path}: {one} against {other}"]
 
 
-def keeps_share(plan: Plan, budget: str) -> bool:
-    """Whether the arena is so much of what the step's tensors need (docs/offload/gpu.md)."""
-    return plan.device_bytes - plan.reserve <= plan.peak_bytes * float(budget[:-1]) / 100
+def keeps_share(strategy: OffloadStrategy, budget: str) -> bool:
+    """Whether the arena is so much of what the largest part needs (docs/offload/gpu.md)."""
+    most = max(each.plan.peak_bytes for each in strategy.plans)
+    return strategy.plan.device_bytes - strategy.plan.reserve <= most * float(budget[:-1]) / 100
 
 
 def smallest(strategy: Callable[..., Any] = OffloadStrategy, **options: Any) -> int:

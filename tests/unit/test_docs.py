@@ -223,7 +223,7 @@ def test_every_configuration_of_a_figure_and_every_control_has_a_row() -> None:
 def test_every_key_of_a_yaml_has_a_meaning(monkeypatch: pytest.MonkeyPatch) -> None:
     page = docs_reference.yaml_page()
     assert "| `eta` | whole number >= 2 | `3` | The best 1/eta of the jobs go on. |" in page
-    assert "| `audit` | number >= 0 < 1 | `0.01` | The part of the time that goes into" in page
+    assert "| `verify` | true or false | `true` | Each plan is proved free of races" in page
     monkeypatch.setattr(docs_reference, "key_notes", lambda model: {"seed": "A number."})
     with pytest.raises(RuntimeError, match=r"RunConfig\.model has no meaning"):
         docs_reference.yaml_page()

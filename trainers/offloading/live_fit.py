@@ -27,6 +27,7 @@ from torch.optim import Optimizer
 
 from offload import OffloadError, Plan
 from offload.live.core import why_no_core
+from offload.live.runner_plans import UnrunPlans
 from offload.running.drivers.cuda import check_cuda
 from offload.running.drivers.device_loss import device_lost
 from offload.running.runner_memory import Migration
@@ -51,6 +52,9 @@ from trainers.offloading.live_moves import SAME, LiveMove
 from trainers.offloading.live_planner import LivePlanner
 from trainers.offloading.live_run import LiveRun
 from trainers.offloading.plan_request import PlanRequest
+
+COUNTER_BYTES = 4096
+"""Larger ones never run at once."""
 
 
 class LiveFit(LiveRun):
@@ -131,6 +135,7 @@ class LiveFit(LiveRun):
         session = self._open_session()
         assert self._planner is not None
         self._planner.begin(name, given)
+        self._counters = [] if session.plans.runner else counters_of(self._module)
         session.begin(name)
         self._holds.enter_context(self._interrupt.held())
         self._is_in_step = True
@@ -146,6 +151,7 @@ class LiveFit(LiveRun):
         self._is_in_step = False
         with self._holds, self._device_loss_noted():
             self._session.end(keeps=[*keeps])
+        self._counters = []
 
     # ---- plans without steps ---------------------------------------------------------------------
 
@@ -159,18 +165,18 @@ class LiveFit(LiveRun):
             )
         if self._eager:
             return None
-        self._close_session()
+        if self._session is not None and not isinstance(self._session.plans, UnrunPlans):
+            self._close_session()
         states = [(each, dict(each.state)) for each in self.optimizers]
-        session = self._open_session(runs=False)
+        plans = self._open_session(runs=False).plans
+        assert isinstance(plans, UnrunPlans)  # they stay open: a share is one of the largest step
         make_update(self._module.trainer, batch, batch_idx)
-        plan = session.plan
         for parameter in self._parameters():
             parameter.grad = None  # it was only planned
         for optimizer, state in states:
             optimizer.state.clear()
             optimizer.state.update(state)
-        self._close_session()
-        return plan
+        return plans.taken()
 
     # ---- a run -----------------------------------------------------------------------------------
 
@@ -353,3 +359,9 @@ class LiveFit(LiveRun):
                 " later bits are those of the new device's kernels"
             )
         return moved
+
+
+def counters_of(module: torch.nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The small buffers on the CPU, of which BatchNorm has one, and their values."""
+    small = [b for b in module.buffers() if b.device.type == "cpu" and b.nbytes <= COUNTER_BYTES]
+    return [(buffer, buffer.clone()) for buffer in small]

@@ -95,6 +95,8 @@ class LiveRun(Strategy):
         self._meter = Meter()
         self._is_in_step = False
         self._is_in_update = False
+        self._counters: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Those on the CPU run at once: as the first step that has no plan yet has found them."""
         self._holds = ExitStack()
         """While a step is open, Ctrl-C waits for its end."""
         self._remark = ""
@@ -272,6 +274,9 @@ class LiveRun(Strategy):
             if is_in_step:
                 session.end_as_issued()
             session.__exit__(None, None, None)
+        if session.plans.refused:  # nothing of the step has happened: the module may train anew
+            for counter, before in self._counters:
+                counter.data.copy_(before)
 
     def _check_not_lost(self) -> None:
         """Raise `DeviceLost` if the device is lost, and the weights on it with it."""

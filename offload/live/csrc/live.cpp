@@ -323,6 +323,7 @@ PYBIND11_MODULE(live, module) {
   module.def("vacate", &vacate);
   module.def("is_backward", [] { return static_cast<bool>(torch::autograd::get_current_node()); });
   module.def("current", [] { return session().pass; });
+  module.def("is_in_step", [] { return session_here() && session_here()->pass; });
   module.def("hide_shown", [] { hide_shown(nullptr); });
   module.def("adopted", &adopted_ids);
   module.def("new_id", [] { return session().next_adopted++; });

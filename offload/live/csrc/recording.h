@@ -211,9 +211,9 @@ class Recording {
         : only_views && !writes_      ? Kind::view
                                       : Kind::deferred;
     const bool computes = node_->kind == Kind::deferred || (node_->kind == Kind::synchronous && !writes_);
-    node_->on_host = (on_host_ && computes) || fills_by_pointer();
+    node_->on_host = (on_host_ && computes) || fills_by_pointer() || is_the_hosts_own();
     for (const auto& output : node_->outputs) {
-      if (output.kind == Out::fresh) pass_.on_host[output.value->slot] = node_->on_host;
+      if (output.kind == Out::fresh) pass_.on_host[output.value->slot] = node_->on_host && output.value->device.is_cpu();
     }
     node_->slots = static_cast<int>(pass_.bound.size());
   }
@@ -407,6 +407,22 @@ class Recording {
       if (elsewhere(output.value)) return true;
     }
     return false;
+  }
+
+  // Whether it is the host's alone, in a step on a GPU, or brings the host's bytes there. No such operation
+  // is ever deferred, so it depends on none that is.
+  bool is_the_hosts_own() const {
+    if (session().device == c10::kCPU || known_.ranks != Ranks::alone) return false;
+    if (node_->kind != Kind::synchronous || (writes_ && known_.synchronous)) return false;
+    bool reads = false;
+    for (const auto& argument : node_->arguments) {
+      if (argument.kind != Arg::tensor) continue;
+      if (!argument.value->device.is_cpu()) return false;
+      reads = true;
+    }
+    return reads || std::all_of(node_->outputs.begin(), node_->outputs.end(), [](const Output& one) {
+      return !one.value || one.value->device.is_cpu();
+    });
   }
 
   // C++ above us makes small tensors of the CPU with `empty` and fills them by address.

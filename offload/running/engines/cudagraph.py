@@ -260,7 +260,7 @@ class CudaGraph:
 def read(work: StepWork, cut: bool = False) -> Known:
     """Cut the work into pieces of the device and pieces of the host. `cut`: those of the device are
     short, so that guests do not wait long."""
-    on_host = [lane in HOST_LANES for lane in work.lane_of]
+    on_host = [n in work.varying or lane in HOST_LANES for n, lane in enumerate(work.lane_of)]
     pieces = pieces_by_host(on_host, work.dependencies())
     if cut and work.seconds:
         busy = [

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from offload.graph.memgraph import RELOAD, TASK, MemGraph, Node
-from offload.graph.taskgraph import Role
+from offload.graph.taskgraph import Role, Task
 
 Run = Callable[[], object]
 ORDERS = ("priority", "random")
@@ -52,6 +52,8 @@ class StepWork:
     """Why no graph can be captured of this work, if that is known beforehand."""
     checks: frozenset[int] = frozenset()
     """The nodes that read values on the host, and may end the step."""
+    varying: frozenset[int] = frozenset()
+    """The nodes whose numbers differ from run to run, so that no graph can keep them."""
 
     @classmethod
     def of(
@@ -87,6 +89,11 @@ class StepWork:
                 for number, node in enumerate(memgraph.nodes)
                 if node.kind == TASK and memgraph.graph.tasks[node.task].checks
             ),
+            varying=frozenset(
+                number
+                for number, node in enumerate(memgraph.nodes)
+                if node.kind == TASK and _varies(memgraph.graph.tasks[node.task])
+            ),
         )
 
     def dependencies(self) -> list[list[int]]:
@@ -120,7 +127,13 @@ class StepWork:
             seconds=tuple(self.seconds[node] for node in nodes) if self.seconds else (),
             name=lambda number: self.name(nodes[number]),
             checks=frozenset(place[node] for node in self.checks if node in place),
+            varying=frozenset(place[node] for node in self.varying if node in place),
         )
+
+
+def _varies(task: Task) -> bool:
+    """Whether a kernel of a live step reads numbers of its own at every run (live/tape_kernel.py)."""
+    return any(getattr(call.op, "varying", ()) for call in getattr(task.kernel, "calls", ()))
 
 
 def _comes_in(memgraph: MemGraph, node: Node) -> bool:

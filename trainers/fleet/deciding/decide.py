@@ -205,7 +205,7 @@ def _leave(state: FleetState, job: JobState, device: int) -> tuple[FleetState, C
 
 
 def _start(state: FleetState, job: JobState, device: int) -> tuple[FleetState, Command]:
-    started = replace(job, phase="starting", device=device, reason="builds, captures and plans")
+    started = replace(job, phase="starting", device=device, reason="builds and plans")
     return _doing(state.put(started), Start(job.name, device))
 
 

@@ -28,8 +28,8 @@ class JobMemory:
     """Held as long as the job lives: its host arena, its residents while it is parked, the buffers
     of its loaders, its module."""
     passing_bytes: int = 0
-    """Taken for a while, by one job of a device at a time: copies at its start, of its first steps
-    while they are compared, and at its end."""
+    """Taken for a while, by one job of a device at a time: copies at its start, and at its
+    end."""
     device_bytes: int = 0
     """What a plain job keeps on its device all the time; 0 for an offloaded one."""
     arena_bytes: int = 0
@@ -52,7 +52,7 @@ class Added:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A job has been built, and its step captured and planned: it could train now."""
+    """A job has been built, and its step planned: it could train now."""
 
     job: str
     device: int
@@ -208,7 +208,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Build a job on a device, resume it if it has a snapshot, capture and plan its step."""
+    """Build a job on a device, resume it if it has a snapshot, and plan its step."""
 
     job: str
     device: int

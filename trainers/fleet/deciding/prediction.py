@@ -99,7 +99,7 @@ class Prediction:
         return ", ".join(costs)
 
     def _remarks(self) -> list[str]:
-        remarks = ["Not counted: what is captured later, checkpoints, and the test at a job's end."]
+        remarks = ["Not counted: what is planned later, checkpoints, and the test at a job's end."]
         if self.gain > 1.01:
             remarks.append(f"Sharing makes it {self.gain:.2f} times shorter than one job a device.")
         elif self.devices == 1:

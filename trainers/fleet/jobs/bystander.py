@@ -5,8 +5,8 @@
     other jobs                                  | Start, Turn, Turn |
 
 The job's thread waits inside its step, so somebody else has to send its event and to wait for its
-next grant. What cannot be cut (a capture, a batch of plain Lightning, the end of a pass) is waited
-for: the bystander asks again until nodes of a planned step run, or the turn is over.
+next grant. What cannot be cut (the Python of a step, a batch of plain Lightning, the end of a pass)
+is waited for: the bystander asks again until nodes of a planned step run, or the turn is over.
 """
 
 import logging
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PAUSE_SECONDS = 1e-3
-"""A capture stands aside at each of its operations. It need not be asked more often than this."""
+"""A step need not be asked more often than this."""
 
 
 class Bystander:
@@ -53,7 +53,7 @@ class Bystander:
                 if stage is not None:
                     with stage.gate.granted(inside=True):
                         # The job's thread waits for this block, if the turn is still its own.
-                        if self._is_on and stage.runs_in == seat.thread:
+                        if self._is_on and stage.runs_in is not None:
                             self._hand_over(stage)
                             return
                 time.sleep(PAUSE_SECONDS)

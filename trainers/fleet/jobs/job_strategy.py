@@ -22,3 +22,8 @@ class JobStrategy(OffloadStrategy):
 
     def find_target(self) -> Target:
         return replace(super().find_target(), make_runner=self._make_runner)
+
+    def on_validation_end(self) -> None:
+        super().on_validation_end()
+        if self._module.trainer.sanity_checking:
+            self._close_session()  # what the job takes is what the runner of its training takes

@@ -1,16 +1,15 @@
 """What a job sees of the fleet: its turn, its strategy, and whether it has to leave.
 
-    job's thread   | capture, plan .. wait | step step step | wait ........ | step step | wait
+    job's thread   | record, plan ... wait | step step step | wait ........ | step step | wait
     the device          Start -> Planned        Turn -> TurnEnded                Turn -> ...
 
 For a job of higher priority a turn may end in the middle of a step (bystander.py).
 
 A job's thread runs only from a grant to its hand-over. Before it waits it keeps its dice, and it
 rolls them when it goes on. Whoever holds the grant holds the baton: no other thread of this process
-runs a job's code, captures a step, or uses the device.
+runs a job's code, records a step, or uses the device.
 """
 
-import threading
 import time
 from collections.abc import Callable, Hashable
 from contextlib import suppress
@@ -53,8 +52,9 @@ if TYPE_CHECKING:
     from trainers.fleet.jobs.job_input import JobInput
 
 Grant = Start | Turn | Leave
-SETTLING = 8
-"""In so many turns a job leaves most behind: it is captured, compared, and audited."""
+SETTLING = 3
+"""After so many turns its steps, and its first validation, are recorded and planned, which leaves
+most behind."""
 
 
 class Seat:
@@ -92,8 +92,6 @@ class Seat:
         """What the job reads. None: there is nobody to share it with."""
         self.waited = 0.0
         """The seconds that the job has waited for its turns."""
-        self.thread: int | None = None
-        """The job's thread."""
         self.granted: Grant | None = None
         """What the job was told to do last, from the moment of the grant to its answer."""
         self.stands_aside = False
@@ -108,6 +106,8 @@ class Seat:
         self._trained = False
         """Whether training is over. A test that follows logs other metrics, or others' values."""
         self._last_metric: float | None = None
+        self._metric_before: float | None = None
+        """Before the last step of a turn that is shared."""
         self._has_stepped = False
         """Whether a batch has run since the job began or went on."""
         self._grant: Grant | None = None
@@ -144,7 +144,6 @@ class Seat:
 
     def begin(self) -> None:
         """Wait for the grant to start."""
-        self.thread = threading.get_ident()
         self._wait()
 
     def end(self) -> None:
@@ -199,6 +198,8 @@ class Seat:
             self._report(needed, "plain Lightning, without a plan")
         if self.turn_over:
             self._hand_over(self._turn_ended())
+        if isinstance(turn := self._grant, Turn) and turn.share and self._left_of_turn(turn) <= 1:
+            self._metric_before = self.metric
 
     def wait_for(self, jobs: tuple[str, ...]) -> Turn | None:
         """End the turn between two batches, until these jobs had theirs, and return the next turn.
@@ -247,8 +248,8 @@ class Seat:
             self._wait(under_way=1)
 
     def _turn_ended(self, under_way: int = 0) -> TurnEnded:
-        """`under_way`: a step whose host tail still runs. It counts as done."""
-        done, metric = self.step + under_way, self.metric
+        """`under_way`: a step whose host tail still runs. It counts, but for what it logs."""
+        done, metric = self.step + under_way, self._metric_before if under_way else self.metric
         swapped = self._tenancy.swapped_seconds - self._swapped
         return TurnEnded(
             job=self.name,
@@ -276,7 +277,7 @@ class Seat:
     def stand_aside(self, clear_arena: Callable[[], object]) -> None:
         """Hand over, and return with the next grant. The bystander calls it, and the job's thread
         waits for it in the middle of a step. `clear_arena` is called when the next job has begun:
-        it builds and captures meanwhile."""
+        it builds and plans meanwhile."""
         now = time.monotonic()
         swapped = self._tenancy.swapped_seconds - self._swapped
         whole = max(0.0, self._step_began - self._since)
@@ -351,7 +352,8 @@ class Seat:
             Planned(
                 self.name, self.settings.number, self.step, left, step_seconds, tail_seconds,
                 swap_seconds, memory, about, self.turn_seconds,
-                validation_seconds(self._trainer, left, step_seconds), self.metric,
+                validation_seconds(self._trainer, left, step_seconds),
+                self.metric if self._has_stepped else self.earlier_metric,
                 self.input.label if self.input else "",
             )
         )  # fmt: skip

@@ -15,6 +15,7 @@ from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.inputs.same_input import shareable, why_not
 from trainers.fleet.jobs.job_program import JobProgram
 from trainers.fleet.jobs.lightning_job import LightningJob
+from trainers.torch_seams import storage_id
 
 
 def check_apart(name: str, program: JobProgram, others: Mapping[str, JobProgram]) -> None:
@@ -43,9 +44,9 @@ def _owned(program: JobProgram) -> Iterator[tuple[int, str]]:
     if isinstance(program.module, L.LightningModule):
         yield id(program.module), f"a module ({type(program.module).__name__})"
         for key, parameter in program.module.named_parameters():
-            yield from _storage(parameter, f"the weights of parameter {key}")
+            yield storage_id(parameter), f"the weights of parameter {key}"
         for key, buffer in program.module.named_buffers():
-            yield from _storage(buffer, f"the values of buffer {key}")
+            yield storage_id(buffer), f"the values of buffer {key}"
     for callback in _all(program.trainer.get("callbacks")):
         yield id(callback), f"a callback ({type(callback).__name__})"
     for logger in _all(program.trainer.get("logger")):
@@ -67,11 +68,6 @@ def _of_loader(loader: Any, why: str) -> Iterator[tuple[int, str]]:
         generator: Any = getattr(owner, "generator", None)
         if isinstance(generator, torch.Generator):
             yield id(generator), "a loader's random generator"
-
-
-def _storage(tensor: torch.Tensor, what: str) -> Iterator[tuple[int, str]]:
-    if place := tensor.untyped_storage().data_ptr():  # 0: it is empty, or on the meta device
-        yield place, what
 
 
 def _all(given: Any) -> Iterable[Any]:

@@ -39,14 +39,14 @@ FIRST, EVERY = 6, 50
 @dataclass(frozen=True, slots=True)
 class TimeSpent:
     """The time that all planned steps of a fit took so far. If gradients are accumulated, each
-    micro-batch is a run, or all those of an optimizer step are one run (groups.py)."""
+    micro-batch is a run. A step that asks for a value in its middle is several."""
 
     runs: int = 0
     seconds: float = 0.0
     compute_seconds: float = 0.0
     transfer_seconds: float = 0.0
     planning_seconds: float = 0.0
-    """The time for capturing and planning, which none of the others contains."""
+    """The time for planning, which none of the others contains."""
     plans: int = 0
     """The number of plans that were made, whether they are kept or not."""
     inputs: str = ""
