@@ -1,6 +1,6 @@
 """Cases that optimize by hand, in ways that no plan of one step would allow (live_modules.py)."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from support.live_modules import Manual
@@ -43,6 +43,8 @@ class HistoryInGradients(Manual):
     """Backward passes with a history, weighted by the batch's number, through a method that is
     overridden."""
 
+    only: ClassVar[Any] = (None, "70%")
+
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         loss = self.loss(batch) * (batch_idx if batch_idx > 1 else 1)
         self.manual_backward(loss, create_graph=True)
@@ -73,6 +75,8 @@ class ChangesGradients(Manual):
 class StepsInHooks(Manual):
     """Updates and backward passes outside of training_step."""
 
+    only: ClassVar[Any] = (None, "70%")
+
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         self.manual_backward(self.loss(batch))
 
@@ -87,6 +91,8 @@ class StepsInHooks(Manual):
 
 class LbfgsAndAdam(Manual):
     """One of two optimizers calls its closure several times."""
+
+    only: ClassVar[Any] = (None, "70%")
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         several, once = self.optimizers()
