@@ -137,9 +137,10 @@ def make_update(trainer: L.Trainer, batch: Any, batch_idx: int) -> None:
     counted = loop.batch_progress.current
     begun = counted.ready
     while True:
-        given = _of(loop, "_build_kwargs")(OrderedDict(), batch, batch_idx)
+        index = batch_idx + counted.ready - begun  # the first of an update clears the gradients
+        given = _of(loop, "_build_kwargs")(OrderedDict(), batch, index)
         if trainer.lightning_module.automatic_optimization:
-            loop.automatic_optimization.run(trainer.optimizers[0], batch_idx, given)
+            loop.automatic_optimization.run(trainer.optimizers[0], index, given)
         else:
             loop.manual_optimization.run(given)
         if not is_accumulating(trainer):

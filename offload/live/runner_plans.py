@@ -5,7 +5,7 @@ budget 60%    of what the largest part of a step needs if nothing ever leaves th
 budget None   every part has a plan as fast as it can be
 """
 
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from math import ceil
 from typing import Any, Protocol
@@ -208,10 +208,14 @@ class RunnerPlans:
 class UnrunPlans(RunnerPlans):
     """Plans of graphs that do not run: what they would return is zeros."""
 
-    def taken(self) -> Plan | None:
-        """The plan of the largest graph since the last call."""
-        plan, self._plans = self.plan, {}
-        return plan
+    @property
+    def needs(self) -> list[tuple[int, int]]:
+        """Of each graph: the bytes it has at once, and the reserve beside them."""
+        return [*self._needs.values()]
+
+    def count(self, needs: Iterable[tuple[int, int]]) -> None:
+        """Know of graphs that others have planned: a share is one of the largest."""
+        self._needs |= {object(): each for each in needs}
 
     def run(self, key: Hashable, batch: Collection[torch.Tensor]) -> Sequence[Any]:
         graph = self._graphs[key]

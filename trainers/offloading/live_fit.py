@@ -165,18 +165,20 @@ class LiveFit(LiveRun):
             )
         if self._eager:
             return None
-        if self._session is not None and not isinstance(self._session.plans, UnrunPlans):
-            self._close_session()
+        self._close_session()
         states = [(each, dict(each.state)) for each in self.optimizers]
         plans = self._open_session(runs=False).plans
-        assert isinstance(plans, UnrunPlans)  # they stay open: a share is one of the largest step
+        assert isinstance(plans, UnrunPlans)
+        plans.count(self._needs)
         make_update(self._module.trainer, batch, batch_idx)
+        self._needs = plans.needs
         for parameter in self._parameters():
             parameter.grad = None  # it was only planned
         for optimizer, state in states:
             optimizer.state.clear()
             optimizer.state.update(state)
-        return plans.taken()
+        self._close_session()
+        return plans.plan
 
     # ---- a run -----------------------------------------------------------------------------------
 

@@ -95,6 +95,8 @@ class LiveRun(Strategy):
         self._meter = Meter()
         self._is_in_step = False
         self._is_in_update = False
+        self._needs: list[tuple[int, int]] = []
+        """Of the steps that were planned and did not run."""
         self._counters: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Those on the CPU run at once: as the first step that has no plan yet has found them."""
         self._holds = ExitStack()

@@ -6,5 +6,5 @@ LightningModule.
 May import: atomic_checkpoint, dice, fleet.deciding, fleet.inputs, lightning_seams, loaders,
     loaders.stats, loaders.workers, offload, offload.errors, offload.graph, offload.memory,
     offload.planning, offload.running, offload.sizes, offloading, offloading.hardware,
-    read_checkpoint.
+    read_checkpoint, torch_seams.
 """

@@ -112,6 +112,8 @@ class Meter:
 
     def add(self, key: Hashable, plan: Plan, inputs: str, part: str) -> None:
         self._plans += 1
+        if key in self._tallies:  # what ran by the plan that it replaces has run
+            self._tallies[object()] = self._tallies.pop(key)
         self._tallies[key] = _Tally(plan, inputs, part)
 
     def reprice(self, key: Hashable, plan: Plan) -> None:
