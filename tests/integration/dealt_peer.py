@@ -16,6 +16,7 @@ import pytest
 import torch
 from planned_peer import CLIPS, OPTIMIZERS, Classifier, data, state_of
 from torch.nn import functional
+from trainers.elastic.planned.lane_graphs import LaneGraphs
 
 from loaders import ReuseLoader
 from offload import Plan, Runner
@@ -27,7 +28,6 @@ from trainers.elastic.errors import SwarmStopped
 from trainers.elastic.peer.elastic_fit import ElasticFit
 from trainers.elastic.peer.lane_shares import LaneShares
 from trainers.elastic.planned import group_choice
-from trainers.elastic.planned.lane_graphs import LaneGraphs
 from trainers.elastic.reducing import sum_in_order
 from trainers.elastic.working.digests import digest_of
 

@@ -27,13 +27,13 @@ from dealt_peer import (
 )
 from planned_peer import alone, assert_equal, data
 from torch.utils.data import TensorDataset
+from trainers.elastic.planned.group_choice import GroupChoice, chosen
+from trainers.elastic.planned.lane_graph import LaneGraph
+from trainers.elastic.planned.lane_graphs import LaneGraphs
 
 import offload
 from trainers.elastic.errors import GenerationEnded, SwarmStopped
 from trainers.elastic.membership.anchor_link import AnchorLink
-from trainers.elastic.planned.group_choice import GroupChoice, chosen
-from trainers.elastic.planned.lane_graph import LaneGraph
-from trainers.elastic.planned.lane_graphs import LaneGraphs
 from trainers.offloading.hardware.target import ON_CPU
 from trainers.offloading.steps.plan_request import PlanRequest
 

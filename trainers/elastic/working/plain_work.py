@@ -24,7 +24,7 @@ from trainers.elastic.deciding.lane_seeds import seed_after, seed_of_lane
 from trainers.elastic.errors import CannotBeElastic
 from trainers.elastic.reducing import FixedPointError
 from trainers.elastic.working.digests import digest_of, part_of_step
-from trainers.elastic.working.gradient_sums import ExactSums, GradientSums, StepSums
+from trainers.elastic.working.gradient_sums import ExactSums, GradientSums
 from trainers.elastic.working.lane_logs import LogCatcher
 
 
@@ -62,7 +62,7 @@ class PlainWork:
         self._step_of = step_of
         self._backward = backward
         named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
-        self.gradients: StepSums = self._make_sums(named)
+        self.gradients = self._make_sums(named)
         self._exact = ExactSums(self.gradients.flat.numel(), lanes.lanes) if exact else None
         self._parameters = dict(module.named_parameters())
         self.catcher = LogCatcher(module)
@@ -166,10 +166,9 @@ class PlainWork:
 
     def apply_commit(self, commit: Commit) -> None:
         """Make a commit's mean gradient the parameters' gradients, and put its buffers in place."""
-        assert isinstance(self.gradients, GradientSums)
         # Divided on the host: a GPU multiplies by the inverse, which has other bits.
         mean = commit.total / (commit.logs.samples / self._micro)
-        self.gradients.give(mean.to(self.gradients.flat.device), commit.logs.touched)
+        self.gradients.give(mean, commit.logs.touched)
         self._put_buffers(commit.buffers)
 
     def _put_buffers(self, buffers: Sequence[Tensor]) -> None:
@@ -179,13 +178,17 @@ class PlainWork:
 
     # ---- details --------------------------------------------------------------------------------
 
-    def _make_sums(self, named: Sequence[tuple[str, torch.nn.Parameter]]) -> StepSums:
+    def _make_sums(self, named: Sequence[tuple[str, torch.nn.Parameter]]) -> GradientSums:
         return GradientSums(named)
 
     def _add_first(self, lanes: Sequence[int]) -> Sequence[AddedLane]:
         """Add the gradients of the first of these lanes to the sums, and leave in the module's
         buffers what the first one leaves there."""
-        lane = lanes[0]
+        size, loss = self._add(lanes[0])
+        return [AddedLane(lanes[0], size, float(loss))]
+
+    def _add(self, lane: int) -> tuple[int, Tensor]:
+        """Add the gradients of one lane. Return how many samples it has, and its loss."""
         taken = self._lanes.take(lane)
         size = len(taken.info.ids)
         self._roll(self._seed_of(lane))
@@ -193,7 +196,7 @@ class PlainWork:
             loss = self._loss_of(self._step_of(self._on_device(taken.batch), self._batch_index))
         share = size / self._micro
         self._backward(loss if share == 1.0 else loss * share)
-        return [AddedLane(lane, size, float(loss.detach()))]
+        return size, loss.detach()
 
     def _round_exactly(self, exact: ExactSums, added: Sequence[AddedLane]) -> None:
         """Take the gradients of one lane, which are rounded by themselves."""
