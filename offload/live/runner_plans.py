@@ -86,7 +86,9 @@ class RunnerPlans:
         return max(self._plans.values(), key=lambda plan: len(plan.graph.tasks), default=None)
 
     def add(self, key: Hashable, graph: TaskGraph) -> None:
-        self._graphs[key], self._needs[key] = graph, (fullest(graph), reserve_of(graph))
+        self._graphs[key] = graph
+        if not self._needs or not any(task.turn for task in graph.tasks):  # lanes: those of one
+            self._needs[key] = fullest(graph), reserve_of(graph)
         if self.runner is not None and self._plans.pop(key, None) is not None:
             self.runner.forget(key)
 

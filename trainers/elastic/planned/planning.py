@@ -6,7 +6,7 @@ validation_step   a step, too
 The module's Python runs in every step. Between two steps everything runs at once.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from offload import OffloadError, Plan
+from offload import OffloadError, Plan, Runner
 from offload.live.core import why_no_core
 from offload.live.session import LiveSession
 from trainers.elastic.errors import CannotBeElastic
@@ -27,15 +27,35 @@ from trainers.offloading.live_run import OPEN
 from trainers.offloading.steps.plan_request import PlanRequest
 
 
+class LanePlanner(LivePlanner):
+    """Notes by which plans the latest step ran."""
+
+    def __init__(self, request: PlanRequest) -> None:
+        super().__init__(request, Meter())
+        self._known: dict[Hashable, Plan] = {}
+        self.ran: list[Plan] = []
+
+    def added(self, key: Hashable, plan: Plan) -> None:
+        super().added(key, plan)
+        self._known[key] = plan
+
+    def run(self, runner: Runner, key: Hashable, batch: Collection[Tensor]) -> Sequence[Any]:
+        self.ran.append(self._known[key])
+        return super().run(runner, key, batch)
+
+
 class Planning:
     """One strategy's."""
 
     def __init__(self, budget: str | int) -> None:
         self.request = PlanRequest(budget)
         self.interrupt = DelayedInterrupt()
+        self.ran: Sequence[Plan] = ()
+        """The plans by which the latest step ran, part by part."""
         self.plan: Plan | None = None
-        """The plan of the largest step."""
+        """The plan of the latest lanes."""
         self._session: LiveSession | None = None
+        self._planner = LanePlanner(self.request)
         self._module = torch.nn.ModuleList()
         """The module, and the sums of its gradients."""
         self._optimizers: tuple[Optimizer, ...] = ()
@@ -77,12 +97,13 @@ class Planning:
         if self._session is None:
             if OPEN.run is not None:
                 OPEN.run.give_way()
+            self._planner = LanePlanner(self.request)
             session = LiveSession(
                 self._module,
                 *self._optimizers,
                 budget=self.request.budget,
                 device=self.request.target.device,
-                planner=LivePlanner(self.request, Meter()),
+                planner=self._planner,
             )
             self._session = session.__enter__()
             OPEN.run = self
@@ -98,12 +119,12 @@ class Planning:
         self.interrupt.deliver()
         session = self.open()
         with self.interrupt.held(), session.step(name, keeps=[*self._module.parameters()]):
-            self._is_in_step = True
+            self._is_in_step, self._planner.ran = True, []
             try:
                 yield
             finally:
                 self._is_in_step = False
-        self.plan = session.plan
+        self.ran = self._planner.ran
 
     def begin(self, name: str) -> None:
         """Begin a step that ends with `update`."""

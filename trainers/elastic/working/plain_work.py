@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loaders.lanes.lane_loader import LaneLoader
+from loaders.lanes.lane_loader import LaneBatch, LaneLoader
 from trainers.elastic.commits.commit import Commit
 from trainers.elastic.deciding.header import LaneLogs, in_units, sum_of_units
 from trainers.elastic.deciding.lane_seeds import seed_after, seed_of_lane
@@ -189,7 +189,7 @@ class PlainWork:
 
     def _add(self, lane: int) -> tuple[int, Tensor]:
         """Add the gradients of one lane. Return how many samples it has, and its loss."""
-        taken = self._lanes.take(lane)
+        taken = self._take(lane)
         size = len(taken.info.ids)
         self._roll(self._seed_of(lane))
         with self.catcher.catching(size):
@@ -197,6 +197,9 @@ class PlainWork:
         share = size / self._micro
         self._backward(loss if share == 1.0 else loss * share)
         return size, loss.detach()
+
+    def _take(self, lane: int) -> LaneBatch:
+        return self._lanes.take(lane)
 
     def _round_exactly(self, exact: ExactSums, added: Sequence[AddedLane]) -> None:
         """Take the gradients of one lane, which are rounded by themselves."""
@@ -222,12 +225,15 @@ class PlainWork:
         self._put_buffers(self._committed)
 
     def _roll(self, seed: int) -> None:
+        self._seed_torch(seed)
+        random.seed(seed)
+        np.random.seed(seed)
+
+    def _seed_torch(self, seed: int) -> None:
         # torch.manual_seed takes a millisecond: for devices that nobody uses it keeps the stack.
         torch.default_generator.manual_seed(seed)
         if torch.cuda.is_initialized():
             torch.cuda.manual_seed_all(seed)
-        random.seed(seed)
-        np.random.seed(seed)
 
     def _loss_of(self, output: Any) -> Tensor:
         loss = output.get("loss") if isinstance(output, dict) else output
