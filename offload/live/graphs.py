@@ -13,6 +13,7 @@ import torch
 
 from offload.graph.builder import GraphBuilder
 from offload.graph.taskgraph import ALIGNMENT, RANKS, Role, TaskGraph
+from offload.live.lanes import BEGINS, lanes_of
 from offload.live.list_calls import are_apart, cuts, length, piece, works_on_lists
 from offload.live.tape_calls import Slots, TapeCall, TapeReader
 from offload.program.kernels import Call, Calls, Program, Value, values_in
@@ -123,9 +124,13 @@ def _add_tasks(
     there = {*weights, *starts}
     late = {slot: start for slot, start in starts.items() if start}
     trained = {s for s, w in weights.items() if w.role in (Role.PARAMETER, Role.STATE)}
-    chains: dict[str, tuple[int, ...]] = {}
-    """The latest draw, and the latest task that all ranks do together."""
+    chains: dict[str, int] = {}
+    """The latest draw of each lane, its beginning, and the latest task that all ranks do
+    together."""
+    lanes, done = [*lanes_of(calls)], 0
     for run in _runs(calls):
+        turn = lanes[done]
+        done += len(run)
         for group in _pieces(run):
             node = group[0].node
             reads: Slots = {}
@@ -139,7 +144,8 @@ def _add_tasks(
             kernels = tuple(_moved(one.call, late) for one in group)
             phase = BACKWARD if node.backward else FORWARD
             shared = isinstance(group[0].call.op, Collective)
-            chain = RANKS if shared else "draws" if node.random else ""
+            chain = [RANKS] if shared else [f"draws {turn}"] if node.random else []
+            chain += [BEGINS] if group[0].op == BEGINS else []
             number = builder.task(
                 group[-1].op.split("::")[1],
                 [slot for slot in reads if slot in there],
@@ -147,17 +153,18 @@ def _add_tasks(
                 kernel=kernels[0] if len(kernels) == 1 else Calls(kernels),
                 lane=RANKS if shared else "compute",
                 phase=phase if trained.isdisjoint(writes) else UPDATE,
-                after=chains.get(chain, ()),
+                after=tuple(sorted({chains[one] for one in chain if one in chains})),
                 unplaced=sum(builder.buffers[slot].nbytes for slot in fresh) if shared else 0,
                 repeatable=not chain
                 and fresh.issuperset(writes)
                 and weights.keys().isdisjoint(writes),
                 random=node.random,
+                turn=turn,
                 pointwise=all(one.pointwise for one in group),
                 where=node.where,
             )
             there.update(writes, unborn)
-            chains |= {chain: (number,)} if chain else {}
+            chains |= dict.fromkeys(chain, number)
 
 
 def _runs(calls: Sequence[TapeCall]) -> Iterator[list[TapeCall]]:

@@ -15,6 +15,7 @@ import torch
 
 from offload.graph.taskgraph import Role
 from offload.live.graphs import TapeEnds, Weight, graph_of
+from offload.live.lanes import BEGINS, drawing_apart
 from offload.live.runner_plans import RunnerPlans
 from offload.live.tape_calls import TapeReader
 from offload.live.tried_costs import costs_without_moves
@@ -121,7 +122,7 @@ class PlannedTapes:
             kept, varying = kept | old.held, varying | old.varying
         self._core.nothing_pending()
         weights = self._weights.of(tape)
-        varying |= _numbers_of_updates(tape, weights)
+        varying |= _numbers_of_updates(tape, weights) | _seeds(tape)
         reader = TapeReader(self._core, tape, varying, self._device)
         crossing = dict(old.crossing) if old is not None else {}
         crosses = kept & reader.written & {*at_home} - {*weights, *crossing}
@@ -132,7 +133,8 @@ class PlannedTapes:
         given = [n for n, origin in enumerate(tape.origins) if origin == self._core.GIVEN]
         graph, ends = graph_of(reader, given, weights, kept, self._weights.all)
         lowered = lower(measured(graph, self._measured))
-        self._plans.add(key, grouped(lowered, GROUP, GROUP_BYTES, any_kind=True))
+        few = grouped(lowered, GROUP, GROUP_BYTES, any_kind=True)
+        self._plans.add(key, drawing_apart(few))
         unwritten = {s: reader.nbytes[s] for s in (kept & reader.allocated) - reader.written}
         return PlannedPart(ends, tape.kind, kept, varying, crossing, unwritten)
 
@@ -158,6 +160,12 @@ def collector_paused() -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
+
+
+def _seeds(tape: Any) -> frozenset[int]:
+    """Those of the lanes."""
+    begun = (node for node in tape.nodes[tape.begin :] if node.op == BEGINS)
+    return frozenset(seed.index for node in begun for seed in node.arguments)
 
 
 def _numbers_of_updates(tape: Any, weights: Mapping[int, Weight]) -> frozenset[int]:

@@ -91,7 +91,9 @@ class RunnerPlans:
         return self.runner is None and bool(self._graphs)
 
     def add(self, key: Hashable, graph: TaskGraph) -> None:
-        self._graphs[key], self._needs[key] = graph, (fullest(graph), reserve_of(graph))
+        self._graphs[key] = graph
+        if not self._needs or not any(task.turn for task in graph.tasks):  # lanes: those of one
+            self._needs[key] = fullest(graph), reserve_of(graph)
         if self.runner is not None and self._plans.pop(key, None) is not None:
             self.runner.forget(key)
 

@@ -154,16 +154,22 @@ class LiveSession:
             self._core.hide_shown()
             self._tapes.close()
 
+    def home_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor where its bytes are until the next step, on whatever device: they can be read
+        and written there, and are copied nowhere."""
+        with torch.no_grad():
+            return self._core.home_of(tensor)
+
     @contextmanager
-    def step(self, name: str = "step") -> Iterator[None]:
-        """One step. Steps of another name have tapes of their own."""
+    def step(self, name: str = "step", *, keeps: Collection[torch.Tensor] = ()) -> Iterator[None]:
+        """One step. Steps of another name have tapes of their own. `keeps`: as of `end`."""
         self.begin(name)
         try:
             yield
         except BaseException:
             self.end_as_issued()  # what came before the error has happened, as in eager
             raise
-        self.end()
+        self.end(keeps=keeps)
 
     def begin(self, name: str = "step") -> None:
         """Begin a step, which `end` or `end_as_issued` ends."""

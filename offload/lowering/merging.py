@@ -37,7 +37,7 @@ class Functions:
 
 def kin(task: Task) -> tuple[object, ...]:
     """A key of the task: only tasks with equal keys can be merged."""
-    return (task.lane, task.device, task.phase, _kind(task.kernel))
+    return (task.lane, task.device, task.phase, task.turn, _kind(task.kernel))
 
 
 def is_held(task: Task) -> bool:

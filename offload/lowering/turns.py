@@ -39,7 +39,7 @@ def in_turn(
         )
     stay = not any(map(_updates, graphs))
     if draws:
-        graphs = [_drawing_from(graph, one) for graph, one in zip(graphs, draws, strict=True)]
+        graphs = [drawing_from(graph, one) for graph, one in zip(graphs, draws, strict=True)]
     whole = joined(graphs, sums_stay=stay, draws_apart=bool(draws))
     return _from_same_buffers(whole) if same_buffers else whole
 
@@ -54,13 +54,16 @@ def _updates(graph: TaskGraph) -> bool:
     )
 
 
-def _drawing_from(graph: TaskGraph, generator: torch.Generator) -> TaskGraph:
-    """The graph, whose random tasks draw from this generator in place of the default one."""
+def drawing_from(graph: TaskGraph, generator: torch.Generator, turn: int = 0) -> TaskGraph:
+    """The graph, whose random tasks of this micro-batch draw from this generator in place of the
+    default one."""
     if graph.program is None:
         raise GraphError("a graph made by hand cannot be given a generator: it draws as it likes")
     state = DrawState(generator, graph.program.device)
     tasks = [
-        replace(task, kernel=state.around(task.kernel.calls)) if task.random else task
+        replace(task, kernel=state.around(task.kernel.calls))
+        if task.random and task.turn == turn
+        else task
         for task in graph.tasks
     ]
     return graph.with_tasks(tasks)

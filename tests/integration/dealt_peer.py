@@ -18,8 +18,6 @@ from planned_peer import CLIPS, OPTIMIZERS, Classifier, data, state_of
 from torch.nn import functional
 
 from loaders import ReuseLoader
-from offload import Plan, Runner
-from offload.graph.memgraph import RELOAD
 from trainers.elastic.commits.commit import Commit, Commits, LaneWork
 from trainers.elastic.deciding import group_size
 from trainers.elastic.deciding.header import LaneLogs
@@ -27,9 +25,9 @@ from trainers.elastic.errors import SwarmStopped
 from trainers.elastic.peer.elastic_fit import ElasticFit
 from trainers.elastic.peer.lane_shares import LaneShares
 from trainers.elastic.planned import group_choice
-from trainers.elastic.planned.lane_graphs import LaneGraphs
 from trainers.elastic.reducing import sum_in_order
 from trainers.elastic.working.digests import digest_of
+from trainers.elastic.working.plain_work import PlainWork
 
 LANES, MICRO, WIDTH = 9, 4, 160
 SAMPLES = 166
@@ -135,25 +133,17 @@ class Notes(L.Callback):
     logs: list[dict[str, float]] = field(default_factory=list)
     states: list[dict[str, torch.Tensor]] = field(default_factory=list)
     samples: list[list[int]] = field(default_factory=list)
-    captures: list[int] = field(default_factory=list)
-    planned: list[int] = field(default_factory=list)
-    """How many graphs were planned so far in the runner of the first plan, after each step."""
-    adds: int = 0
-    graphs: LaneGraphs | None = None
-    plan: Plan | None = None
     runs: list[tuple[int, int]] = field(default_factory=list)
-    """The step, and how many lanes one run of a graph had."""
+    """The step, and how many lanes ran together."""
+    told: str = ""
+    """What the plan of the latest lanes says."""
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any, **more: Any) -> None:
         self.logs.append({name: float(v) for name, v in trainer.callback_metrics.items()})
         self.states.append(state_of(trainer, pl_module))
         strategy = trainer.strategy
         self.samples.append(sorted(strategy._shares.last_batch.ids.tolist()))
-        if strategy._planning is not None:
-            work = strategy._planning.work
-            self.graphs, self.plan = work.graphs, work.plan
-            self.captures.append(work.graphs.captures)
-            self.planned.append(self.adds)
+        self.told = "" if strategy.plan is None else strategy.plan.explain()
 
     def sizes(self, step: int) -> list[int]:
         return [size for at, size in self.runs if at == step]
@@ -184,27 +174,16 @@ def dealt(
         enable_model_summary=False, num_sanity_val_steps=0,
         accelerator="cpu" if device == "cpu" else "gpu", **CLIPS[clip],
     )  # fmt: skip
-    run, run_group, add = LaneGraphs.run, LaneGraphs.run_group, Runner.add
-    patched: Any = LaneGraphs
-    patched_runner: Any = Runner
+    compute = PlainWork.compute
 
-    def runs(graphs: Any, *args: Any) -> Any:
-        notes.runs.append((trainer.global_step, 1))
-        return run(graphs, *args)
+    def computes(work: PlainWork, lanes: Sequence[int]) -> int:
+        count = compute(work, lanes)
+        notes.runs.append((trainer.global_step, count))
+        return count
 
-    def runs_group(graphs: Any, group: Any, *args: Any) -> Any:
-        notes.runs.append((trainer.global_step, group.size))
-        return run_group(graphs, group, *args)
-
-    def adds(runner: Any, *args: Any) -> Any:
-        notes.adds += 1
-        return add(runner, *args)
-
-    patched.run, patched.run_group, patched_runner.add = runs, runs_group, adds
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PlainWork, "compute", computes)
         trainer.fit(module, loader)
-    finally:
-        patched.run, patched.run_group, patched_runner.add = run, run_group, add
     return DealtRun(notes, strategy.dealt.found, trainer)
 
 
@@ -223,16 +202,6 @@ def assert_same(one: DealtRun, other: DealtRun) -> None:
 def always(patch: pytest.MonkeyPatch, size: int) -> None:
     """Have groups of this size chosen, however slow these tiny models are so, and whatever a busy
     machine's seconds make of the plan of single lanes."""
-    patch.setattr(group_choice, "_copies_weights", lambda plan: True)
+    patch.setattr(group_choice, "_copies_weights", lambda _: True)
     patch.setattr(group_size, "SIZES", tuple(sorted({1, size})))
     patch.setattr(group_size, "FASTER", 1e9)
-
-
-def came_in(plan: Plan) -> int:
-    """The bytes of weights that a run of the plan copies to the device."""
-    buffers = plan.graph.buffers
-    return sum(
-        node.nbytes
-        for node in plan.memgraph.nodes
-        if node.kind == RELOAD and buffers[node.buffer].role == "parameter"
-    )

@@ -4,9 +4,11 @@ one peer with a budget   =   one peer without: logs, weights, optimizer state, d
 two peers, one of each kind, a kill, a newcomer  =  their replay without a budget
 """
 
+import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from elastic_swarms import HEARTBEAT, assert_exact, by_step, fault, hold
@@ -14,7 +16,7 @@ from planned_peer import CLIPS, Classifier, alone, assert_equal, replayed
 
 from benchmarks.swarms.swarm import Nursery, Process, Swarm
 from offload import BudgetTooSmall
-from trainers.elastic.errors import CannotBeElastic, SwarmStopped
+from trainers.elastic.errors import SwarmStopped
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
@@ -23,15 +25,20 @@ pytestmark = [pytest.mark.filterwarnings("ignore")]
 
 
 def least(out: Path, **more: Any) -> int:
-    """Return the smallest budget, which the refusal of a smaller one names."""
-    with pytest.raises(BudgetTooSmall, match="raise the budget to") as refused:
-        alone(out, 64, 1, **more)
-    return refused.value.needed
+    """Return the smallest budget. The refusals of smaller ones name what a lane needs, and then
+    what the update does."""
+    nbytes = 64
+    for _ in range(2):
+        with pytest.raises(BudgetTooSmall, match="raise the budget to") as refused:
+            alone(out, nbytes, 1, **more)
+        assert refused.value.needed > nbytes
+        nbytes = refused.value.needed
+    return nbytes
 
 
 @pytest.mark.parametrize(
     "optimizer, clip, budget",
-    [("sgd", "norm", "60%"), ("adamw", "value", "100%"), ("adamw", "norm", "least")],
+    [("sgd", "norm", "70%"), ("adamw", "value", "100%"), ("adamw", "norm", "least")],
 )
 def test_a_peer_with_a_budget_has_the_bits_of_one_without(
     optimizer: str, clip: str, budget: str, tmp_path: Path
@@ -117,19 +124,19 @@ def test_after_the_fit_every_tensor_has_memory_of_its_own(tmp_path: Path) -> Non
         assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 
-# ---- what is refused ----------------------------------------------------------------------------
+# ---- what outside code does ----------------------------------------------------------------------
 
 
 class ReadsGradients(Classifier):
     def on_before_optimizer_step(self, optimizer: Any) -> None:
-        pass
+        found = [p.grad for p in self.parameters() if p.grad is not None]
+        self.log("norm", torch.stack([g.norm() for g in found]).norm().item())
 
 
 class ReadsItsLoss(Classifier):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         found = super().training_step(batch, batch_idx)
-        self.seen = found["loss"].item()
-        return found
+        return {"loss": found["loss"] * (2.0 if found["loss"].item() > 1.2 else 1.0)}
 
 
 class Halved(Classifier):
@@ -139,27 +146,33 @@ class Halved(Classifier):
         return torch.optim.SGD(self.layers[0].parameters(), 0.1)
 
 
+class DrawsByItself(Classifier):
+    """It has a generator of its own, and draws on the host, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dice = torch.Generator().manual_seed(4)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        inputs, labels = batch
+        noise = torch.rand(inputs.shape, generator=self.dice) * torch.rand(1).item()
+        scale = random.random() + np.random.rand()
+        return super().training_step((inputs * scale + noise, labels), batch_idx)
+
+
+@pytest.mark.parametrize("kind", [ReadsGradients, ReadsItsLoss, Halved, DrawsByItself])
+def test_what_python_does_in_a_step_is_done_in_every_lane(
+    kind: type[Classifier], tmp_path: Path
+) -> None:
+    plain = alone(tmp_path / "plain", None, 4, module=kind())
+    planned = alone(tmp_path / "planned", "80%", 4, module=kind())
+    assert planned.digests == plain.digests
+    assert_equal(planned, plain)
+
+
 class Mistaken(Classifier):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         raise KeyError("the user's own")
-
-
-@pytest.mark.parametrize(
-    "kind, message",
-    [
-        (ReadsGradients, "on_before_optimizer_step.*leaves no gradients"),
-        (ReadsItsLoss, "item"),
-        (Halved, "layers.4.weight requires a gradient, and the optimizer does not have it"),
-    ],
-)
-def test_what_cannot_be_planned_is_named_before_the_first_step(
-    kind: type[Classifier], message: str, tmp_path: Path
-) -> None:
-    module = kind()
-    before = [p.detach().clone() for p in module.parameters()]
-    with pytest.raises(CannotBeElastic, match=f"(?s)budget='60%'.*{message}"):
-        alone(tmp_path, "60%", 2, module=module)
-    assert all(map(torch.equal, before, module.parameters()))
 
 
 def test_the_error_of_a_users_own_code_comes_through(tmp_path: Path) -> None:
@@ -210,12 +223,3 @@ def test_peers_with_and_without_a_budget_have_equal_weights(mixed: list[Process]
         assert other == {step: stays[step] for step in other}
     assert mixed[3].result()["compared"] == STEPS
     assert_exact(mixed[:3], STEPS)
-
-
-def test_another_deal_captures_nothing_anew(mixed: list[Process]) -> None:
-    """Two deals, a kill in between and lanes that came from another peer; the last lanes of a pass
-    are smaller, so there are two graphs of lanes."""
-    stays, _, comes, _ = (peer.said() for peer in mixed)
-    for said in (stays, comes):
-        assert said.count("captured an update") == 1
-        assert 1 <= said.count("captured a lane") <= 2

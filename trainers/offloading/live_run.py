@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import lightning as L
 import torch
@@ -36,11 +36,17 @@ from trainers.offloading.plan_request import PlanRequest
 from trainers.sharing.high_priority import HighPriority
 
 
+class SessionOwner(Protocol):
+    """A run that has a session open."""
+
+    def give_way(self) -> None: ...
+
+
 class OpenRun(threading.local):
     """Which run of a thread has a session open."""
 
     def __init__(self) -> None:
-        self.run: LiveRun | None = None
+        self.run: SessionOwner | None = None
 
 
 OPEN = OpenRun()

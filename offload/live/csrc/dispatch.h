@@ -107,7 +107,7 @@ inline const Operator& known(const OperatorHandle& op) {
   const bool writes = std::any_of(given.begin(), given.end(), [](const c10::Argument& one) {
     return one.alias_info() && one.alias_info()->isWrite();
   });
-  known.synchronous |= schema.returns().empty() && !writes;  // all that it can do is raise
+  known.synchronous |= schema.returns().empty() && !writes && !known.random;  // all that it can do is raise
   if (known.ranks != Ranks::alone) known.synchronous = known.ranks == Ranks::at_once;
   known.exact = EXACT.count(name) > 0;
   known.inplace_view = op.hasTag(at::Tag::inplace_view) && !known.synchronous;

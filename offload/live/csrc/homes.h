@@ -151,6 +151,18 @@ inline bool can_adopt(const Pass& pass, const at::Tensor& tensor) {
       std::none_of(pass.crossed.begin(), pass.crossed.end(), is_its);
 }
 
+// The tensor where its bytes are at home between two steps. Nothing is copied.
+inline at::Tensor home_of(const at::Tensor& tensor) {
+  TORCH_CHECK(!session().pass, "a tensor is at home between two steps only");
+  auto* storage = storage_of(tensor);
+  const auto found = session().adopted.find(storage);
+  if (found == session().adopted.end() || is_exposed(storage)) return tensor;
+  if (!absent_of(storage)) hide(storage, *found->second);
+  WithoutKey off;
+  const auto whole = found->second->home.view(tensor.scalar_type());
+  return whole.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+}
+
 struct Placed {
   int id;  // of its storage
   at::Tensor tensor, home;

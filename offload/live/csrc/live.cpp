@@ -343,6 +343,7 @@ PYBIND11_MODULE(live, module) {
   });
   module.def("drop", [](const at::Tensor& tensor) { each_storage(tensor, drop_bytes); });
   module.def("has_budget", [] { auto* here = session_here(); return here && here->plans_at_once; });
+  module.def("home_of", &home_of);
   module.def("place", &place);
   module.def("claim", &claim);
   module.def("forget_tapes", [] {

@@ -54,7 +54,7 @@ class Recording {
     }
     if (schema_.name() == "aten::index") check_masks();
     if (synchronous_) return false;
-    if (node_->in_place >= 0 || (writes_ && schema_.returns().empty())) {  // it makes nothing
+    if (node_->in_place >= 0 || schema_.returns().empty()) {  // it makes nothing
       settle_kind(false);
       return true;
     }

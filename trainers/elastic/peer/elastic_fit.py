@@ -10,6 +10,7 @@ always, and equal at every peer: `global_step`, schedulers, validation, checkpoi
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NoReturn, get_args
 
 import lightning as L
@@ -27,9 +28,11 @@ from trainers.elastic.deciding.view import Added
 from trainers.elastic.errors import CannotBeElastic
 from trainers.elastic.peer.elastic_refusals import check_run
 from trainers.elastic.peer.lane_shares import LaneShare, LaneShares, lane_shares
+from trainers.elastic.planned.planned_work import PlannedWork
 from trainers.elastic.planned.planning import Planning
 from trainers.elastic.working.plain_work import PlainWork
 from trainers.lightning_seams import forget_loader
+from trainers.offloading.hardware.devices import keep_on_host
 from trainers.one_device import OneDeviceStrategy
 
 log = logging.getLogger(__name__)
@@ -84,9 +87,8 @@ class ElasticFit(OneDeviceStrategy):
 
     @property
     def plan(self) -> Plan | None:
-        """The plan of lanes beside the update. It exists after the first lane, with a budget."""
-        work = self._planning.work if self._planning is not None else None
-        return None if work is None else work.plan
+        """The plan of the largest part of a step. It exists after the first lane, with a budget."""
+        return None if self._planning is None else self._planning.plan
 
     @property
     def is_global_zero(self) -> bool:
@@ -111,7 +113,8 @@ class ElasticFit(OneDeviceStrategy):
         if self._planning is None or self.root_device.type == "cpu":
             super().model_to_device()
         else:
-            self._planning.to_device(self._module, self.root_device)
+            # The first plan moves what it keeps on a GPU.
+            keep_on_host(self._module, self.root_device)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         if self._planning is None:
@@ -128,11 +131,11 @@ class ElasticFit(OneDeviceStrategy):
             # The peer that writes may be killed while it does.
             self.checkpoint_io = AtomicCheckpointIO()
         super().setup(trainer)
+        if self._planning is not None:
+            self._planning.place(self._module)
         if trainer.state.fn != TrainerFn.FITTING:
             return
         check_run(trainer, self._module)
-        if self._planning is not None:
-            self._planning.check_run(trainer, self._module)
         trainer.fit_loop.setup_data()
         forget_loader(trainer)  # The loop asks again, when it knows where to go on.
         if self._shares is None:
@@ -173,8 +176,7 @@ class ElasticFit(OneDeviceStrategy):
         *args: Any,
         **kwargs: Any,
     ) -> Tensor:
-        """The backward passes are done. The step's mean gradient is put in place. With a budget the
-        plan clips and updates here, and no gradient is left for Lightning."""
+        """The backward passes are done. The step's mean gradient is put in place."""
         commit, work = self._commit, self._work
         assert commit is not None and work is not None
         work.apply_commit(commit)
@@ -188,10 +190,8 @@ class ElasticFit(OneDeviceStrategy):
         model: Any = None,
         **kwargs: Any,
     ) -> Any:
-        if self._planning is None:
+        with nullcontext() if self._planning is None else self._planning.update:
             output = super().optimizer_step(optimizer, closure, model, **kwargs)
-        else:
-            output = closure()
         commit, self._commit = self._commit, None
         assert commit is not None and self._shares is not None and self._commits is not None
         self._shares.advance()
@@ -200,13 +200,16 @@ class ElasticFit(OneDeviceStrategy):
         return output
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self._evaluate("validation_step", super().validation_step, *args, **kwargs)
+        with self._one_step("validation_step"):
+            return super().validation_step(*args, **kwargs)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self._evaluate("test_step", super().test_step, *args, **kwargs)
+        with self._one_step("test_step"):
+            return super().test_step(*args, **kwargs)
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self._evaluate("predict_step", super().predict_step, *args, **kwargs)
+        with self._one_step("predict_step"):
+            return super().predict_step(*args, **kwargs)
 
     def teardown(self) -> None:
         commits, self._commits = self._commits, None
@@ -261,13 +264,11 @@ class ElasticFit(OneDeviceStrategy):
         if self._planning is None:
             self._work = PlainWork(*given, exact=exact)
         else:
-            self._work = self._planning.make_work(*given, takes_index=takes_index, exact=exact)
+            self._work = PlannedWork(*given, planning=self._planning, exact=exact)
         return self._work
 
-    def _evaluate(self, kind: str, eager: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if self._planning is None or kwargs:  # Lightning gives no kwargs, so somebody else calls
-            return eager(*args, **kwargs)
-        return self._planning.evaluate(self._module, kind, eager, *args)
+    def _one_step(self, name: str) -> AbstractContextManager[None]:
+        return nullcontext() if self._planning is None else self._planning.step(name)
 
     def _set_rank(self, rank: int) -> None:
         self.global_rank = rank

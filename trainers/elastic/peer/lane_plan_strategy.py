@@ -36,8 +36,8 @@ class _FirstLane:
         assert isinstance(work, PlannedWork), "a lane has a plan only by a budget"
         work.begin(0)
         work.compute(work.lanes())
-        assert work.plan is not None
-        raise LanePlanned(work.plan)
+        assert work.planning.plan is not None
+        raise LanePlanned(work.planning.plan)
 
     def applied(self, commit: Commit) -> None:
         pass

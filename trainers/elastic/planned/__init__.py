@@ -1,6 +1,6 @@
-"""A peer's lanes and its update as plans within a byte budget, with the bits of plain Lightning.
+"""A peer's lanes and its update in live steps within a byte budget; the bits are plain Lightning's.
 
-May import: elastic, elastic.commits, elastic.deciding, elastic.working, offload, offload.graph,
-    offload.measuring, offload.optimizer, offload.sizes, offload.torch_seams, offload.tracing,
-    offloading.hardware, offloading.steps, offloading.tracing.
+May import: elastic, elastic.commits, elastic.deciding, elastic.working, loaders.lanes, offload,
+    offload.graph, offload.live, offload.torch_seams, offloading, offloading.hardware,
+    offloading.steps.
 """

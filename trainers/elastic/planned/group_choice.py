@@ -1,66 +1,58 @@
-"""The first plan of a peer: of single lanes, or of the group with which its step is made first.
+"""How many lanes of a peer run together in a live step. It is found out in the steps themselves.
 
-    plan 1 lane -> are weights copied? -> plan 2 -> better? -> plan 4 -> better? -> plan 8
-                   no: single lanes       no: stop             no: stop
+    first update | a single lane -> are weights copied? -> 2 lanes -> better? -> 4 -> better? -> 8
+                                    no: single lanes       no: stop             no: stop
 
-All of them have the same bytes, and places for the tensors of single lanes and of the update. Which
-size is the best one says `deciding/group_size.py`.
+Which size is the best one says `deciding/group_size.py`, from what their plans predict.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-import offload
-from offload import OffloadError, Plan, TaskGraph
+from offload import Plan
 from offload.graph.memgraph import RELOAD
 from trainers.elastic.deciding.group_size import best_size, next_size
-from trainers.elastic.planned.lane_graph import LaneGraph, LaneGroup
-from trainers.offloading.hardware.generators import generators_of
-from trainers.offloading.plan_request import PlanRequest
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class GroupChoice:
-    """What a peer's lanes run as."""
+    """One peer's."""
 
-    plan: Plan
-    group: LaneGroup | None
-    """None: lanes run one by one."""
-    why: str
+    def __init__(self, why_alone: str) -> None:
+        """`why_alone`: why lanes cannot run together; empty if they may."""
+        self._why_alone = why_alone
+        self._seconds: dict[int, float] = {}
+        """What the plans of so many lanes predict."""
+        self._noted: set[int] = set()
 
+    def size(self, lanes: int) -> int:
+        """Return how many lanes run together where so many whole ones fall to the peer."""
+        if self._why_alone or not self._seconds:
+            return 1
+        return next_size(self._seconds, lanes) or best_size(self._seconds, lanes)
 
-def chosen(
-    lane: LaneGraph, update: TaskGraph, lanes: int, request: PlanRequest, *, why_alone: str = ""
-) -> GroupChoice:
-    """Plan a peer that has so many lanes in a step. `why_alone`: why they cannot be in groups."""
-    alone = request.plan(offload.beside(lane.graph, update))
-    if why := why_alone or _why_alone(lane, alone):
-        return GroupChoice(alone, None, f"lanes run one by one: {why}")
-    alike, plans = request.with_bytes_of(alone), {1: GroupChoice(alone, None, "")}
-    refused = ""
-    while not refused and (size := next_size(_seconds(plans), lanes)) is not None:
-        try:
-            group = LaneGroup.of(lane, size)
-            plan = alike.plan(offload.beside(group.graph, lane.graph, update))
-        except OffloadError as error:
-            refused = f"; {size} at a time: {error}"
-        else:
-            plans[size] = GroupChoice(plan, group, "")
-    best = best_size(_seconds(plans), lanes)
-    told = ", ".join(f"{n}: {took / n:.3g} s" for n, took in _seconds(plans).items())
-    why = f"lanes run {best} at a time; predicted for a lane {told}{refused}"
-    return GroupChoice(plans[best].plan, plans[best].group, why)
-
-
-def _seconds(plans: dict[int, GroupChoice]) -> dict[int, float]:
-    return {size: choice.plan.predicted_seconds for size, choice in plans.items()}
+    def note(self, size: int, lanes: int, plans: Sequence[Plan]) -> None:
+        """Know of the plans by which `size` whole lanes ran, of the `lanes` that the peer has."""
+        if size in self._noted:
+            return
+        self._noted.add(size)
+        self._why_alone = self._why_alone or _why_alone(plans)
+        if not self._why_alone:
+            self._seconds[size] = plans[0].predicted_seconds
+        told = ", ".join(f"{n}: {took / n:.3g} s" for n, took in self._seconds.items())
+        text = (
+            f"lanes run one by one: {self._why_alone}"
+            if self._why_alone
+            else f"lanes run {self.size(lanes)} at a time from now on; predicted for a lane {told}"
+        )
+        for plan in plans:
+            plan.remarks.say(text)
 
 
-def _why_alone(lane: LaneGraph, alone: Plan) -> str:
-    """Say why a group would not help, or would not be exact; empty: neither."""
-    if not _copies_weights(alone):
+def _why_alone(plans: Sequence[Plan]) -> str:
+    """Say why a group would not help; empty: it may."""
+    if len(plans) != 1:
+        return f"the Python of a lane needs values in its middle, so it ran in {len(plans)} parts"
+    if not _copies_weights(plans[0]):
         return "all weights are resident"
-    if generators_of(lane.graph):
-        return "they draw from a torch.Generator of the module's own, whose order would change"
     return ""
 
 

@@ -1,142 +1,115 @@
-"""The lanes of a step, and its update, as plans within a byte budget.
+"""The lanes of a step, and its update, as steps of a live session within a byte budget.
 
-    seed of (run, step, lane) -> buffers as committed -> the lane's graph -> sums
-    seeds of several lanes    ->                      -> their group      -> sums, in their order
-    commit -> totals -> the update's graph: total / count -> clip -> update
+    lanes      a live step: seed -> training_step -> backward into the sums, for one or several
+    a commit   mean -> sums -> a live step: clip -> update
 
-All else of a step is as without a budget (working/plain_work.py), with equal bits.
+All else of a step is as without a budget (working/plain_work.py), with equal bits. Of several lanes
+in a step each draws by its own seed, begins with the committed buffers, and adds to the sums after
+the one before.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.apply_func import move_data_to_device
+from torch import Tensor
 
-from offload import CaptureError, Plan, Runner
+from loaders.lanes.lane_loader import LaneBatch
+from offload import Plan
+from offload.live.lanes import begin_lane
+from offload.torch_seams import pytree
 from trainers.elastic.commits.commit import Commit
 from trainers.elastic.deciding.group_size import together
-from trainers.elastic.errors import CannotBeElastic
-from trainers.elastic.planned.host_sums import HostSums
-from trainers.elastic.planned.lane_graph import LaneGraph
-from trainers.elastic.planned.lane_graphs import LaneGraphs
+from trainers.elastic.planned.group_choice import GroupChoice
+from trainers.elastic.planned.planning import Planning
+from trainers.elastic.planned.separate_sums import SeparateSums
 from trainers.elastic.working.plain_work import AddedLane, PlainWork
-from trainers.offloading.plan_request import PlanRequest
-from trainers.offloading.tracing.batch_parts import BatchParts
-from trainers.offloading.tracing.closure import CONTEXTS, StepArguments
-from trainers.offloading.tracing.refusals import user_error
-from trainers.offloading.tracing.side_effects import LogCall, say
-
-STEP = "training_step"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _TakenLane:
-    """A lane with its batch on the device."""
-
-    lane: int
-    size: int
-    parts: BatchParts
 
 
 class PlannedWork(PlainWork):
-    """One peer's. It implements `Work` (commits/commit.py)."""
+    """One peer's. It implements `LaneWork` (commits/commit.py)."""
 
-    def __init__(
-        self, *args: Any, request: PlanRequest, takes_index: bool, exact: bool = False
-    ) -> None:
-        """`args`: those of `PlainWork`. `takes_index`: whether the step takes `batch_idx`."""
+    def __init__(self, *args: Any, planning: Planning, exact: bool) -> None:
+        """`args`: those of `PlainWork`."""
+        self.planning = planning
         super().__init__(*args, exact=exact)
-        self._request = request
-        self._takes_index = takes_index
-        assert isinstance(self.gradients, HostSums)
         why_alone = "sum='exact' rounds the gradients of each lane by themselves" if exact else ""
-        self.graphs = LaneGraphs(self._module, self._optimizer, request, self.gradients, why_alone)
-        self._taken: dict[int, _TakenLane] = {}
+        self._choice = GroupChoice(why_alone)
+        self._knows_update = False
+        """Whether the update has a plan, which has a part in what a share of a budget is."""
+        self._mine = 0
+        """So many lanes fell to this peer in this step at first."""
+        self._taken: dict[int, LaneBatch] = {}
         """Lanes of this step that are not yet computed, though their batches are here."""
 
-    @property
-    def plan(self) -> Plan | None:
-        """The plan of a lane, or of several in turn, beside the update. It exists after the first
-        lane."""
-        return self.graphs.plan
-
-    @property
-    def runner(self) -> Runner | None:
-        return self.graphs.runner
-
-    def close(self) -> None:
-        self.graphs.close()
-
     def begin(self, step: int) -> None:
+        self.planning.open()
         super().begin(step)
+        self._mine = 0
         self._taken.clear()
 
     def apply_commit(self, commit: Commit) -> None:
-        """Clip the commit's mean gradient and update with it, and put its buffers in place."""
-        try:
-            self.graphs.update(commit.total, commit.logs.touched, commit.logs.samples / self._micro)
-        except CaptureError as error:
-            raise self._refused(error) from error
-        self._put_buffers(commit.buffers)
+        """Begin the live step of the update, which the strategy ends."""
+        self.planning.open()
+        super().apply_commit(commit)
+        self.planning.begin("update")
+        self._knows_update = True
 
     # ---- details --------------------------------------------------------------------------------
 
-    def _make_sums(self, named: Sequence[tuple[str, torch.nn.Parameter]]) -> HostSums:
-        return HostSums(named)
+    def _make_sums(self, named: Sequence[tuple[str, torch.nn.Parameter]]) -> SeparateSums:
+        sums = SeparateSums(named, self.planning.home_of)
+        self.planning.place(self._module, self._optimizer, sums.all)
+        return sums
 
     def _add_first(self, lanes: Sequence[int]) -> Sequence[AddedLane]:
-        first = self._lanes_with_samples[0]
-        count = together(lanes, self._sizes, self._micro, first, self.graphs.group_size)
-        try:
-            taken = [self._take(lane) for lane in lanes[:count]]
-            graph = self._graph_of(taken[0], len(lanes))
-        except CaptureError as error:
-            if mistake := user_error(error):
-                raise mistake from None
-            raise self._refused(error) from error
-        alike = count > 1 and all(one.parts.key == taken[0].parts.key for one in taken)
-        group = self.graphs.group_of(graph) if alike else None
-        if group is None:
-            taken = taken[:1]
-            self._roll(self._seed_of(lanes[0]))  # a capture may have drawn
-            outputs = [self.graphs.run(graph, taken[0].parts)]
-        else:
-            seeds = [self._seed_of(one.lane) for one in taken]
-            outputs = self.graphs.run_group(group, [one.parts for one in taken], seeds)
-        for one in taken:
-            del self._taken[one.lane]
-        return [self._added(graph, one, own) for one, own in zip(taken, outputs, strict=True)]
+        self._mine = self._mine or len(lanes)
+        size = self._choice.size(self._mine)
+        count = together(lanes, self._sizes, self._micro, self._lanes_with_samples[0], size)
+        forms = [_form(self._take(lane).batch) for lane in lanes[:count]]
+        group = lanes[: count if all(form == forms[0] for form in forms) else 1]
+        found: list[tuple[int, Tensor]] = []
+        left: list[Tensor] = []
+        with self.planning.step(f"{len(group)} lanes"):
+            for number, lane in enumerate(group):
+                if number == 1:
+                    left = [buffer.detach().clone() for buffer in self._module.buffers()]
+                if number:
+                    self._restore_buffers()
+                found.append(self._add(lane))
+        if left:
+            self._put_buffers(left)
+        for lane in group:
+            del self._taken[lane]
+        self.planning.plan = max(self.planning.ran, key=_tasks, default=None)
+        if self._knows_update and self._sizes[group[0]] == self._micro:
+            self._choice.note(len(group), self._mine, self.planning.ran)
+        added = zip(group, found, strict=True)
+        return [AddedLane(lane, size, float(loss)) for lane, (size, loss) in added]
 
-    def _take(self, lane: int) -> _TakenLane:
+    def _take(self, lane: int) -> LaneBatch:
+        """Take a lane's batch once, to the device: within a step a copy would wait for all before
+        it."""
         if lane not in self._taken:
-            taken = self._lanes.take(lane)
-            parts = BatchParts.of(self._on_device(taken.batch))
-            self._taken[lane] = _TakenLane(lane, len(taken.info.ids), parts)
+            taken = super()._take(lane)
+            device = self.planning.request.target.device
+            self._taken[lane] = replace(taken, batch=move_data_to_device(taken.batch, device))
         return self._taken[lane]
 
-    def _graph_of(self, taken: _TakenLane, lanes: int) -> LaneGraph:
-        index = self._batch_index if self._takes_index else None
-        given = StepArguments(STEP, taken.parts, index)
-        return self.graphs.lane_for(given, taken.size / self._micro, lanes)
+    def _seed_torch(self, seed: int) -> None:
+        begin_lane(seed)
 
-    def _added(self, graph: LaneGraph, taken: _TakenLane, outputs: Sequence[Any]) -> AddedLane:
-        """Make the log calls of a lane."""
-        given = taken.parts.given
-        with self.catcher.catching(taken.size), self._context():
-            say([self._caught(call) for call in graph.recipe.calls], outputs, given)
-        loss = graph.recipe.loss(outputs, given)
-        return AddedLane(taken.lane, taken.size, float(loss.detach()))
+    def _state_tensors(self) -> list[Tensor]:
+        return [*map(self.planning.home_of, super()._state_tensors())]
 
-    def _context(self) -> Any:
-        return getattr(self._module.trainer.precision_plugin, CONTEXTS[STEP])()
 
-    def _caught(self, call: LogCall) -> LogCall:
-        """Have a call of `self.log` go to the catcher, which stands in for it now."""
-        return replace(call, function=self._module.log) if call.name == "self.log" else call
+def _tasks(plan: Plan) -> int:
+    return len(plan.graph.tasks)
 
-    def _refused(self, error: CaptureError) -> CannotBeElastic:
-        return CannotBeElastic(
-            f"budget={self._request.budget!r}: this run cannot be planned: {error}. Without a plan"
-            " no budget can be kept: change what is named, or leave out budget="
-        )
+
+def _form(batch: Any) -> list[Any]:
+    """What batches have in common whose lanes run alike."""
+    leaves = pytree.tree_leaves(batch)
+    return [(t.dtype, t.shape, t.stride()) for t in leaves if isinstance(t, Tensor)]

@@ -8,7 +8,6 @@ reads them only, so whatever becomes of it, it can be made again.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -28,19 +27,6 @@ def check_float32(parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
             )
 
 
-class StepSums(Protocol):
-    """The sums of a step's gradients, wherever they are added up."""
-
-    @property
-    def flat(self) -> Tensor: ...
-    @property
-    def touched(self) -> str: ...
-    def begin(self) -> None: ...
-    def clear(self) -> None: ...
-    def end(self) -> None: ...
-    def wrong_names(self) -> list[str]: ...
-
-
 class GradientSums:
     """The sums of one module's parameters that are trained."""
 
@@ -51,9 +37,14 @@ class GradientSums:
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         count = sum(p.numel() for p in self._parameters)
         device = self._parameters[0].device if self._parameters else torch.device("cpu")
-        self.flat = torch.zeros(count, device=device)
-        self._views = self.views(self.flat)
+        self._flat = torch.zeros(count, device=device)
+        self._views = self.views(self._flat)
         self._marks = [False] * len(self._parameters)
+
+    @property
+    def flat(self) -> Tensor:
+        """The sums of all parameters."""
+        return self._flat
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Return the parts of a flat tensor, in the shapes of the parameters."""
@@ -72,7 +63,7 @@ class GradientSums:
 
     def clear(self) -> None:
         """Forget what is added up."""
-        self.flat.zero_()
+        self._flat.zero_()
 
     def catch(self) -> None:
         """Let backward passes add to the sums."""
@@ -100,9 +91,12 @@ class GradientSums:
 
     def give(self, mean: Tensor, touched: str) -> None:
         """Make the parts of `mean` the gradients of those parameters that `touched` names."""
+        self._put(self.views(mean.to(self._flat.device)), touched)
+
+    def _put(self, gradients: Sequence[Tensor], touched: str) -> None:
         marks = int(touched, 16)
-        for number, (p, part) in enumerate(zip(self._parameters, self.views(mean), strict=True)):
-            p.grad = part if marks >> number & 1 else None
+        for number, (p, one) in enumerate(zip(self._parameters, gradients, strict=True)):
+            p.grad = one if marks >> number & 1 else None
 
     def wrong_names(self) -> list[str]:
         """The parameters whose sums are not finite."""

@@ -31,11 +31,13 @@ class LogCatcher:
     def __init__(self, module: L.LightningModule) -> None:
         self._module = module
         self._size = 0
-        self._sums: dict[tuple[str, str], int | None] = {}
+        self._caught: list[tuple[tuple[str, str], Any, int]] = []
+        """By name and options: a number, or a tensor that may wait for the lane's kernels, and the
+        samples of its lane."""
 
     def begin(self) -> None:
         """Forget the step before."""
-        self._sums = {}
+        self._caught = []
 
     @contextmanager
     def catching(self, size: int) -> Iterator[None]:
@@ -53,10 +55,11 @@ class LogCatcher:
             raise CannotBeElastic(
                 f"self.log({name!r}) of a {type(value).__name__}: a swarm logs single numbers"
             )
-        number = float(value.detach() if isinstance(value, torch.Tensor) else value)
+        if isinstance(value, torch.Tensor):
+            value = value.detach().clone()
         given = {key: option for key, option in options.items() if option is not None}
         key = name, json.dumps(given, sort_keys=True)
-        self._sums[key] = sum_of_units(self._sums.get(key, 0), in_units(number * self._size))
+        self._caught.append((key, value, self._size))
 
     def _check(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         """Refuse what cannot be reduced over lanes, and take out what says nothing new."""
@@ -79,7 +82,10 @@ class LogCatcher:
     @property
     def values(self) -> tuple[tuple[str, str, int | None], ...]:
         """What was logged, as `LaneLogs` has it."""
-        return tuple((*key, self._sums[key]) for key in sorted(self._sums))
+        sums: dict[tuple[str, str], int | None] = {}
+        for key, value, size in self._caught:
+            sums[key] = sum_of_units(sums.get(key, 0), in_units(float(value) * size))
+        return tuple((*key, sums[key]) for key in sorted(sums))
 
     def log(self, logs: LaneLogs) -> None:
         """Log the means of a whole step."""

@@ -17,14 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loaders.lanes.lane_loader import LaneLoader
+from loaders.lanes.lane_loader import LaneBatch, LaneLoader
 from trainers.elastic.commits.commit import Commit
 from trainers.elastic.deciding.header import LaneLogs, in_units, sum_of_units
 from trainers.elastic.deciding.lane_seeds import seed_after, seed_of_lane
 from trainers.elastic.errors import CannotBeElastic
 from trainers.elastic.reducing import FixedPointError
 from trainers.elastic.working.digests import digest_of, part_of_step
-from trainers.elastic.working.gradient_sums import ExactSums, GradientSums, StepSums
+from trainers.elastic.working.gradient_sums import ExactSums, GradientSums
 from trainers.elastic.working.lane_logs import LogCatcher
 
 
@@ -62,7 +62,7 @@ class PlainWork:
         self._step_of = step_of
         self._backward = backward
         named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
-        self.gradients: StepSums = self._make_sums(named)
+        self.gradients = self._make_sums(named)
         self._exact = ExactSums(self.gradients.flat.numel(), lanes.lanes) if exact else None
         self._parameters = dict(module.named_parameters())
         self.catcher = LogCatcher(module)
@@ -166,10 +166,9 @@ class PlainWork:
 
     def apply_commit(self, commit: Commit) -> None:
         """Make a commit's mean gradient the parameters' gradients, and put its buffers in place."""
-        assert isinstance(self.gradients, GradientSums)
         # Divided on the host: a GPU multiplies by the inverse, which has other bits.
         mean = commit.total / (commit.logs.samples / self._micro)
-        self.gradients.give(mean.to(self.gradients.flat.device), commit.logs.touched)
+        self.gradients.give(mean, commit.logs.touched)
         self._put_buffers(commit.buffers)
 
     def _put_buffers(self, buffers: Sequence[Tensor]) -> None:
@@ -179,21 +178,28 @@ class PlainWork:
 
     # ---- details --------------------------------------------------------------------------------
 
-    def _make_sums(self, named: Sequence[tuple[str, torch.nn.Parameter]]) -> StepSums:
+    def _make_sums(self, named: Sequence[tuple[str, torch.nn.Parameter]]) -> GradientSums:
         return GradientSums(named)
 
     def _add_first(self, lanes: Sequence[int]) -> Sequence[AddedLane]:
         """Add the gradients of the first of these lanes to the sums, and leave in the module's
         buffers what the first one leaves there."""
-        lane = lanes[0]
-        taken = self._lanes.take(lane)
+        size, loss = self._add(lanes[0])
+        return [AddedLane(lanes[0], size, float(loss))]
+
+    def _add(self, lane: int) -> tuple[int, Tensor]:
+        """Add the gradients of one lane. Return how many samples it has, and its loss."""
+        taken = self._take(lane)
         size = len(taken.info.ids)
         self._roll(self._seed_of(lane))
         with self.catcher.catching(size):
             loss = self._loss_of(self._step_of(self._on_device(taken.batch), self._batch_index))
         share = size / self._micro
         self._backward(loss if share == 1.0 else loss * share)
-        return [AddedLane(lane, size, float(loss.detach()))]
+        return size, loss.detach()
+
+    def _take(self, lane: int) -> LaneBatch:
+        return self._lanes.take(lane)
 
     def _round_exactly(self, exact: ExactSums, added: Sequence[AddedLane]) -> None:
         """Take the gradients of one lane, which are rounded by themselves."""
@@ -219,12 +225,15 @@ class PlainWork:
         self._put_buffers(self._committed)
 
     def _roll(self, seed: int) -> None:
+        self._seed_torch(seed)
+        random.seed(seed)
+        np.random.seed(seed)
+
+    def _seed_torch(self, seed: int) -> None:
         # torch.manual_seed takes a millisecond: for devices that nobody uses it keeps the stack.
         torch.default_generator.manual_seed(seed)
         if torch.cuda.is_initialized():
             torch.cuda.manual_seed_all(seed)
-        random.seed(seed)
-        np.random.seed(seed)
 
     def _loss_of(self, output: Any) -> Tensor:
         loss = output.get("loss") if isinstance(output, dict) else output
