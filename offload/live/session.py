@@ -169,6 +169,20 @@ class LiveSession:
         self._tapes_known = 0
 
     @property
+    def draws(self) -> bool:
+        """Whether a step has drawn from the generators that all threads share."""
+        return self._own.draws
+
+    def let_draw(self, allowed: bool) -> None:
+        """Whether the next steps may draw from them. Where they may not, a draw raises."""
+        self._own.may_draw = allowed
+
+    def show_weights(self) -> None:
+        """Let every thread read and write the weights whose bytes are on their device, until the
+        next step begins."""
+        self._core.show_all()
+
+    @property
     def is_backward(self) -> bool:
         """Whether autograd calls this, as a checkpoint's second forward pass is called."""
         return self._core.is_backward()

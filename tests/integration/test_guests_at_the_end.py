@@ -8,8 +8,8 @@ import lightning as L
 import pytest
 
 from benchmarks.jobs.fleet_jobs import KINDS, QUIET
-from trainers import OffloadStrategy
-from trainers.offloading.planned_steps import PlannedSteps
+from offload.live.session import LiveSession
+from trainers.offloading.live_strategy import LiveOffloadStrategy as OffloadStrategy
 
 pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]
 PATIENCE = 60.0
@@ -20,11 +20,11 @@ def test_no_guest_is_in_the_borrowed_memory_while_the_training_gives_it_back(
     fails: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     strategy = OffloadStrategy(budget="60%")
-    close, inside, seen = PlannedSteps._close, threading.Event(), list[bool]()
+    close, inside, seen = LiveSession.__exit__, threading.Event(), list[bool]()
 
-    def closes(of: PlannedSteps) -> None:
+    def closes(of: LiveSession, *error: object) -> None:
         seen.append(inside.wait(0.2))
-        close(of)
+        close(of, *error)
 
     def guest() -> None:
         with strategy._gate.granted(inside=True):
@@ -43,7 +43,7 @@ def test_no_guest_is_in_the_borrowed_memory_while_the_training_gives_it_back(
                 raise ValueError("the end")
 
     asks = threading.Thread(target=guest)
-    monkeypatch.setattr(PlannedSteps, "_close", closes)
+    monkeypatch.setattr(LiveSession, "__exit__", closes)
     kind = KINDS["adam"]
     trainer = L.Trainer(
         max_epochs=1, accelerator="cpu", devices=1, strategy=strategy, logger=False,

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.jobs.fleet_jobs import QUIET
 from offload import BudgetTooSmall, OffloadError, StepError
-from trainers import OffloadStrategy
+from trainers.offloading.live_strategy import LiveOffloadStrategy as OffloadStrategy
 from trainers.sharing.high_priority import HighPriority
 
 pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]
@@ -167,7 +167,6 @@ def test_answers_and_the_training_have_the_bits_that_each_has_alone(
     assert same(alone, beside)
     waits = serve.waits
     assert len(waits.starts) == len(clients.answers)
-    assert waits.captures == 1
     assert all(0 <= start <= end for start, end in zip(waits.starts, waits.answers, strict=True))
 
 
@@ -275,7 +274,7 @@ def test_a_call_from_the_trainings_own_thread_is_refused() -> None:
     with strategy.high_priority(served()) as serve:
 
         def call() -> None:
-            if strategy._stage() is not None:
+            if strategy._session is not None:
                 with pytest.raises(StepError, match="comes from the thread that trains") as found:
                     serve(X)
                 errors.append(str(found.value))
@@ -343,7 +342,7 @@ def test_a_request_that_raises_in_the_middle_harms_neither_the_next_one_nor_the_
     assert same(alone, beside)
 
 
-def test_another_shape_is_captured_and_counted() -> None:
+def test_each_shape_has_the_nets_bits() -> None:
     net = served()
     strategy = OffloadStrategy()
     shapes = [X, X[:2], X[:3]]
@@ -351,7 +350,6 @@ def test_another_shape_is_captured_and_counted() -> None:
         clients = Clients(lambda n: (n, serve(shapes[n])), count=3)
         fitted(strategy, clients)
         assert not clients.errors
-        assert serve.waits.captures == 3
         assert all(torch.equal(answer, net(shapes[n])) for n, answer in clients.answers)
 
 
@@ -385,4 +383,4 @@ def test_loggers_and_explain_tell_what_requests_took(tmp_path: Path) -> None:
     names = [f"{what}_{share}_ms" for what in ("start", "answer") for share in shares]
     for name in ("requests", "training_stood_aside_s", *names):
         assert f"sharing/{name}" in logged
-    assert said.startswith("3 requests (1 captured first); p50 / p95 / max:")
+    assert said.startswith("3 requests; p50 / p95 / max:")

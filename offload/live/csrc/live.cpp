@@ -209,6 +209,14 @@ void forget_all() {
   now.exposed.clear();
 }
 
+// Adopted storages whose bytes are on their device show them to every thread, until a step begins.
+void show_all() {
+  for (auto& [storage, adopted] : session().adopted) {
+    const auto user = adopted->user.lock();
+    if (user && absent_of(storage) && adopted->home.device() == storage->device()) show(storage, *adopted);
+  }
+}
+
 // Every adopted storage has its bytes for good, and every tape is forgotten.
 void release_all() {
   for (auto& [storage, adopted] : session().adopted) {
@@ -235,6 +243,8 @@ TORCH_LIBRARY_IMPL(_, Fake, library) {
 PYBIND11_MODULE(live, module) {
   py::class_<Session, std::shared_ptr<Session>>(module, "Session")
       .def("serve", &serve)
+      .def_readwrite("may_draw", &Session::may_draw)
+      .def_readonly("draws", &Session::draws)
       .def("check_here", &check_here)
       .def("close", &close)
       .def("concealed", &concealed);
@@ -348,6 +358,7 @@ PYBIND11_MODULE(live, module) {
     TORCH_CHECK(!session().pass, "tapes are forgotten within a step");
     session().trees.clear();
   });
+  module.def("show_all", &show_all);
   module.def("release_all", &release_all);
   module.def("abandon_all", &abandon_all);
   module.def("number_tensor", [](py::object number, at::ScalarType dtype) {
