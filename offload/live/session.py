@@ -177,10 +177,10 @@ class LiveSession:
         """Whether the next steps may draw from them. Where they may not, a draw raises."""
         self._own.may_draw = allowed
 
-    def show_weights(self) -> None:
-        """Let every thread read and write the weights whose bytes are on their device, until the
-        next step begins."""
-        self._core.show_all()
+    def show_weights(self, *, copies: bool = False) -> None:
+        """Let every thread read and write the weights, until the next step begins. Those whose
+        bytes are on another device are shown as `copies`, or not at all."""
+        self._core.show_all(copies)
 
     @property
     def is_backward(self) -> bool:

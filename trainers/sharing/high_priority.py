@@ -22,6 +22,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -146,6 +147,20 @@ class HighPriority:
             f" {why}: nobody keeps the rest of the program from drawing beside it. Ask from the"
             " thread that opened high_priority(), or while the training runs"
         )
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Let no request run in this block. In it any thread may read and write the net's tensors,
+        to give it newer weights; on a GPU, all of them take their bytes there meanwhile."""
+        with self._host.gate.granted(self._priority):
+            if self._session is None:
+                yield
+                return
+            self._in_thread(partial(self._session.show_weights, copies=True))
+            try:
+                yield
+            finally:
+                self._in_thread(self._session.show_weights)
 
     def _in_thread(self, do: Callable[..., Any], *given: Any) -> Any:
         done = self._thread.submit(do, *given)

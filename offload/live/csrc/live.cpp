@@ -209,11 +209,14 @@ void forget_all() {
   now.exposed.clear();
 }
 
-// Adopted storages whose bytes are on their device show them to every thread, until a step begins.
-void show_all() {
+// Adopted storages show their bytes to every thread, until a step begins; those that are on another device
+// only as `copies`.
+void show_all(bool copies) {
+  hide_shown(nullptr);
   for (auto& [storage, adopted] : session().adopted) {
     const auto user = adopted->user.lock();
-    if (user && absent_of(storage) && adopted->home.device() == storage->device()) show(storage, *adopted);
+    const bool there = copies || adopted->home.device() == storage->device();
+    if (user && absent_of(storage) && there) show(storage, *adopted);
   }
 }
 
