@@ -2,7 +2,6 @@
 
     python benchmarks/sharing_cpu.py latency         to the start and to the answer, and three peers
     python benchmarks/sharing_cpu.py cost            a guest at rest, and 10 requests a second
-    python benchmarks/sharing_cpu.py capture         requests while a step is captured and planned
     python benchmarks/sharing_cpu.py preemptions     wrong bits in 1,000 preemptions with evictions
     python benchmarks/sharing_cpu.py shared_input    several trainings on one loader
     python benchmarks/sharing_cpu.py parked_loaders  loaders of jobs that wait for their turns
@@ -29,7 +28,7 @@ from offloading.report import Report, measure_and_print
 
 RESULTS = Path(__file__).parent / "results"
 PARTS = (
-    "latency", "cost", "capture", "preemptions", "shared_input", "parked_loaders", "migration",
+    "latency", "cost", "preemptions", "shared_input", "parked_loaders", "migration",
     "priorities",
 )  # fmt: skip
 

@@ -106,6 +106,12 @@ class Dice:
                 os.environ[name] = value
         self.settings.set()
 
+    @property
+    def of_python(self) -> tuple[Any, ...]:
+        """Those that torch has no part in, to be compared."""
+        kind, keys, *others = self.numpy
+        return self.python, kind, keys.tobytes(), *others
+
     def plain(self) -> dict[str, Any]:
         """Return the generators' states as tensors and plain values, as a checkpoint holds them."""
         kind, keys, position, has_gauss, gauss = self.numpy

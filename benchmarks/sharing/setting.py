@@ -27,7 +27,7 @@ from trainers import OffloadStrategy
 SIZE = GptSize(layers=4, width=256, heads=4, length=128, words=2048, batch=8)
 TINY = GptSize(layers=1, width=32, heads=2, length=16, words=64, batch=2)
 WARM = 3
-"""Steps before the first request: they are captured, planned and compared with eager ones."""
+"""Steps before the first request: they are planned, and compared with eager ones."""
 THREADS = 8
 """So many requests can wait at once."""
 

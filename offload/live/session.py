@@ -185,6 +185,20 @@ class LiveSession:
         self._tapes_known = 0
 
     @property
+    def draws(self) -> bool:
+        """Whether a step has drawn from the generators that all threads share."""
+        return self._own.draws
+
+    def let_draw(self, allowed: bool) -> None:
+        """Whether the next steps may draw from them. Where they may not, a draw raises."""
+        self._own.may_draw = allowed
+
+    def show_weights(self, *, copies: bool = False) -> None:
+        """Let every thread read and write the weights, until the next step begins. Those whose
+        bytes are on another device are shown as `copies`, or not at all."""
+        self._core.show_all(copies)
+
+    @property
     def is_backward(self) -> bool:
         """Whether autograd calls this, as a checkpoint's second forward pass is called."""
         return self._core.is_backward()

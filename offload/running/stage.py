@@ -108,6 +108,8 @@ class Stage:
         self._aside: OutCopies | None = None
         """Of a step that stands aside while others use the stage."""
         self._arena: DeviceArena | None = None
+        self._borrows = False
+        """Whether it is another stage's, which takes no other."""
         self._last: weakref.ref[Tenant] | None = None
         """The tenant that has the arena. A weak reference, so that the stage keeps no tenant
         alive."""
@@ -180,7 +182,8 @@ class Stage:
         stands aside in its middle, it cannot be another one."""
         if self._arena is None or not self._arena.holds(sizes):
             return False
-        return self._aside is not None or sum(sizes.values()) >= self.arena_bytes * WORTH_KEEPING
+        is_fixed = self._borrows or self._aside is not None
+        return is_fixed or sum(sizes.values()) >= self.arena_bytes * WORTH_KEEPING
 
     def take_beside(self, tenant: Tenant, sizes: Mapping[int, int]) -> None:
         """Take an arena of these sizes and lend it to the tenant, whose tensors are still in the
@@ -303,14 +306,14 @@ class Stage:
     def borrowing(self, arena: DeviceArena) -> Iterator[None]:
         """Have this arena in this block. Its tenant has left it afterwards."""
         with self.lock:
-            self._arena = arena
+            self._arena, self._borrows = arena, True
         try:
             yield
         finally:
             with self.lock:
                 for tenant in list(self._tenants):
                     self._left(tenant.make_way)
-                self._arena, self._last = None, None
+                self._arena, self._borrows, self._last = None, False, None
 
     # ---- steps, under the lock ------------------------------------------------------------------
 

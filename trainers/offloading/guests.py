@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-import offload
-from offload import Costs, OffloadError, TaskGraph
+from offload import Costs, OffloadError
 from offload.gate import Gate
 from offload.running.drivers.cuda import Cuda
 from offload.running.drivers.driver import Driver
@@ -106,9 +105,20 @@ class Guests:
         if not self.gate.closed:
             self._check_apart_from_module(net)
         borrows = has_budget and self._stage() is not None
-        capture = self._inference(net) if loss is None else self._training(net, loss, optimizer)
+        if loss is None or optimizer is None:
+            work, optimizers = _answering(net), ()
+        else:
+            work, optimizers = _training(net, loss, optimizer), (optimizer,)
         guest = HighPriority(
-            self, capture, nbytes, priority=priority, seed=seed, borrows=borrows, left=self._left
+            self,
+            work,
+            net,
+            optimizers,
+            nbytes,
+            priority=priority,
+            seed=seed,
+            borrows=borrows,
+            left=self._left,
         )
         if nbytes is not None and has_budget and not borrows:
             self._reserves[guest] = nbytes
@@ -133,30 +143,24 @@ class Guests:
         self._nets.pop(guest, None)
         self.gate.armed = any(not one.closed for one in self._known)
 
-    # ---- captures --------------------------------------------------------------------------------
 
-    def _inference(self, net: torch.nn.Module) -> Callable[..., TaskGraph]:
-        def answer(*inputs: torch.Tensor) -> Any:
-            with torch.no_grad():
-                return (net(*inputs),)  # one output, whatever the net returns
+def _answering(net: torch.nn.Module) -> Callable[..., Any]:
+    @torch.no_grad()
+    def answer(*inputs: torch.Tensor) -> Any:
+        return net(*inputs)
 
-        # The net itself is watched: a mode or a weight that was replaced is noticed.
-        return lambda *inputs: offload.capture(
-            answer, *inputs, reaches={"": net}, device=self._captured_for()
-        )
+    return answer
 
-    def _training(
-        self, net: torch.nn.Module, loss: Loss, optimizer: Optimizer | None
-    ) -> Callable[..., TaskGraph]:
-        assert optimizer is not None
-        return lambda *batch: offload.capture_training_step(
-            net, loss, optimizer, *batch, device=self._captured_for()
-        )
 
-    def _captured_for(self) -> torch.device | None:
-        """The device of a capture; None: where the net's tensors are."""
-        target = self._target()
-        return target.device if target.on_gpu else None
+def _training(net: torch.nn.Module, loss: Loss, optimizer: Optimizer) -> Callable[..., Any]:
+    def train(*batch: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        value = loss(net(*batch[:-1]), batch[-1])
+        value.backward()
+        optimizer.step()
+        return value.detach()
+
+    return train
 
 
 def _check_apart(net: torch.nn.Module, other: torch.nn.Module, whose: str) -> None:

@@ -10,33 +10,33 @@ Its memory is one of two:
     borrowed     asked for later, beside a training with a budget: for every answer the first bytes
                  of the training's arena go to the host and come back, and so do its own weights
 
-An answer has the bits that it has alone. Who draws random numbers, is captured, or borrows memory
-comes only while a step stands aside (gate.py), and rolls dice of its own: between two steps the
-training's thread may draw too, or read its tensors. While no training runs nobody stands aside, so
-only the thread that opened the block may be captured or draw then.
+The net's own Python runs in every request, as a live step, in a thread of the guest's, so it may
+change between two of them. An answer has the bits that it has alone. Who draws random numbers, may
+draw some, or borrows memory comes only while a step stands aside (gate.py), and rolls dice of its
+own: between two steps the training's thread may draw too, or read its tensors. While no training
+runs nobody stands aside, so only the thread that opened the block may draw then.
 """
 
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch.optim import Optimizer
 
-import offload
-from offload import Costs, OffloadError, Runner, TaskGraph
+from offload import Costs, OffloadError
 from offload.gate import Gate
-from offload.graph.taskgraph import HOST
+from offload.live.session import LiveSession
 from offload.running.drivers.driver import Driver
 from offload.running.stage import Stage
-from offload.torch_seams import pytree
 from trainers.dice import Dice
+from trainers.sharing.guest_planner import GuestPlanner
 from trainers.sharing.waits import Waits
-
-Shape = tuple[tuple[tuple[int, ...], torch.dtype], ...]
-"""Of the inputs of a request, with their types: what a graph is captured for."""
 
 
 class Host(Protocol):
@@ -67,7 +67,9 @@ class HighPriority:
     def __init__(
         self,
         host: Host,
-        capture: Callable[..., TaskGraph],
+        work: Callable[..., Any],
+        net: torch.nn.Module,
+        optimizers: Sequence[Optimizer],
         budget: int | None,
         *,
         priority: int = 0,
@@ -75,29 +77,30 @@ class HighPriority:
         borrows: bool = False,
         left: Callable[["HighPriority"], object],
     ) -> None:
-        """`capture` returns the graph for some inputs; its first output is the answer. `budget`:
-        the bytes of the device that it may take. `borrows`: whether it has no memory of its own.
-        `left` is called at the end."""
+        """`work` makes the answer of some inputs. `net`, `optimizers`: whose tensors it uses.
+        `budget`: the bytes of the device that it may take. `borrows`: whether it has no memory of
+        its own. `left` is called at the end."""
         self._host = host
-        self._capture = capture
+        self._work = work
+        self._net = net
+        self._optimizers = optimizers
         self._budget = budget
         self._priority = priority
         self._seed = seed
         self._borrows = borrows
         self._left = left
-        self._stage: Stage | None = None
-        self._runner: Runner | None = None
-        self._graphs: dict[Shape, TaskGraph] = {}
-        self._sizes: dict[int, int] = {}
-        """What all its plans need of the device."""
+        self._thread = ThreadPoolExecutor(1, "guest")
+        """The session's."""
+        self._session: LiveSession | None = None
+        self._planner: GuestPlanner | None = None
+        self._device = host.device
         self._dice: Dice | None = None
-        """Its own, once it has been captured."""
-        self._draws = False
-        """Whether a graph of it draws random numbers."""
+        """Its own, once it has been asked."""
+        self._draws: bool | None = None
+        """Whether it draws random numbers; None: nobody knows yet."""
         self._opened_by = threading.get_ident()
         self._starts: list[float] = []
         self._answers: list[float] = []
-        self._captures = 0
         self._aside = host.gate.stood_aside
         self._lock = threading.Lock()
         self._closed = False
@@ -111,21 +114,20 @@ class HighPriority:
         """How long the requests took so far."""
         with self._lock:
             starts, answers = tuple(self._starts), tuple(self._answers)
-        aside = self._host.gate.stood_aside - self._aside
-        return Waits(starts, answers, self._captures, aside)
+        return Waits(starts, answers, self._host.gate.stood_aside - self._aside)
 
     def __call__(self, *inputs: torch.Tensor, priority: int | None = None) -> Any:
         """Return what the net makes of these inputs, or the loss of a training step."""
         self._check_open()
-        shape = _shape_of(inputs)
-        inside = self._comes_inside(shape)
+        _check_tensors(inputs)
+        may_draw = self._draws is not False
         priority = self._priority if priority is None else priority
+        inside = self._borrows or may_draw
         with self._host.gate.granted(priority, inside=inside) as guest:
             self._check_open()
-            if not guest.inside:
-                self._check_thread(shape)
-            with self._own_dice() if inside else nullcontext():
-                answer = self._answer(shape, inputs)
+            if may_draw and not guest.inside:
+                self._check_thread()
+            answer = self._in_thread(self._answer, inputs, may_draw)
         with self._lock:
             self._starts.append(guest.granted - guest.asked)
             self._answers.append(guest.ended - guest.asked)
@@ -135,103 +137,106 @@ class HighPriority:
         if self._closed:
             raise OffloadError("this use of high priority is over: its block was left")
 
-    def _comes_inside(self, shape: Shape) -> bool:
-        return self._borrows or self._uses_dice(shape)
-
-    def _uses_dice(self, shape: Shape) -> bool:
-        return self._draws or shape not in self._graphs
-
-    def _check_thread(self, shape: Shape) -> None:
-        """Raise if the program may draw random numbers beside this request, which does it, too."""
-        if not self._uses_dice(shape) or threading.get_ident() == self._opened_by:
+    def _check_thread(self) -> None:
+        """Raise if the program may draw random numbers beside this request, which may do so."""
+        if threading.get_ident() == self._opened_by:
             return
-        why = "its net draws random numbers" if shape in self._graphs else "it is captured first"
+        why = "its net draws random numbers" if self._draws else "it is the first one: it may draw"
         raise OffloadError(
             f"no training runs, and this request uses the process's random generators, because"
             f" {why}: nobody keeps the rest of the program from drawing beside it. Ask from the"
             " thread that opened high_priority(), or while the training runs"
         )
 
-    # ---- while it has the gate -------------------------------------------------------------------
-
-    def _answer(self, shape: Shape, inputs: tuple[torch.Tensor, ...]) -> Any:
-        graph = self._graphs.get(shape)
-        if graph is None:
-            graph = self._add(shape, inputs)
-        with self._memory():
-            assert self._runner is not None
-            outputs = self._runner.run(shape, *inputs)
-        assert graph.program is not None
-        _, tree = pytree.tree_flatten(graph.program.outputs)
-        return pytree.tree_unflatten(list(outputs), tree)[0]
-
-    def _add(self, shape: Shape, inputs: tuple[torch.Tensor, ...]) -> TaskGraph:
-        """Capture and plan for inputs of this shape."""
-        graph = self._capture(*inputs)
-        self._captures += 1
-        if self._runner is None:
-            plan = offload.plan(graph, self._budget, self._host.costs)
-            self._note_sizes(plan.memgraph.arenas)
-            self._stage = self._new_stage()
-            with self._memory():
-                self._runner = Runner(plan, key=shape, stage=self._stage)
-        else:
-            plan = self._runner.add(shape, graph)
-            self._note_sizes(plan.memgraph.arenas)
-        self._draws = self._draws or any(task.random for task in graph.tasks)
-        self._graphs[shape] = graph
-        return graph
-
-    def _note_sizes(self, arenas: Mapping[int, int]) -> None:
-        for number, nbytes in arenas.items():
-            if number != HOST:
-                self._sizes[number] = max(nbytes, self._sizes.get(number, 0))
-
-    def _new_stage(self) -> Stage:
-        device = self._host.device
-        engine = "threads" if device.type == "cpu" else "cuda"
-        driver = self._host.guest_driver()
-        return Stage(device, "cuda" if driver is not None else engine, driver=driver)
-
     @contextmanager
-    def _memory(self) -> Iterator[None]:
-        """Borrow the training's arena for this block, as long as there is a training."""
-        assert self._stage is not None
-        lender = self._host.stage if self._borrows else None
-        if lender is None:
-            yield
-            return
-        with lender.lent_out(self._sizes) as arena, self._stage.borrowing(arena):
-            yield
+    def held(self) -> Iterator[None]:
+        """Let no request run in this block. In it any thread may read and write the net's tensors,
+        to give it newer weights; on a GPU, all of them take their bytes there meanwhile."""
+        with self._host.gate.granted(self._priority):
+            if self._session is None:
+                yield
+                return
+            self._in_thread(partial(self._session.show_weights, copies=True))
+            try:
+                yield
+            finally:
+                self._in_thread(self._session.show_weights)
+
+    def _in_thread(self, do: Callable[..., Any], *given: Any) -> Any:
+        done = self._thread.submit(do, *given)
+        try:
+            return done.result()
+        finally:
+            wait([done])  # after Ctrl-C, too: it has the gate
+
+    # ---- while it has the gate, in its own thread ------------------------------------------------
+
+    def _answer(self, inputs: Sequence[torch.Tensor], may_draw: bool) -> Any:
+        session, planner = self._opened()
+        session.let_draw(may_draw)
+        there = [each.to(self._device) for each in inputs]
+        try:
+            with self._own_dice() if may_draw else nullcontext(), session.step("request"):
+                answer = self._work(*there)
+            self._draws = bool(self._draws)
+            return answer
+        finally:
+            planner.give_back()
+            session.show_weights()
+            self._draws = session.draws or self._draws
+
+    def _opened(self) -> tuple[LiveSession, GuestPlanner]:
+        """The session on the training's device."""
+        if self._device != self._host.device:
+            self._end()
+            self._device = self._host.device
+        if self._session is None or self._planner is None:
+            driver = self._host.guest_driver()
+            stage = Stage(self._device, None if driver is None else "cuda", driver=driver)
+            planner = GuestPlanner(self._host.costs, stage, self._lender)
+            of_session = {"budget": self._budget, "device": self._device, "planner": planner}
+            session = LiveSession(self._net, *self._optimizers, **of_session)
+            self._session, self._planner = session.__enter__(), planner
+        return self._session, self._planner
+
+    def _lender(self) -> Stage | None:
+        """Whose arena it borrows, as long as there is a training."""
+        return self._host.stage if self._borrows else None
 
     @contextmanager
     def _own_dice(self) -> Iterator[None]:
         """Roll its own dice for this block, and leave the training's as they lay."""
-        device = self._host.device
-        training = Dice.now(device)
+        training = Dice.now(self._device)
         try:
             if self._dice is None:
                 _seed_all(self._seed)
+                self._dice = Dice.now(self._device)
             else:
-                self._dice.roll(device)
+                self._dice.roll(self._device)
             yield
-            self._dice = Dice.now(device)
+            before, self._dice = self._dice, Dice.now(self._device)
+            self._draws = self._dice.of_python != before.of_python or self._draws
         finally:
-            training.roll(device)
+            training.roll(self._device)
+
+    def _end(self) -> None:
+        session, self._session = self._session, None
+        planner, self._planner = self._planner, None
+        if session is not None and planner is not None:
+            try:
+                session.__exit__(None, None, None)
+            finally:
+                planner.close()
 
     # ---- the end --------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Give its tensors memory of their own again. It may be called again."""
-        with self._host.gate.granted(self._priority) if not self._closed else nullcontext():
-            self._closed = True
-            runner, self._runner = self._runner, None
-            stage, self._stage = self._stage, None
-            if runner is not None:
-                runner.close()
-            if stage is not None:
-                stage.close()
-            self._graphs.clear()  # they keep the net's tensors alive
+        if not self._closed:
+            with self._host.gate.granted(self._priority):
+                self._closed = True
+                self._in_thread(self._end)
+            self._thread.shutdown()
         self._left(self)
 
     def __enter__(self) -> "HighPriority":
@@ -241,13 +246,12 @@ class HighPriority:
         self.close()
 
 
-def _shape_of(inputs: tuple[Any, ...]) -> Shape:
+def _check_tensors(inputs: Sequence[Any]) -> None:
     for number, one in enumerate(inputs):
         if not isinstance(one, torch.Tensor):
             raise OffloadError(
                 f"input {number} is a {type(one).__name__}; a tensor is expected: make one of it"
             )
-    return tuple((tuple(one.shape), one.dtype) for one in inputs)
 
 
 def _seed_all(seed: int) -> None:

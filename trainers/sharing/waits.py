@@ -36,8 +36,6 @@ class Waits:
     """Seconds from each request to the moment when it had the device."""
     answers: Sequence[float]
     """Seconds from each request to its answer."""
-    captures: int
-    """How many of them were captured first, because their shape was new."""
     stood_aside: float
     """Seconds in which the training could have run, and stood aside."""
 
@@ -58,7 +56,7 @@ class Waits:
             return "no request was made"
         start, answer = Percentiles.of(self.starts), Percentiles.of(self.answers)
         return (
-            f"{len(self.answers)} requests ({self.captures} captured first); p50 / p95 / max:"
+            f"{len(self.answers)} requests; p50 / p95 / max:"
             f" {start.said()} to the start, {answer.said()} to the answer; the training stood"
             f" aside for {self.stood_aside:.2f} s"
         )

@@ -209,6 +209,17 @@ void forget_all() {
   now.exposed.clear();
 }
 
+// Adopted storages show their bytes to every thread, until a step begins; those that are on another device
+// only as `copies`.
+void show_all(bool copies) {
+  hide_shown(nullptr);
+  for (auto& [storage, adopted] : session().adopted) {
+    const auto user = adopted->user.lock();
+    const bool there = copies || adopted->home.device() == storage->device();
+    if (user && absent_of(storage) && there) show(storage, *adopted);
+  }
+}
+
 // Every adopted storage has its bytes for good, and every tape is forgotten.
 void release_all() {
   for (auto& [storage, adopted] : session().adopted) {
@@ -235,6 +246,8 @@ TORCH_LIBRARY_IMPL(_, Fake, library) {
 PYBIND11_MODULE(live, module) {
   py::class_<Session, std::shared_ptr<Session>>(module, "Session")
       .def("serve", &serve)
+      .def_readwrite("may_draw", &Session::may_draw)
+      .def_readonly("draws", &Session::draws)
       .def("check_here", &check_here)
       .def("close", &close)
       .def("concealed", &concealed);
@@ -350,6 +363,7 @@ PYBIND11_MODULE(live, module) {
     TORCH_CHECK(!session().pass, "tapes are forgotten within a step");
     session().trees.clear();
   });
+  module.def("show_all", &show_all);
   module.def("release_all", &release_all);
   module.def("abandon_all", &abandon_all);
   module.def("number_tensor", [](py::object number, at::ScalarType dtype) {

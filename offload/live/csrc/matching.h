@@ -295,6 +295,7 @@ inline void await_its_turn(Pass& pass, const Node& node) {
 // The node becomes the next of the pass, by `take`, and is deferred if it can be.
 template <class Take>
 void issue(const Node& node, const Met& met, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, Take&& take) {
+  if (node.random) note_draw();
   auto& now = session();
   auto& pass = *now.pass;
   const auto given = arguments_of(op, stack);

@@ -25,6 +25,7 @@ class Recording {
     node_->value_count = parent->value_count;
     node_->first_number = pass.numbers.size();
     node_->random = known_.random;
+    if (node_->random) note_draw();
     const auto dispatch = c10::impl::tls_local_dispatch_key_set();
     node_->dispatch.set_included(dispatch.included_);
     node_->dispatch.set_excluded(dispatch.excluded_);

@@ -30,6 +30,8 @@ struct Session : std::enable_shared_from_this<Session> {
   Mode mode = Mode::off;
   c10::DeviceType device = c10::kCPU;  // where kernels are deferred
   bool plans_at_once = false;          // what runs for the first time, too
+  bool may_draw = true;                // from the generators of the process
+  bool draws = false;                  // whether a step has
   std::map<std::string, std::unique_ptr<Node>> trees;
   Node* current = nullptr;
   std::shared_ptr<Pass> pass;
@@ -114,6 +116,14 @@ inline void nothing_pending() {
   now.pending.clear();
   now.numbers_read.clear();
   now.numbers_read_kept.clear();
+}
+
+// An operation of a step draws.
+inline void note_draw() {
+  auto& now = session();
+  now.draws = true;
+  TORCH_CHECK(now.may_draw, "this step draws random numbers, and none before it did, so others may draw"
+      " beside it: the next one is kept apart from them");
 }
 
 inline bool is_awaited(StorageImpl* storage) {
