@@ -12,7 +12,6 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Timer
 
 TESTED = "lightning>=2.5,<2.7"
 
@@ -54,11 +53,6 @@ def say_device(part: Any, device: torch.device) -> None:
     _swap(part, "_device", device)
 
 
-def swap_hook_name(module: L.LightningModule, name: str | None) -> str | None:
-    """As which hook `self.log` takes its calls. Lightning sets it around each call of a hook."""
-    return _swap(module, "_current_fx_name", name)
-
-
 def before_batch_transfer(module: L.LightningModule, batch: Any) -> Any:
     """The batch after the user's `on_before_batch_transfer`, as the loop calls it."""
     return _of(module, "_on_before_batch_transfer")(batch, dataloader_idx=0)
@@ -72,23 +66,9 @@ def should_update_logs(trainer: L.Trainer) -> bool:
     return _of(trainer, "_logger_connector").should_update_logs
 
 
-def swap_first_batch(trainer: L.Trainer, value: bool | None) -> bool | None:
-    """Whether `self.log` sees an epoch's first batch, when it checks its arguments."""
-    return _swap(_of(trainer, "_logger_connector"), "_first_loop_iter", value)
-
-
-def first_batch(trainer: L.Trainer) -> bool | None:
-    return _of(_of(trainer, "_logger_connector"), "_first_loop_iter")
-
-
 def results(loop: Any) -> Any:
     """What `self.log` has collected in a loop. `trainer.callback_metrics` is a copy."""
     return _of(loop, "_results")
-
-
-def swap_loggers(trainer: L.Trainer, loggers: list[Any]) -> list[Any]:
-    """The list itself, of any type: the public setter makes a plain list of it."""
-    return _swap(trainer, "_loggers", loggers)
 
 
 def logged_step(trainer: L.Trainer) -> int:
@@ -159,33 +139,6 @@ def is_validation_due(trainer: L.Trainer) -> bool:
     fetcher = _of(trainer.fit_loop, "_data_fetcher")
     assert fetcher is not None
     return _of(trainer.fit_loop.epoch_loop, "_should_check_val_fx")(fetcher)
-
-
-def skips_backward(trainer: L.Trainer) -> bool:
-    """Whether weights are only averaged (SWA's last epoch), and no gradient is wanted."""
-    return _of(trainer.fit_loop.epoch_loop.automatic_optimization, "_skip_backward")
-
-
-def count_step(optimizer: Any) -> None:
-    """Count a step of a `LightningOptimizer`, as its `step()` does around the torch optimizer's:
-    `global_step` and the profiler. The loop has put both calls there."""
-    _of(optimizer, "_on_before_step")()
-    _of(optimizer, "_on_after_step")()
-
-
-def swap_toggled(module: L.LightningModule, value: dict[Any, bool]) -> dict[Any, bool]:
-    """What `toggle_optimizer` remembers for `untoggle_optimizer`."""
-    return _swap(module, "_param_requires_grad_state", value)
-
-
-def validates_by_clock(trainer: L.Trainer) -> bool:
-    """Whether `val_check_interval` is a time. Lightning 2.5 has no such thing."""
-    return getattr(trainer, "_val_check_time_interval", None) is not None
-
-
-def looks_at_every_step(timer: Timer) -> bool:
-    """Whether a Timer may stop the run at any batch."""
-    return _of(timer, "_interval") == "step"
 
 
 # ---- DDPStrategy: what the user gave it ---------------------------------------------------------

@@ -24,7 +24,8 @@ try:
     # The timeout of operations is another than that of forming. Nothing public changes it.
     _set_timeout = _gloo._set_default_timeout
     # Which storage a tensor has. The public ways ask a live step of another thread for its bytes.
-    storage_id = torch._C._storage_id
+    _C: Any = torch._C
+    storage_id = _C._storage_id
 except AttributeError as error:
     raise ImportError(
         f"torch {torch.__version__}: {error}. trainers needs it (trainers/torch_seams.py) and was"

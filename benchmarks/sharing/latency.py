@@ -67,9 +67,10 @@ class Asking(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any,
         batch_idx: int,
     ) -> None:  # fmt: skip
-        steps = self._strategy._steps
-        if self.steps and steps is not None and steps.runner is not None:
-            spans = steps.runner.trace.spans
+        session = self._strategy._session
+        runner = session.plans.runner if session is not None else None
+        if self.steps and runner is not None:
+            spans = runner.trace.spans
             self.starts += [span.start for span in spans]
             self.ends += [span.end for span in spans]
 

@@ -11,7 +11,6 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
@@ -28,19 +27,15 @@ class _Asks(L.Callback):
         said = self.said
         said["should_update_logs"] = s.should_update_logs(trainer)
         said["logged_step"] = s.logged_step(trainer)
-        said["first_batch"] = s.first_batch(trainer)
-        assert s.swap_first_batch(trainer, None) == said["first_batch"]
-        said["swap_first_batch"] = s.swap_first_batch(trainer, said["first_batch"])
-        said["swap_hook_name"] = s.swap_hook_name(module, "training_step")
-        s.swap_hook_name(module, said["swap_hook_name"])
         said["results"] = type(s.results(trainer.fit_loop.epoch_loop)).__name__
         said["combined_loader"] = len(s.combined_loader(trainer).flattened)
         said["data_source"] = s.data_source(trainer).instance is trainer.train_dataloader
         said["is_accumulating"] = s.is_accumulating(trainer)
         said["is_pass_over"] = s.is_pass_over(trainer)
         said["is_validation_due"] = s.is_validation_due(trainer)
-        said["skips_backward"] = s.skips_backward(trainer)
-        said["validates_by_clock"] = s.validates_by_clock(trainer)
+        steps = trainer.global_step
+        s.make_update(trainer, torch.ones(2, 32), 1)
+        said["make_update"] = trainer.global_step - steps
         said["before_batch_transfer"] = s.before_batch_transfer(module, 7)
         said["reload_epoch"] = s.reload_epoch(trainer)
         said["checkpoint_now"] = {"loops", "optimizer_states"} <= s.checkpoint_now(trainer).keys()
@@ -55,17 +50,13 @@ class _Asks(L.Callback):
 IN_A_FIT = {
     "should_update_logs": True,
     "logged_step": 1,
-    "first_batch": False,
-    "swap_first_batch": None,
-    "swap_hook_name": "on_train_batch_end",
     "results": "_ResultCollection",
     "combined_loader": 1,
     "data_source": True,
     "is_accumulating": False,
     "is_pass_over": True,
     "is_validation_due": False,
-    "skips_backward": False,
-    "validates_by_clock": False,
+    "make_update": 1,
     "before_batch_transfer": 7,
     "reload_epoch": 0,
     "set_reload_epoch": -5,
@@ -76,14 +67,7 @@ IN_A_FIT = {
 OUTSIDE: dict[str, Callable[[], bool]] = {
     "DeviceHolder": lambda: issubclass(L.LightningModule, s.DeviceHolder),
     "say_device": lambda: _said_device() == torch.device("meta"),
-    "swap_loggers": lambda: _swapped_loggers(),
     "begin_with_checkpoint": lambda: _begun_with_checkpoint() == 3,
-    "count_step": lambda: _counted_steps() == 6,
-    "swap_toggled": lambda: _swapped_toggled(),
-    "looks_at_every_step": lambda: (
-        s.looks_at_every_step(Timer(interval="step"))
-        and not s.looks_at_every_step(Timer(interval="epoch"))
-    ),
     "ddp_arguments": lambda: (
         s.ddp_arguments(DDPStrategy(static_graph=True)) == {"static_graph": True}
     ),
@@ -101,47 +85,6 @@ def _said_device() -> torch.device:
     s.say_device(module, torch.device("meta"))
     assert module.layer.weight.device.type == "cpu"
     return module.device
-
-
-def _swapped_loggers() -> bool:
-    class Own(list[Any]):
-        pass
-
-    trainer = L.Trainer(logger=False, accelerator="cpu", enable_checkpointing=False)
-    own = Own()
-    return s.swap_loggers(trainer, own) == [] and trainer.loggers is own
-
-
-class _Counts(BoringModel):
-    """Counts a step of its optimizer that nobody makes, besides the one that it makes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        optimizer: Any = self.optimizers()
-        optimizer.step()
-        s.count_step(optimizer)
-
-
-def _counted_steps() -> int:
-    loader = torch.utils.data.DataLoader(torch.ones(3, 32), num_workers=0)
-    trainer = L.Trainer(
-        max_epochs=1, accelerator="cpu", limit_val_batches=0, logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
-    trainer.fit(_Counts(), loader)
-    return trainer.global_step
-
-
-def _swapped_toggled() -> bool:
-    module: Any = BoringModel()
-    before, p = s.swap_toggled(module, {}), module.layer.weight
-    one, other = (SimpleNamespace(param_groups=[{"params": [q]}]) for q in module.parameters())
-    module.trainer = SimpleNamespace(optimizers=[one, other])
-    module.toggle_optimizer(other)
-    return before == {} and not p.requires_grad and s.swap_toggled(module, {})[p]
 
 
 class _Given(SingleDeviceStrategy):
