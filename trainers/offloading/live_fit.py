@@ -75,12 +75,14 @@ class LiveFit(LiveRun):
         if not self._is_in_update:  # an optimizer may ask for the loss several times
             self._end_open()  # the last one has not come to its update
         self._begin_step("training_step", args)
-        return super().training_step(*args, **kwargs)
+        with self._device_loss_noted():
+            return super().training_step(*args, **kwargs)
 
     def backward(
         self, closure_loss: torch.Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any
     ) -> torch.Tensor:
-        loss = super().backward(closure_loss, optimizer, *args, **kwargs)
+        with self._device_loss_noted():
+            loss = super().backward(closure_loss, optimizer, *args, **kwargs)
         if self._module.automatic_optimization and is_accumulating(self._module.trainer):
             self._end_open()
         return loss
@@ -90,7 +92,8 @@ class LiveFit(LiveRun):
     ) -> Any:
         self._is_in_update = True
         try:
-            result = super().optimizer_step(optimizer, closure, model, **kwargs)
+            with self._device_loss_noted():
+                result = super().optimizer_step(optimizer, closure, model, **kwargs)
         finally:
             self._is_in_update = False
         if self._module.automatic_optimization:
@@ -126,7 +129,8 @@ class LiveFit(LiveRun):
     def _one_step(self, name: str, given: Any) -> Iterator[None]:
         self._end_open()
         self._begin_step(name, given)
-        yield
+        with self._device_loss_noted():
+            yield
         self._end_open()
 
     def _begin_step(self, name: str, given: Any) -> None:
