@@ -204,7 +204,6 @@ def test_check_explains_a_plan_for_every_batch_size_and_trains_nothing(
     assert code == 0
     assert "a step of phase pretrain, batches of 8\nplan  " in said
     assert "a step of phase finetune, batches of 12\nplan  " in said
-    assert said.count("70 % of the") == 1, "the second phase has the bytes of the first"
     assert "at least" in said and "together" in said
     assert not folder.exists()
 
@@ -254,8 +253,7 @@ def test_the_plans_of_check_are_those_that_training_makes(
     assert first.plan is not None and second.plan is not None
     assert made[0].explain() == first.plan.explain()
     assert made[0].memgraph.arenas == first.plan.memgraph.arenas
-    of_eight = [p for p in made[1:] if p.peak_bytes == second.plan.peak_bytes]
-    assert second.plan.memgraph.arenas in [p.memgraph.arenas for p in of_eight]
+    assert second.plan.budget == first.plan.budget, "a share is one of the largest step"
 
 
 # ---- what is refused ----------------------------------------------------------------------------
