@@ -163,8 +163,6 @@ def _uncaptured(memgraph: MemGraph, arenas: Arenas) -> str:
         return "it draws from a torch.Generator of its own, whose state no replay moves on"
     for task in memgraph.graph.tasks:
         for call in getattr(task.kernel, "calls", ()) if task.lane != "host" else ():
-            if getattr(call.op, "varying", ()):  # a TapeKernel, as a live step has them
-                return f"{task.name} takes numbers of each step, such as a rate, and no replay does"
             if isinstance(call.op, StepUpdate):
                 name = type(call.op.optimizer).__name__
                 return f"step() of {name} computes with its counters in Python, once a step"
