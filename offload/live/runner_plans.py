@@ -20,7 +20,7 @@ from offload.plans.plan import Budget, Plan, fullest, plan, reserve_of
 from offload.running.runner import Runner
 from offload.running.runner_memory import Migration
 from offload.sizes import is_share, parse_share, say_size
-from offload.tracing.tape import FORWARD
+from offload.tracing.tape import BACKWARD, FORWARD
 
 
 class TapePlanner(Protocol):
@@ -151,10 +151,14 @@ class RunnerPlans:
             with self._saying_the_share(budget):
                 return planner.plan(graph, self._bytes_of(budget))
         except BudgetTooSmall as error:
-            trains = any(task.phase != FORWARD for task in graph.tasks)
-            if trains or not isinstance(_limit(budget), float):
+            known = (task for one in self._graphs.values() for task in one.tasks)
+            is_of_it = any(task.phase != FORWARD for task in graph.tasks) and any(
+                task.phase == BACKWARD for task in known
+            )
+            if is_of_it or not isinstance(_limit(budget), float):
                 raise
-            return planner.plan(graph, error.needed)  # an evaluation, of which it is no share
+            # an evaluation, or an update before the first gradients: it is no share of these
+            return planner.plan(graph, error.needed)
 
     @contextmanager
     def _saying_the_share(self, budget: Budget) -> Iterator[None]:

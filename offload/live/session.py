@@ -157,8 +157,7 @@ class LiveSession:
     def home_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor where its bytes are until the next step, on whatever device: they can be read
         and written there, and are copied nowhere."""
-        with torch.no_grad():
-            return self._core.home_of(tensor)
+        return self._core.home_of(tensor)
 
     @contextmanager
     def step(self, name: str = "step", *, keeps: Collection[torch.Tensor] = ()) -> Iterator[None]:

@@ -230,6 +230,8 @@ class ElasticFit(OneDeviceStrategy):
         """Tell the anchor that the run has come to its end, and did not break off."""
         if self._commits is not None:
             self._commits.ended()
+        if self._planning is not None:
+            self._planning.interrupt.deliver()
 
     # ---- details --------------------------------------------------------------------------------
 
