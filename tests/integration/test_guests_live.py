@@ -2,6 +2,11 @@
 
 import copy
 import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import lightning as L
@@ -116,6 +121,45 @@ def test_python_that_draws_and_branches_runs_in_every_request() -> None:
     assert all(found["is_large"] is (X.sum().item() > 0) for found in clients.answers)
     assert random.random() == left
     assert same(alone, beside)
+
+
+class Slow(nn.Module):
+    """Tells that a request has begun, and takes its time."""
+
+    def __init__(self, begun: Callable[[], object]) -> None:
+        super().__init__()
+        self.begun, self.ended = begun, False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.ended = False
+        self.begun()
+        time.sleep(0.2)
+        self.ended = True
+        return x + 1
+
+
+def test_a_ctrl_c_is_raised_when_the_request_is_over() -> None:
+    net = Slow(lambda: signal.raise_signal(signal.SIGINT))
+    with OffloadStrategy().high_priority(net) as serve:
+        for _ in range(3):
+            with pytest.raises(KeyboardInterrupt):
+                serve(X)
+            assert net.ended
+        net.begun = lambda: None
+        assert torch.equal(serve(X), X + 1)
+
+
+def test_the_end_of_the_block_waits_for_the_request_that_runs() -> None:
+    begun = threading.Event()
+    net = Slow(begun.set)
+    with ThreadPoolExecutor(1) as other:
+        with OffloadStrategy().high_priority(net) as serve:
+            serve(X)
+            begun.clear()
+            asked = other.submit(serve, X)
+            assert begun.wait(60)
+        assert net.ended
+        assert torch.equal(asked.result(60), X + 1)
 
 
 def test_an_input_that_the_net_writes_is_written() -> None:

@@ -235,8 +235,10 @@ class HighPriority:
         if not self._closed:
             with self._host.gate.granted(self._priority):
                 self._closed = True
-                self._in_thread(self._end)
-            self._thread.shutdown()
+                try:
+                    self._in_thread(self._end)
+                finally:
+                    self._thread.shutdown()
         self._left(self)
 
     def __enter__(self) -> "HighPriority":

@@ -295,10 +295,10 @@ inline void await_its_turn(Pass& pass, const Node& node) {
 // The node becomes the next of the pass, by `take`, and is deferred if it can be.
 template <class Take>
 void issue(const Node& node, const Met& met, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, Take&& take) {
-  if (node.random) note_draw();
   auto& now = session();
   auto& pass = *now.pass;
   const auto given = arguments_of(op, stack);
+  if (node.random) note_draw(*node.schema, given);
   bool at_once = node.on_host;
   if (at_once) each_storage(given, [&](StorageImpl* storage) { at_once &= !is_awaited(storage); });
   const bool held_up = !at_once && is_held_up(pass, node, met);

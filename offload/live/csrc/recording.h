@@ -25,7 +25,6 @@ class Recording {
     node_->value_count = parent->value_count;
     node_->first_number = pass.numbers.size();
     node_->random = known_.random;
-    if (node_->random) note_draw();
     const auto dispatch = c10::impl::tls_local_dispatch_key_set();
     node_->dispatch.set_included(dispatch.included_);
     node_->dispatch.set_excluded(dispatch.excluded_);
@@ -47,6 +46,7 @@ class Recording {
   // What the operation makes, found on stand-ins. False: it can only be found by running it.
   bool try_stand_ins(const OperatorHandle& op, DispatchKeySet keys, const Stack* stack) {
     const auto given = arguments_of(op, stack);
+    if (known_.random) note_draw(schema_, given);
     for (size_t n = 0; n < given.size(); n++) add(given[n], schema_.arguments()[n], n);
     slots_given_ = pass_.bound.size();
     if (known_.ranks != Ranks::alone) {
