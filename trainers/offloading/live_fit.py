@@ -153,9 +153,10 @@ class LiveFit(LiveRun):
         if not self._is_in_step:
             return
         assert self._session is not None
-        self._is_in_step = False
+        self._is_in_step, self._is_unrun = False, True
         with self._holds, self._device_loss_noted():
             self._session.end(keeps=[*keeps])
+        self._is_unrun = False
         self._counters = []
 
     # ---- plans without steps ---------------------------------------------------------------------
@@ -250,6 +251,8 @@ class LiveFit(LiveRun):
         self._lost = self._lost or device_lost(exception, self.root_device)
         with closing(self._gate):
             self._close()
+        if self._is_unrun:
+            forget_results(self._module.trainer)
 
     def teardown(self) -> None:
         with closing(self._gate):

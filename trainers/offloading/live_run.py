@@ -101,6 +101,8 @@ class LiveRun(Strategy):
         self._meter = Meter()
         self._is_in_step = False
         self._is_in_update = False
+        self._is_unrun = False
+        """Whether the kernels of the last step did not run, so that what it logged has no bytes."""
         self._needs: list[tuple[int, int]] = []
         """Of the steps that were planned and did not run."""
         self._counters: list[tuple[torch.Tensor, torch.Tensor]] = []

@@ -121,7 +121,7 @@ def bring_along(trainer: L.Trainer, old: torch.device, new: torch.device) -> Non
 
 
 def forget_results(trainer: L.Trainer) -> None:
-    """Drop the logged values, which are on a lost device: Lightning would copy them at the end."""
+    """Drop the logged values, which have no bytes: Lightning would copy them at the end."""
     for loop in _loops(trainer):
         results(loop).clear()
     for told in (trainer.logged_metrics, trainer.progress_bar_metrics, trainer.callback_metrics):
