@@ -235,7 +235,7 @@ def _guest(beside: Beside) -> Iterator[tuple[HighPriority, torch.Tensor, torch.T
     def answer(*inputs: torch.Tensor) -> Any:
         return (_right(net, *inputs),)
 
-    captured = partial(capture, answer, reaches={"": net}, device=training.device)
+    captured = partial(capture, answer, device=training.device)
     serve = HighPriority(training, captured, None, left=lambda _: None)
     training.gate.close()
     with serve:

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-import offload
 from offload import Costs, OffloadError, TaskGraph
 from offload.gate import Gate
 from offload.running.drivers.cuda import Cuda
 from offload.running.drivers.driver import Driver
 from offload.running.stage import Stage
 from offload.sizes import parse_size
+from offload.tracing.capture import capture, capture_training_step
 from trainers.offloading.hardware.target import Target
 from trainers.sharing.high_priority import HighPriority
 
@@ -141,7 +141,7 @@ class Guests:
                 return (net(*inputs),)  # one output, whatever the net returns
 
         # The net itself is watched: a mode or a weight that was replaced is noticed.
-        return lambda *inputs: offload.capture(
+        return lambda *inputs: capture(
             answer, *inputs, reaches={"": net}, device=self._captured_for()
         )
 
@@ -149,7 +149,7 @@ class Guests:
         self, net: torch.nn.Module, loss: Loss, optimizer: Optimizer | None
     ) -> Callable[..., TaskGraph]:
         assert optimizer is not None
-        return lambda *batch: offload.capture_training_step(
+        return lambda *batch: capture_training_step(
             net, loss, optimizer, *batch, device=self._captured_for()
         )
 

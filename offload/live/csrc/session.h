@@ -30,6 +30,7 @@ struct Session : std::enable_shared_from_this<Session> {
   Mode mode = Mode::off;
   c10::DeviceType device = c10::kCPU;  // where kernels are deferred
   bool plans_at_once = false;          // what runs for the first time, too
+  bool only_records = false;           // nothing runs: a step that needs a value is refused
   std::map<std::string, std::unique_ptr<Node>> trees;
   Node* current = nullptr;
   std::shared_ptr<Pass> pass;

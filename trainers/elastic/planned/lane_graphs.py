@@ -21,15 +21,15 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-import offload
-from offload import BudgetTooSmall, Clip, OffloadError, Plan, Runner, TaskGraph
+from offload import BudgetTooSmall, OffloadError, Plan, Runner, TaskGraph
 from offload.measuring.fake_answers import Learned
 from offload.optimizer.fixed_settings import fixed_settings
 from offload.sizes import is_share
 from offload.torch_seams import hook_keys, mark_stepped
-from offload.tracing.capture import capture_step, retraced_step
+from offload.tracing.capture import capture_step, capture_update_step, retraced_step
 from offload.tracing.fixed_at_capture import torch_settings
 from offload.tracing.training import Parameter, TrainingStep
+from offload.tracing.updating import Clip
 from trainers.elastic.planned.group_choice import chosen
 from trainers.elastic.planned.host_sums import HostSums
 from trainers.elastic.planned.lane_graph import LaneGraph, LaneGroup
@@ -229,7 +229,7 @@ class LaneGraphs:
         key = (tuple(map(id, parameters)), clip, *self._situation())
         if key not in self._updates:
             totals = {p: self._sums.totals[p] for p in parameters}
-            self._updates[key] = offload.capture_update_step(
+            self._updates[key] = capture_update_step(
                 self._module, self._optimizer, totals, clip, device=self._request.target.device
             )
             self._count(f"an update of {len(parameters)} parameters")

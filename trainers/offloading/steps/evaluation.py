@@ -31,13 +31,12 @@ from offload import (
     Plan,
     Runner,
     TaskGraph,
-    capture,
 )
 from offload.measuring.fake_answers import Learned
 from offload.program.assumptions import Number
 from offload.sizes import is_share
 from offload.torch_seams import pytree
-from offload.tracing.capture import retraced
+from offload.tracing.capture import capture, retraced
 from offload.tracing.questions import AssumedValues
 from trainers.offloading.hardware.devices import all_on, move, tensors_of
 from trainers.offloading.steps.answers import Answers
