@@ -9,7 +9,7 @@ from support import offload_models as models
 from support.live_training import LiveTraining, training_graph
 
 import offload
-from offload import Costs, Runner
+from offload import Costs
 
 
 @pytest.mark.parametrize("name", ["gpt", "llama"])
@@ -24,7 +24,7 @@ def test_kernels_take_what_they_took_and_what_the_loop_took_before_them(
     plan = offload.plan(graph, int(0.6 * whole.peak_bytes), costs=Costs(h2d=1e12, d2h=1e12))
     traces = []
 
-    def ticking(runner: Runner) -> Any:
+    def ticking(runner: Any) -> Any:
         if engine == "serial":  # each node takes a second: seconds that no machine changes
             runner.stage.engine._clock = map(float, itertools.count()).__next__
         return nullcontext()

@@ -122,7 +122,7 @@ def planned(graph: TaskGraph, share: float, placement: str) -> Plan:
         return offload.plan(graph, int(peak * share) or 1, placement=placement)
     except BudgetTooSmall as refused:  # how much a convolution's scratch takes, the CPU decides
         # the update's numbers vary from the second step on, which groups its calls otherwise
-        return offload.plan(graph, max(refused.needed, 1 << 16), placement=placement)
+        return offload.plan(graph, max(int(1.25 * refused.needed), 1 << 16), placement=placement)
 
 
 def rated(optimizer: torch.optim.Optimizer, step: int) -> None:
