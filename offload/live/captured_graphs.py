@@ -45,14 +45,20 @@ class UsersTensors:
 
 
 def users_tensors(
-    core: Any, tape: Any, inputs: Sequence[torch.Tensor], names: Mapping[torch.Tensor, str]
+    core: Any,
+    tape: Any,
+    inputs: Sequence[torch.Tensor],
+    names: Mapping[torch.Tensor, str],
+    ours: Collection[int],
 ) -> UsersTensors:
-    """Those with names, and, where others hold the same memory, all that there are."""
+    """Those with names, and, where others hold the same memory, all that there are. `ours`: the
+    ids of tensors that are none of the user's."""
     named = Counter(slot for tensor in names for slot in tape.slots_of([tensor]))
     own = tape.slots_of([*inputs])
     given = [s for s, o in enumerate(tape.origins) if o >= core.GIVEN and s not in own]
     alone = all(tape.holders(slot) == named[slot] + 1 for slot in given)  # the tape is one
-    return UsersTensors([*names] if alone else tensors_alive(), names)
+    alive = [*names] if alone else tensors_alive()
+    return UsersTensors([each for each in alive if id(each) not in ours], names)
 
 
 def recorded_graph(

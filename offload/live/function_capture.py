@@ -64,14 +64,15 @@ def captured(
     reached = reached_by(step)
     inside = torch.nn.ModuleList(modules_among(reached).values())
     place = device_of(device, example_inputs, (*inside.parameters(), *inside.buffers()))
-    with _recording(place) as core, placed(core, inside, (), place):
+    with _recording(place) as core, placed(core, inside, (), place) as places:
         try:
             leaf = _run(core, step, example_inputs, place).tape.leaf
             inputs, result, tape = _run(core, step, example_inputs, place)
         except BaseException:
             _drop_gradients(core, tensors_alive())
             raise
-        users = users_tensors(core, tape, inputs, names_of(reached))
+        ours = {id(each.tensor) for each in places.values()}
+        users = users_tensors(core, tape, inputs, names_of(reached), ours)
         if lost := _drop_gradients(core, users.alive):
             raise CaptureError(
                 f"the step leaves a gradient in the .grad of a tensor {lost}, and a graph has no"

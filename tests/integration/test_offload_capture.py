@@ -156,6 +156,25 @@ def test_a_runner_has_eagers_bits_and_batches_of_other_shapes(
     assert all(p.grad is None for p in net.parameters())
 
 
+@pytest.mark.gpu
+def test_a_module_on_the_host_is_captured_for_a_gpu_and_stays_there() -> None:
+    layer = nn.Linear(8, 3)
+    twin = nn.Linear(8, 3).cuda()
+    twin.load_state_dict(layer.state_dict())
+
+    def step(x: torch.Tensor, of: nn.Module = layer) -> tuple[torch.Tensor, ...]:
+        loss = (of(x) * torch.tensor([1.0, 2.0, 3.0], device=x.device)).square().mean()
+        return loss.detach(), *torch.autograd.grad(loss, list(of.parameters()))
+
+    graph = offload.capture(lambda x: step(x, layer), torch.ones(4, 8), device="cuda")
+    assert {p.device.type for p in layer.parameters()} == {"cpu"}
+    with Runner(offload.plan(graph), poison=True) as runner:
+        for _ in range(3):
+            x = torch.randn(4, 8)
+            for ours, theirs in zip(runner(x), step(x.cuda(), twin), strict=True):
+                assert torch.equal(ours.cuda(), theirs)
+
+
 def test_gradients_of_the_users_are_added_to() -> None:
     layer, x = nn.Linear(3, 2), torch.ones(2, 3)
     for p in layer.parameters():
