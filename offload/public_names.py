@@ -18,6 +18,7 @@ from offload.graph.builder import GraphBuilder
 from offload.graph.costs import Costs
 from offload.graph.memgraph import MemGraph
 from offload.graph.taskgraph import Buffer, Role, Task, TaskGraph
+from offload.live.function_capture import capture
 from offload.live.prefill import prefill
 from offload.live.within import within
 from offload.lowering.passes import beside, in_turn, lower
@@ -27,7 +28,6 @@ from offload.planning.verify import verify
 from offload.plans.plan import Plan, plan
 from offload.running.runner import Runner
 from offload.tracing.capture import (
-    capture,
     capture_micro_batch,
     capture_training_step,
     capture_update_step,

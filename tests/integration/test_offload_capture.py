@@ -1,16 +1,21 @@
-"""What a captured graph looks like: tasks, buffers, and the user's tensors bound to them."""
+"""What a captured graph looks like, that it has eager's bits, and what a capture refuses."""
 
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from support.offload_reference import Reference as reference
 from torch import nn
 from torch.nn import functional
 
+import offload
+from offload import Runner
 from offload.graph.taskgraph import Role, Task, TaskGraph
-from offload.program.kernels import Value
-from offload.tracing.capture import traced as capture
-from offload.tracing.capture import traced_training_step as capture_training_step
+from offload.live.function_capture import captured as capture
+
+MODULE_SCALE = torch.full((3,), 2.0)
 
 
 def names(graph: TaskGraph) -> list[str]:
@@ -44,66 +49,19 @@ class Net(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
-def net_graph(**settings: Any) -> tuple[Net, Any, TaskGraph]:
-    net = Net()
-    optimizer = torch.optim.AdamW(net.parameters(), **settings)
-    batch = torch.randn(2, 3, 6, 6), torch.tensor([0, 1])
-    return net, optimizer, capture_training_step(net, functional.cross_entropy, optimizer, *batch)
-
-
-def test_tasks_are_named_by_module_and_say_where_they_come_from() -> None:
-    _, _, graph = net_graph()
-    found = names(graph)
-    assert len(set(found)) == len(found)
-    assert {"conv.convolution", "conv.convolution.backward", "head.1.addmm"} <= {*found}
-    assert "conv.weight.update" in found
-    forward = task(graph, "conv.convolution").where
-    assert forward.startswith("test_offload_capture.py:")
-    assert forward.endswith(" in forward")
-    assert task(graph, "conv.convolution.backward").where == forward
-
-
-def test_phases_follow_each_other() -> None:
-    _, _, graph = net_graph()
-    phases = [t.phase for t in graph.tasks]
-    assert phases == sorted(phases, key=["forward", "backward", "update"].index)
-    assert {*phases} == {"forward", "backward", "update"}
-
-
-def test_buffers_have_the_roles_that_they_play() -> None:
-    _, _, graph = net_graph()
-    assert role(graph, "input.0") is Role.INPUT
-    assert role(graph, "conv.weight") is Role.PARAMETER
-    assert role(graph, "norm.running_mean") is Role.BUFFER
-    assert role(graph, "optimizer.exp_avg.conv.weight") is Role.STATE
-    assert role(graph, "conv.convolution") is Role.ACTIVATION
-    update = task(graph, "conv.weight.update")
-    [gradient] = [b for b in update.reads if b not in update.writes]
-    assert graph.buffers[gradient].role is Role.GRADIENT
-    # Gradients that run through the network are none of a parameter.
-    assert sum(b.role is Role.GRADIENT for b in graph.buffers) == 6
-
-
-def test_statistics_are_written_though_the_schema_does_not_say_so() -> None:
-    _, _, graph = net_graph()
-    norm = task(graph, "norm.native_batch_norm")
-    assert {"norm.running_mean", "norm.running_var"} <= called(graph, norm.writes)
-    assert not norm.repeatable
-
-
 def test_views_and_allocations_are_no_tasks() -> None:
     def step(x: torch.Tensor) -> torch.Tensor:
-        y = torch.empty(3, 4)
+        y = torch.empty(3, 4000)
         y.copy_(x.t())
-        return y.view(2, 6)[0]
+        return y.view(2, 6000)[0]
 
-    graph = capture(step, torch.randn(4, 3))
-    assert names(graph) == ["copy_"]
+    graph = capture(step, torch.randn(4000, 3))
+    assert names(graph) == ["copy_.default"]
     [copy] = graph.tasks
-    assert called(graph, copy.reads) == {"input.0"}
-    assert called(graph, copy.writes) == {"copy_"}
+    assert [graph.buffers[b].role for b in copy.reads] == [Role.INPUT]
+    assert copy.writes == graph.outputs
     [out] = graph.program.outputs
-    assert (out.size, out.stride, out.offset) == ((6,), (1,), 0)
+    assert (out.size, out.stride, out.offset) == ((6000,), (1,), 0)
     assert graph.outputs == (out.buffer,)
 
 
@@ -116,7 +74,7 @@ def test_only_what_overwrites_everything_reads_nothing() -> None:
         return y + z
 
     graph = capture(step, torch.randn(4, 3))
-    part, whole = task(graph, "zero_"), task(graph, "fill_")
+    part, whole = task(graph, "zero_.default"), task(graph, "fill_.Scalar")
     assert part.reads == part.writes
     assert whole.reads == ()
     assert not part.repeatable
@@ -136,68 +94,107 @@ def test_draws_of_random_numbers_are_chained_and_not_repeatable() -> None:
     assert all(not t.after for n, t in enumerate(graph.tasks) if n not in draws)
 
 
-def test_attention_without_dropout_draws_nothing() -> None:
-    def step(x: torch.Tensor) -> torch.Tensor:
-        return functional.scaled_dot_product_attention(x, x, x)
-
-    graph = capture(step, torch.randn(1, 2, 4, 8))
-    assert all(t.repeatable and not t.after for t in graph.tasks)
+def batch(rows: int, size: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(rows, 3, size, size), torch.randint(0, 2, (rows,))
 
 
-def test_work_is_counted() -> None:
-    def step(x: torch.Tensor) -> torch.Tensor:
-        return (x @ x).relu()
+def backward_of(net: nn.Module) -> Callable[..., tuple[Any, ...]]:
+    """A step that returns a loss and the gradients of it."""
+    weights = [p for name, p in net.named_parameters() if not name.startswith("spare")]
 
-    graph = capture(step, torch.randn(16, 16))
-    product, relu = graph.tasks
-    assert product.flops == 2 * 16**3
-    assert product.traffic == 3 * 16 * 16 * 4
-    assert not product.pointwise
-    assert relu.pointwise
-    assert relu.repeatable
+    def step(x: torch.Tensor, y: torch.Tensor) -> tuple[Any, ...]:
+        loss = functional.cross_entropy(net(x), y)
+        return loss.detach(), torch.autograd.grad(loss, weights)
+
+    return step
 
 
-def test_the_users_tensors_are_bound_by_name() -> None:
-    net, optimizer, graph = net_graph()
-    tensors = graph.program.tensors
-    assert tensors["conv.weight"] is net.conv.weight
-    assert tensors["norm.running_var"] is net.norm.running_var
-    exp_avg = optimizer.state[net.conv.weight]["exp_avg"]
-    assert tensors["optimizer.exp_avg.conv.weight"]() is exp_avg
-    assert {b.tensor for b in graph.buffers if b.persistent} == tensors.keys()
-    assert not any(name.startswith("spare") for name in tensors)
-    assert net.spare.weight not in optimizer.state
-
-
-def test_frozen_parameters_are_read_and_never_updated() -> None:
+def test_a_step_that_goes_backward_has_phases_roles_and_lines() -> None:
     net = Net()
-    net.conv.requires_grad_(False)
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    batch = torch.randn(2, 3, 6, 6), torch.tensor([0, 1])
-    graph = capture_training_step(net, functional.cross_entropy, optimizer, *batch)
+    graph = capture(backward_of(net), *batch(2))
+    phases = [t.phase for t in graph.tasks]
+    assert phases == sorted(phases, key=["forward", "backward"].index)
+    assert {*phases} == {"forward", "backward"}
+    assert role(graph, "input.0") is Role.INPUT
     assert role(graph, "conv.weight") is Role.PARAMETER
-    assert "conv.weight.update" not in names(graph)
-    before = net.conv.weight.clone()
-    reference(graph)(*batch)
-    assert torch.equal(before, net.conv.weight)
+    assert role(graph, "norm.running_mean") is Role.BUFFER
+    assert graph.program.tensors["conv.weight"] is net.conv.weight
+    assert {b.tensor for b in graph.buffers if b.persistent} == graph.program.tensors.keys()
+    assert not any(name.startswith("spare") for name in graph.program.tensors)
+    norm = task(graph, "native_batch_norm.default")
+    assert {"norm.running_mean", "norm.running_var"} <= called(graph, norm.writes)
+    assert task(graph, "convolution.default").where.endswith(" in forward")
 
 
-def test_parameters_of_no_optimizer_stay_as_they_are() -> None:
-    net = Net()
-    optimizer = torch.optim.SGD(net.head.parameters(), 0.1)
-    batch = torch.randn(2, 3, 6, 6), torch.tensor([0, 1])
-    graph = capture_training_step(net, functional.cross_entropy, optimizer, *batch)
-    assert [n for n in names(graph) if "update" in n] == [
-        "head.1.weight.update",
-        "head.1.bias.update",
-    ]
+@pytest.mark.parametrize("share", [None, 0.0, 0.5])
+@pytest.mark.parametrize("engine", ["serial", "threads"])
+def test_a_runner_has_eagers_bits_and_batches_of_other_shapes(
+    engine: str, share: float | None
+) -> None:
+    torch.manual_seed(0)
+    net, twin = Net(), Net()
+    twin.load_state_dict(net.state_dict())
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    graph = offload.capture(backward_of(net), *batch(4))
+    assert all(torch.equal(before[name], tensor) for name, tensor in net.state_dict().items())
+    with pytest.raises(offload.BudgetTooSmall) as refused:
+        offload.plan(graph, 1)
+    least, whole = refused.value.needed, offload.plan(graph).peak_bytes
+    budget = None if share is None else least + int(share * max(whole - least, 0))
+    eager = backward_of(twin)
+    with Runner(offload.plan(graph, budget), engine, "random", poison=True) as runner:
+        for seed, rows in enumerate((4, 2, 4, 3)):
+            given = batch(rows)
+            torch.manual_seed(seed)
+            loss, *gradients = runner(*given)
+            torch.manual_seed(seed)
+            expected, wanted = eager(*given)
+            assert torch.equal(loss, expected)
+            assert all(map(torch.equal, gradients, wanted))
+            state = twin.state_dict()
+            assert all(torch.equal(state[name], t) for name, t in net.state_dict().items())
     assert all(p.grad is None for p in net.parameters())
 
 
+@pytest.mark.gpu
+def test_a_module_on_the_host_is_captured_for_a_gpu_and_stays_there() -> None:
+    layer = nn.Linear(8, 3)
+    twin = nn.Linear(8, 3).cuda()
+    twin.load_state_dict(layer.state_dict())
+
+    def step(x: torch.Tensor, of: nn.Module = layer) -> tuple[torch.Tensor, ...]:
+        loss = (of(x) * torch.tensor([1.0, 2.0, 3.0], device=x.device)).square().mean()
+        return loss.detach(), *torch.autograd.grad(loss, list(of.parameters()))
+
+    graph = offload.capture(lambda x: step(x, layer), torch.ones(4, 8), device="cuda")
+    assert {p.device.type for p in layer.parameters()} == {"cpu"}
+    with Runner(offload.plan(graph), poison=True) as runner:
+        for _ in range(3):
+            x = torch.randn(4, 8)
+            for ours, theirs in zip(runner(x), step(x.cuda(), twin), strict=True):
+                assert torch.equal(ours.cuda(), theirs)
+
+
+def test_gradients_of_the_users_are_added_to() -> None:
+    layer, x = nn.Linear(3, 2), torch.ones(2, 3)
+    for p in layer.parameters():
+        p.grad = torch.ones_like(p)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = layer(x).sum()
+        loss.backward()
+        return loss.detach()
+
+    graph = capture(step, x)
+    assert role(graph, "weight.grad") is Role.BUFFER
+    reference(graph)(x)
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.tolist() == [[3.0] * 3] * 2
+
+
 def test_another_shape_gives_another_graph_of_the_same_step() -> None:
-    _, _, graph = net_graph()
-    other = graph.program.recapture(torch.randn(5, 3, 8, 8), torch.tensor([0, 1, 0, 1, 0]))
-    assert names(other) == names(graph)
+    graph = capture(backward_of(Net()), *batch(2))
+    other = graph.program.recapture(*batch(5, 8))
     assert other.program.inputs[0].size == (5, 3, 8, 8)
     assert other.program.tensors.keys() == graph.program.tensors.keys()
 
@@ -229,9 +226,148 @@ def test_data_of_a_parameter_is_the_parameter() -> None:
     assert weight.tolist() == [2.0, 2.0, 2.0]
 
 
-def test_values_in_kernels_are_over_buffers_of_the_graph() -> None:
-    _, _, graph = net_graph()
-    for found in graph.tasks:
-        for call in found.kernel.calls:
-            values = [v for v in (*call.args, *call.outputs) if isinstance(v, Value)]
-            assert {v.buffer for v in values} <= {*found.touches}, found.name
+def test_a_copy_onto_itself_keeps_what_is_there() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        y.copy_(y)
+        torch.mul(y, 2, out=y)
+        return y
+
+    graph = capture(step, torch.ones(3))
+    assert all(t.reads for t in graph.tasks)
+    assert reference(graph)(torch.ones(3))[0].tolist() == [4.0, 4.0, 4.0]
+
+
+def test_another_shape_in_place_is_a_view_and_no_task() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        y.t_()
+        y.unsqueeze_(0)
+        y.transpose_(0, 2)
+        y.squeeze_()
+        return y * torch.arange(6.0).view(2, 3)
+
+    x = torch.arange(6.0).view(2, 3)
+    graph = capture(step, x)
+    assert torch.equal(reference(graph)(x)[0], step(x))
+    assert not [task.name for task in graph.tasks if task.name.endswith("_")]
+
+
+def test_a_step_reaches_its_surroundings_and_changes_them() -> None:
+    weight = nn.Parameter(torch.randn(3, 3))
+    total = torch.zeros(3)
+    scale = torch.full((3,), 0.5)
+
+    def step(x: torch.Tensor) -> dict[str, Any]:
+        y = (x @ weight) * scale * MODULE_SCALE
+        with torch.no_grad():
+            total.add_(y.sum(0))
+            weight.mul_(0.9)
+        return {"y": y.detach(), "parts": [y.detach()[0], 7], "total": total}
+
+    graph = capture(step, torch.randn(2, 3))
+    roles = {b.name: b.role for b in graph.buffers if b.persistent}
+    assert roles == {
+        "weight": Role.PARAMETER,
+        "total": Role.BUFFER,
+        "scale": Role.CONSTANT,
+        "MODULE_SCALE": Role.CONSTANT,
+    }
+    assert not total.any()
+    x, before = torch.randn(2, 3), weight.detach().clone()
+    [out] = reference(graph)(x)
+    expected = (x @ before) * scale * MODULE_SCALE
+    assert torch.equal(out["y"], expected)
+    assert torch.equal(out["parts"][0], expected[0])
+    assert out["parts"][1] == 7
+    assert torch.equal(total, expected.sum(0))
+    assert torch.equal(out["total"], total)
+    assert torch.equal(weight, before * 0.9)
+
+
+def test_a_returned_parameter_has_the_value_that_the_step_leaves() -> None:
+    weight = nn.Parameter(torch.ones(3))
+
+    def step(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        seen = weight.detach()
+        with torch.no_grad():
+            weight.add_(x)
+        return seen, seen * 1
+
+    graph = capture(step, torch.ones(3))
+    alias, copy = reference(graph)(torch.ones(3))
+    assert alias.tolist() == copy.tolist() == weight.tolist() == [2.0, 2.0, 2.0]
+
+
+def test_an_input_may_be_returned_and_changed() -> None:
+    def step(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x.add_(1)
+        return x, x.t()
+
+    out, turned = reference(capture(step, torch.zeros(2, 3)))(torch.zeros(2, 3))
+    assert out.tolist() == [[1.0] * 3] * 2
+    assert turned.size() == (3, 2)
+
+
+def test_a_tensor_written_down_in_the_step_is_made_anew_every_step() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        sums = torch.tensor([1.0, 2.0])
+        sums += x
+        return sums * torch.tensor(3.0)
+
+    run = reference(capture(step, torch.ones(2)))
+    for _ in range(2):
+        assert run(torch.ones(2))[0].tolist() == [6.0, 9.0]
+
+
+def test_gradients_inside_of_a_step_and_of_gradients() -> None:
+    weight = nn.Parameter(torch.randn(3, 3))
+
+    def step(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x.requires_grad_()
+        [slope] = torch.autograd.grad((x @ weight).tanh().sum(), x, create_graph=True)
+        penalty = slope.square().sum()
+        return penalty.detach(), *torch.autograd.grad(penalty, weight)
+
+    x = torch.randn(2, 3)
+    graph = capture(step, x.clone())
+    found = reference(graph)(x.clone())
+    for mine, theirs in zip(found, step(x.clone()), strict=True):
+        assert torch.equal(mine, theirs)
+    assert weight.grad is None
+
+
+def test_the_same_tensor_given_twice_is_two_inputs() -> None:
+    def step(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a + 2 * b
+
+    x = torch.ones(2)
+    graph = capture(step, x, x)
+    assert reference(graph)(torch.ones(2), torch.zeros(2))[0].tolist() == [1.0, 1.0]
+
+
+def test_one_storage_is_one_buffer_whoever_looks_at_it() -> None:
+    table = torch.arange(6.0)
+    head, tail = table[:4], table[2:]
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        head.add_(x)
+        return tail * 1
+
+    graph = capture(step, torch.ones(()))
+    assert Counter(b.persistent for b in graph.buffers)[True] == 1
+    assert reference(graph)(torch.ones(()))[0].tolist() == [3.0, 4.0, 4.0, 5.0]
+    assert table.tolist() == [1.0, 2.0, 3.0, 4.0, 4.0, 5.0]
+
+
+def test_function_transforms_are_captured() -> None:
+    weight = torch.randn(3, 3)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return (x @ weight).tanh().sum()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return torch.func.vmap(torch.func.grad(loss))(x)
+
+    x = torch.randn(4, 3)
+    assert torch.equal(reference(capture(step, x))(x)[0], step(x))

@@ -20,6 +20,7 @@ from offload.errors import CaptureError
 from offload.graph.taskgraph import TaskGraph
 from offload.program.kernels import Value
 from offload.torch_seams import storage_key
+from offload.tracing.capture import capture as capture_by_fakes
 from offload.tracing.capture import traced, traced_step
 from offload.tracing.ranks import Ranks
 from offload.tracing.stand_ins import claim, device_of, standing_in
@@ -142,7 +143,7 @@ def test_a_tensor_made_in_inference_mode_is_put_back_as_one() -> None:
 
 
 def test_recapturing_keeps_the_device() -> None:
-    graph = offload.capture(inference(Convnet()), torch.randn(2, 3, 8, 8), device=GPU)
+    graph = capture_by_fakes(inference(Convnet()), torch.randn(2, 3, 8, 8), device=GPU)
     other = graph.program.recapture(torch.randn(1, 3, 16, 16))
     assert (graph.program.device, other.program.device) == (GPU, GPU)
     assert "cudnn_batch_norm.default" in ops(other)
@@ -150,7 +151,7 @@ def test_recapturing_keeps_the_device() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there it is measured")
 def test_without_a_gpu_it_is_planned_by_what_costs_are_assumed_and_says_so() -> None:
-    graph = offload.capture(inference(Convnet()), torch.randn(2, 3, 8, 8), device=GPU)
+    graph = capture_by_fakes(inference(Convnet()), torch.randn(2, 3, 8, 8), device=GPU)
     assert "not measured: there is no cuda:0 here" in offload.plan(graph).explain()
 
 

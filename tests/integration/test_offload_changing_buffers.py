@@ -11,6 +11,7 @@ from torch.nn import functional
 
 import offload
 from offload import CaptureError, Runner
+from offload.tracing.capture import capture as capture_by_fakes
 from offload.tracing.capture import traced
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(torch.ao|reduce_range|deprecated)")
@@ -94,7 +95,7 @@ def test_a_buffer_that_the_first_call_replaces_for_good_is_replaced() -> None:
 
 def test_a_resize_to_the_size_that_is_there_is_captured() -> None:
     module = Keeps(lambda m, x: torch.add(x, 1, out=m.buffer.resize_(3)))
-    with Runner(offload.plan(offload.capture(module.forward, torch.ones(3)))) as runner:
+    with Runner(offload.plan(capture_by_fakes(module.forward, torch.ones(3)))) as runner:
         runner(torch.ones(3))
         assert module.buffer.tolist() == [2.0] * 3
 
@@ -143,12 +144,12 @@ def test_a_call_of_compiled_code_is_refused_with_the_line(how: str) -> None:
     if how != "a module in place":
         module.compiled = nn.Linear(3, 3)
     with pytest.raises(CaptureError, match=r"torch\.compile"):
-        offload.capture(module.forward, torch.ones(2, 3))
+        capture_by_fakes(module.forward, torch.ones(2, 3))
 
 
 def test_a_module_that_is_compiled_in_place_is_refused_by_its_path() -> None:
     with pytest.raises(CaptureError, match=r"compiled is compiled by torch\.compile"):
-        offload.capture(Compiled(lambda m, x: m.compiled(x)).forward, torch.ones(2, 3))
+        capture_by_fakes(Compiled(lambda m, x: m.compiled(x)).forward, torch.ones(2, 3))
 
 
 def test_code_that_nothing_compiles_is_captured() -> None:
@@ -156,7 +157,7 @@ def test_code_that_nothing_compiles_is_captured() -> None:
     module.compiled = nn.Linear(3, 3)
     with (
         torch.no_grad(),
-        Runner(offload.plan(offload.capture(module.forward, torch.ones(2, 3)))) as r,
+        Runner(offload.plan(capture_by_fakes(module.forward, torch.ones(2, 3)))) as r,
     ):
         assert torch.equal(r(torch.ones(2, 3))[0], module(torch.ones(2, 3)))
     module.how = lambda m, x: activation(x)

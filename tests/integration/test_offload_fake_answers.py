@@ -15,6 +15,7 @@ import offload
 from offload import CaptureError, Runner
 from offload.memory import cpu_shim as shim
 from offload.tracing import capture
+from offload.tracing.capture import capture as capture_by_fakes
 
 PICTURE = (2, 4, 8, 8)
 
@@ -114,7 +115,7 @@ def test_an_lstm_in_evaluation_has_eagers_bits(mode: Any) -> None:
         with mode():
             return model(x).detach()
 
-    with Runner(offload.plan(offload.capture(step, x))) as runner:
+    with Runner(offload.plan(capture_by_fakes(step, x))) as runner:
         assert torch.equal(runner(x)[0], step(x))
 
 
@@ -126,7 +127,7 @@ def test_packed_sequences_are_refused_with_the_line() -> None:
         return lstm(packed)[1][0].detach()
 
     with pytest.raises(CaptureError, match=r"in step: the shape of a result depends on values"):
-        offload.capture(step, x)
+        capture_by_fakes(step, x)
 
 
 # ---- any op with a fake that errs --------------------------------------------------------------
@@ -172,7 +173,7 @@ def test_what_a_fake_says_wrong_is_learned_from_the_kernel(wrong: str, placed: N
             return one, other * 3
 
         x = torch.randn(3, 4, 8)
-        with Runner(offload.plan(offload.capture(step, x))) as runner:
+        with Runner(offload.plan(capture_by_fakes(step, x))) as runner:
             for found, expected in zip(runner(x), step(x), strict=True):
                 assert torch.equal(found, expected) and found.stride() == expected.stride()
 
@@ -212,7 +213,7 @@ def test_all_wrong_fakes_of_a_step_are_learned_together_and_never_given_on(
             return torch.cat([ops.back(y, reserve) for y, reserve in made])
 
         x = torch.randn(2 * capture.ATTEMPTS)
-        graph = offload.capture(step, x)
+        graph = capture_by_fakes(step, x)
         assert traces <= 3 and given_on == {True}
         assert not [note for note in graph.notes if "did not run" in note]
         with Runner(offload.plan(graph)) as runner:
@@ -241,7 +242,7 @@ def test_what_cannot_be_learned_is_refused_by_op_and_line(what: str, placed: Non
 
         line = rf"test_offload_fake_answers.py:\d+ in step: perfect_refused.errs.default: {message}"
         with pytest.raises(CaptureError, match=line):
-            offload.capture(step, torch.ones(8))
+            capture_by_fakes(step, torch.ones(8))
 
 
 LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -8,9 +8,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from offload import capture, capture_training_step
+from offload import capture_training_step
 from offload.torch_seams import FakeTensorMode, storage_key
 from offload.tracing import fakes
+from offload.tracing.capture import capture
 from offload.tracing.fakes import APART, Fakes
 
 aten: Any = torch.ops.aten

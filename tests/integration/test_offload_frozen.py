@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.live_training import training_graph
 from torch import nn
 
 import offload
@@ -32,7 +33,7 @@ def lora() -> tuple[nn.Module, TaskGraph]:
     model = nn.Sequential(*(Adapted() for _ in range(LAYERS)))
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 1e-3)
     batch = torch.randn(32, WIDTH), torch.randn(32, WIDTH)
-    return model, offload.capture_training_step(model, nn.functional.mse_loss, optimizer, *batch)
+    return model, training_graph(model, nn.functional.mse_loss, optimizer, *batch)
 
 
 def at(graph: TaskGraph, share: float) -> Plan:

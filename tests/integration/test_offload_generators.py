@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import offload
 from offload import CaptureError, Runner
+from offload.tracing.capture import capture as capture_by_fakes
 from offload.tracing.capture import traced
 
 Op = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
@@ -147,7 +148,7 @@ def test_a_state_that_is_read_and_set_without_a_draw_between_changes_nothing() -
         return checkpoint(torch.tanh, x, use_reentrant=False) + torch.rand(3, generator=OWN)
 
     before = OWN.get_state()
-    with Runner(offload.plan(offload.capture(step, torch.ones(3)))) as runner:
+    with Runner(offload.plan(capture_by_fakes(step, torch.ones(3)))) as runner:
         found = runner(torch.ones(3))[0]
     OWN.set_state(before)
     assert torch.equal(found, step(torch.ones(3)))
@@ -171,7 +172,7 @@ def test_a_step_with_a_generator_of_its_own_is_not_captured_into_a_graph_of_the_
         for _ in range(4)
     ]
     own.manual_seed(1)
-    plan = offload.plan(offload.capture(step, torch.ones(3, device="cuda")))
+    plan = offload.plan(capture_by_fakes(step, torch.ones(3, device="cuda")))
     with (
         pytest.warns(RuntimeWarning, match=r"draws from a torch.Generator of its own"),
         Runner(plan, "cudagraph") as runner,

@@ -5,16 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-from plan_amounts import least, moved
+from plan_amounts import least
+from support.live_training import LiveTraining, training_graph
 from torch import nn
 from torch.nn import functional
 
 import offload
 from offload.errors import BudgetTooSmall
-from offload.graph.memgraph import OFFLOAD
 from offload.graph.taskgraph import HOST
 from offload.plans.plan import Plan
-from offload.program.kernels import Call
 
 WIDTH = 64
 
@@ -35,19 +34,27 @@ class Trained:
             (torch.randn(8, WIDTH, dtype=dtype), torch.randn(8, WIDTH, dtype=dtype))
             for _ in range(3)
         ]
-        with self.around():
-            self.graph = offload.capture_training_step(
-                self.model, functional.mse_loss, self.optimizer, *self.batches[0]
-            )
+        self.graph = training_graph(
+            self.model, functional.mse_loss, self.optimizer, *self.batches[0], around=self.around
+        )
 
     def around(self) -> Any:
         return torch.autocast("cpu", torch.bfloat16, enabled=not self.precise)
 
     def compare(self, plan: Plan, engine: str = "threads") -> None:
         plan.verify()
-        with offload.Runner(plan, engine, "random", 1, poison=True, host_workers=3) as runner:
+        how: Any = {"engine": engine, "order": "random", "seed": 1, "host_workers": 3}
+        with LiveTraining(
+            self.model,
+            functional.mse_loss,
+            self.optimizer,
+            plan,
+            around=self.around,
+            poison=True,
+            **how,
+        ) as step:
             for x, y in self.batches:
-                (loss,) = runner(x, y)
+                (loss,) = step(x, y)
                 self.other.zero_grad()
                 with self.around():
                     wanted = functional.mse_loss(self.twin(x), y)
@@ -72,53 +79,12 @@ def test_updates_on_the_host_leave_the_bits_of_eager(fused: bool | None, placeme
     trained.compare(plan, "serial")
 
 
-def test_a_gradient_goes_out_in_half_precision_and_is_cast_on_the_host() -> None:
-    trained = Trained(True, precise=False)
-    plans = {
-        choice: offload.plan(
-            trained.graph, least(trained.graph, optimizer="host"), optimizer=choice
-        )
-        for choice in ("host", "auto")
-    }
-    plan = plans["host"]
-    casts = [t for t in plan.graph.tasks if t.lane == "host" and t.phase == "backward"]
-    assert casts, "casts are tasks of their own, on the host"
-    for cast in casts:
-        ([source], [made]) = cast.reads, cast.writes
-        assert plan.graph.buffers[made].nbytes == 2 * plan.graph.buffers[source].nbytes
-    weights = sum(p.nbytes for p in trained.model.parameters() if p.dim() == 2)
-    went = sum(moved(plan, OFFLOAD).values())
-    assert went < weights, "half of it, and the activations"
-    for plan in plans.values():
-        trained.compare(plan)
-
-
 def test_parameters_of_half_precision_are_updated_on_the_device() -> None:
     trained = Trained(None, dtype=torch.bfloat16)
     plan = offload.plan(trained.graph, least(trained.graph), optimizer="host")
     assert "host" not in {task.lane for task in plan.graph.tasks}
     assert "none can run on the host" in plan.explain()
     trained.compare(plan)
-
-
-def test_an_update_gives_the_same_bits_whatever_the_number_of_threads() -> None:
-    """Host workers have a team of threads each, which need not be the main thread's."""
-    before = torch.get_num_threads()
-    trained = Trained(True)
-    [task, *_] = [t for t in trained.graph.tasks if t.phase == "update"]
-    update = next(call.op for call in task.kernel.calls if isinstance(call, Call))
-    tensors = [torch.rand(300_007) for _ in range(4)]
-    found = []
-    try:
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
-            p, g, *states = (t.clone() for t in tensors)
-            update(p, g, *states)
-            found.append((p, *states))
-    finally:
-        torch.set_num_threads(before)
-    for other in found[1:]:
-        assert all(map(torch.equal, found[0], other))
 
 
 def test_workspaces_of_the_host_lie_in_the_host_arena_and_count() -> None:

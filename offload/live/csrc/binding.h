@@ -18,6 +18,7 @@ inline py::object to_python(IValue value) {
 
 // The numbers of the step that runs next.
 struct StepNumbers {
+  std::shared_ptr<Session> of = session().shared_from_this();  // whose tapes are alive as long
   std::vector<c10::Scalar> now;
   void take(const Pass& pass) { now = pass.numbers; }
   const c10::Scalar& at(size_t index) const { return now.at(index); }

@@ -228,7 +228,7 @@ inline bool run_part(Session& now) {
   auto& pass = *now.pass;
   const bool is_new = !std::exchange(now.current->cut, true);
   if (pass.as_issued || pass.failed) return false;
-  if (!waits(pass)) return true;
+  if (!now.only_records && !waits(pass)) return true;
   if (is_new && !now.plans_at_once) return false;
   pybind11::gil_scoped_acquire python;
   pass.failed = true;

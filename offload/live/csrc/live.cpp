@@ -167,6 +167,7 @@ void close(Session& now) {
 // The next two may come from a thread without a session, too.
 void touch_tensor(const at::Tensor& tensor) {
   const Serving as_its_own(session_here());
+  if (current && current->only_records) settle();
   if (tensor.defined()) each_storage(tensor, touch);
 }
 
@@ -179,6 +180,7 @@ void settle_here() {
 std::shared_ptr<Session> expose(const at::Tensor& tensor, bool array) {
   const Serving as_its_own(session_here());
   if (!tensor.defined()) return nullptr;
+  if (current && current->only_records) settle();
   each_storage(tensor, [&](StorageImpl* storage) {
     touch(storage);
     check_not_anothers(storage);
@@ -205,7 +207,6 @@ void forget_all() {
   auto& now = session();
   shown().clear();
   now.adopted.clear();
-  now.trees.clear();
   now.exposed.clear();
 }
 
@@ -220,7 +221,7 @@ void show_all(bool copies) {
   }
 }
 
-// Every adopted storage has its bytes for good, and every tape is forgotten.
+// Every adopted storage has its bytes for good.
 void release_all() {
   for (auto& [storage, adopted] : session().adopted) {
     if (const auto user = adopted->user.lock()) materialize(storage);
@@ -320,6 +321,8 @@ PYBIND11_MODULE(live, module) {
       .def_property_readonly("held", &held_slots)
       .def_property_readonly("written", &slots_to_write)
       .def("slots_of", &slots_of_tensors)
+      .def("holders", [](const Pass& p, int slot) { return p.outside[slot].use_count(); })
+      .def("nbytes", [](const Pass& p, int slot) { return p.bound[slot].lock()->nbytes(); })
       .def("hand_over", &hand_over)
       .def("give_memory", &give_memory)
       .def("run_as_issued", &run_as_issued);
@@ -332,6 +335,7 @@ PYBIND11_MODULE(live, module) {
   });
   module.def("begin", &begin);
   module.def("end", &end);
+  module.def("only_record", [] { session().only_records = true; });
   module.def("settle", &settle_here);
   module.def("vacate", &vacate);
   module.def("is_backward", [] { return static_cast<bool>(torch::autograd::get_current_node()); });

@@ -262,7 +262,7 @@ inline StorageImpl* storage_at(const Pass& pass, const Met& met, int slot) {
 // Whether memory that Python can reach by address forbids to defer a kernel: one that writes it, and one
 // that reads it after it was changed. A kernel that reads it gets a copy of what is there now.
 inline bool is_held_up(Pass& pass, const Node& node, const Met& met) {
-  if (node.kind != Kind::deferred) return false;
+  if (node.kind != Kind::deferred || session().only_records) return false;
   for (const auto& argument : node.arguments) {
     if (argument.kind != Arg::tensor) continue;
     const int slot = argument.value->slot;

@@ -14,6 +14,9 @@
 
 namespace live {
 
+// What `torch.tensor` makes of numbers comes here with it.
+inline constexpr const char* LITERAL = "aten::lift_fresh";
+
 class Recording {
  public:
   Recording(Pass& pass, Node* parent, const OperatorHandle& op, DispatchKeySet keys)
@@ -136,6 +139,16 @@ class Recording {
   // Whether it is given single numbers of the host only.
   bool is_on_host() const { return on_host_ && !writes_; }
 
+  // Whether it is given nothing but numbers that the step's own code writes down.
+  bool is_written_down() const { return written_down_ && !writes_ && !known_.random; }
+
+  // Whether a tensor of the user's gets another shape, which happens at once.
+  bool reshapes_given() const {
+    if (node_->kind != Kind::reshape) return false;
+    const int slot = node_->arguments[0].value->slot;
+    return pass_.outside[slot] && !pass_.on_host[slot];
+  }
+
  private:
   // The arguments on stand-ins; of lists only one position, if one is given.
   Stack replaced(at::ArrayRef<IValue> given, StandIns& stand_ins, std::optional<size_t> position) {
@@ -212,9 +225,10 @@ class Recording {
         : only_views && !writes_      ? Kind::view
                                       : Kind::deferred;
     const bool computes = node_->kind == Kind::deferred || (node_->kind == Kind::synchronous && !writes_);
-    node_->on_host = (on_host_ && computes) || fills_by_pointer() || is_the_hosts_own();
+    const bool asks = session().only_records && synchronous_ && is_written_down();
+    node_->on_host = (on_host_ && computes) || fills_by_pointer() || is_the_hosts_own() || asks;
     for (const auto& output : node_->outputs) {
-      if (output.kind == Out::fresh) pass_.on_host[output.value->slot] = node_->on_host && output.value->device.is_cpu();
+      if (output.kind == Out::fresh) pass_.on_host[output.value->slot] = node_->on_host && (asks || output.value->device.is_cpu());
     }
     node_->slots = static_cast<int>(pass_.bound.size());
   }
@@ -296,7 +310,7 @@ class Recording {
     } else if (!is_strided(tensor)) {
       argument.kind = Arg::opaque;
       synchronous_ = true;
-      on_host_ = false;
+      on_host_ = written_down_ = false;
     } else if (is_number(tensor) && !written) {
       bool fresh;
       argument.kind = Arg::number;
@@ -309,8 +323,9 @@ class Recording {
       const int slot = argument.value->slot;
       if (fresh) {
         pass_.outside[slot] = pass_.bound[slot].lock();
-        pass_.on_host[slot] = is_tiny(tensor);
+        pass_.on_host[slot] = session().only_records ? schema_.name() == LITERAL : is_tiny(tensor);
       }
+      written_down_ &= pass_.on_host[slot] != 0;
       on_host_ &= pass_.on_host[slot] && is_tiny(tensor);
       tensors_.back().original = tensor;
       tensors_.back().storage = storage_of(tensor);
@@ -495,7 +510,7 @@ class Recording {
   std::unordered_map<StorageImpl*, int> new_;           // the slots of its new storages
   std::vector<uint64_t> homes_;                         // by result: the address of its storage
   size_t slots_given_ = 0;                              // after the arguments
-  bool synchronous_ = false, on_host_ = true, writes_ = false;
+  bool synchronous_ = false, on_host_ = true, written_down_ = true, writes_ = false;
 };
 
 inline void record(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
@@ -517,11 +532,12 @@ inline void record(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) 
     return added;
   };
   if (can_wait) {
+    if (now.only_records && recording.reshapes_given()) settle();
     issue(recording.node(), {}, op, keys, stack, append);
     return;
   }
   const auto given = arguments_of(op, stack);
-  bool is_awaited_by_none = recording.is_on_host();
+  bool is_awaited_by_none = now.only_records ? recording.is_written_down() : recording.is_on_host();
   each_storage(given, [&](StorageImpl* storage) { is_awaited_by_none &= !is_awaited(storage); });
   if (!is_awaited_by_none) settle();
   each_storage(given, touch);

@@ -32,6 +32,7 @@ struct Session : std::enable_shared_from_this<Session> {
   bool plans_at_once = false;          // what runs for the first time, too
   bool may_draw = true;                // from the generators of the process
   bool draws = false;                  // whether a step has
+  bool only_records = false;           // nothing runs: a step that needs a value is refused
   std::map<std::string, std::unique_ptr<Node>> trees;
   Node* current = nullptr;
   std::shared_ptr<Pass> pass;

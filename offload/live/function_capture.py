@@ -1,0 +1,171 @@
+"""The graph of a function: its Python runs on shadows, and none of its kernels runs.
+
+capture(step, x, y)   recorded   compared with a second time   a tape -> tasks over buffers
+
+What the function's Python decides is decided at the capture, for every run. Its inputs have no
+bytes, so a function that needs a value is refused. So is one that differs the second time, and an
+optimizer's step, whose numbers differ. Whole training steps: `offload.within`.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from offload.errors import CaptureError
+from offload.graph.taskgraph import TaskGraph
+from offload.live.captured_graphs import (
+    modules_among,
+    names_of,
+    reached_by,
+    recorded_graph,
+    tensors_alive,
+    users_tensors,
+)
+from offload.live.core import load_core
+from offload.live.entrances import ENTRANCES
+from offload.live.placing import placed
+from offload.lowering.passes import lower
+from offload.measuring.profiling import measured
+from offload.program.frames import say_frame, user_frame
+from offload.tracing.stand_ins import device_of
+
+INSTEAD = "Run the step within `offload.within`, where its Python runs every time"
+
+
+def capture(
+    step: Callable[..., Any],
+    *example_inputs: torch.Tensor,
+    device: torch.device | str | None = None,
+) -> TaskGraph:
+    """The graph of `step(*tensors)`, which returns tensors and closes over whatever it wants.
+
+    `device`: where the step will run; by default where all its tensors are. The tensors themselves
+    are not moved, and the capture changes none of them."""
+    return lower(measured(captured(step, *example_inputs, device=device)))
+
+
+def captured(
+    step: Callable[..., Any],
+    *example_inputs: torch.Tensor,
+    device: torch.device | str | None = None,
+) -> TaskGraph:
+    """The graph before it is lowered and measured: a task for every kernel."""
+    for number, given in enumerate(example_inputs):
+        if not isinstance(given, torch.Tensor):
+            raise CaptureError(
+                f"input {number} is a {type(given).__name__}, and a step takes tensors. Close over"
+                " what does not change, or turn it into a tensor"
+            )
+    reached = reached_by(step)
+    inside = torch.nn.ModuleList(modules_among(reached).values())
+    place = device_of(device, example_inputs, (*inside.parameters(), *inside.buffers()))
+    with _recording(place) as core, placed(core, inside, (), place) as places:
+        try:
+            leaf = _run(core, step, example_inputs, place).tape.leaf
+            inputs, result, tape = _run(core, step, example_inputs, place)
+        except BaseException:
+            _drop_gradients(core, tensors_alive())
+            raise
+        ours = {id(each.tensor) for each in places.values()}
+        users = users_tensors(core, tape, inputs, names_of(reached), ours)
+        if lost := _drop_gradients(core, users.alive):
+            raise CaptureError(
+                f"the step leaves a gradient in the .grad of a tensor {lost}, and a graph has no"
+                " place for it: return what torch.autograd.grad returns"
+            )
+        if tape.recorded or tape.varied or tape.leaf != leaf:
+            _drop_gradients(core, tensors_alive())
+            raise CaptureError(
+                "the step does something else every time"
+                + (f": {core.divergence()}" if tape.recorded else "")
+                + f". {INSTEAD}"
+            )
+        with torch.inference_mode(False):
+            graph = recorded_graph(core, tape, place, inputs, result, users)
+    again = partial(_capture_again, step, place)
+    return replace(graph, program=replace(graph.program, recapture=again))
+
+
+def _capture_again(
+    step: Callable[..., Any], device: torch.device, *inputs: torch.Tensor
+) -> TaskGraph:
+    return capture(step, *inputs, device=device)
+
+
+@contextmanager
+def _recording(device: torch.device) -> Iterator[Any]:
+    """Within it, operations are recorded and do not run."""
+    core = load_core()
+    with ExitStack() as open_:
+        session = core.open(device.type, True, _line, _refuse_cut)
+        open_.callback(session.close)
+        core.only_record()
+        open_.enter_context(ENTRANCES.watched(core))
+        open_.callback(core.release_all)
+        open_.callback(register_optimizer_step_pre_hook(_refuse_update).remove)
+        yield core
+
+
+def _line() -> str:
+    return say_frame(user_frame(), short=True)
+
+
+def _refuse_cut(_: object) -> NoReturn:
+    raise CaptureError(
+        f"{_line()}: the step needs a value, or something that has to run at once, and a capture"
+        f" runs nothing. {INSTEAD}"
+    )
+
+
+def _refuse_update(optimizer: torch.optim.Optimizer, *_: object) -> NoReturn:
+    raise CaptureError(
+        f"the step calls {type(optimizer).__name__}.step(), whose numbers differ from step to step."
+        f" {INSTEAD}"
+    )
+
+
+def _without_bytes(core: Any, given: torch.Tensor, device: torch.device) -> torch.Tensor:
+    made = torch.empty_like(given, device=device, requires_grad=given.requires_grad)
+    core.drop(made)
+    return made
+
+
+class Recorded(NamedTuple):
+    """What a step was given and returns, and its tape."""
+
+    inputs: Sequence[torch.Tensor]
+    result: Any
+    tape: Any
+
+
+def _run(
+    core: Any,
+    step: Callable[..., Any],
+    example_inputs: Sequence[torch.Tensor],
+    device: torch.device,
+) -> Recorded:
+    with torch.inference_mode(False):
+        inputs = [_without_bytes(core, given, device) for given in example_inputs]
+    core.begin("capture")
+    try:
+        result = step(*inputs)
+    finally:
+        tape = core.end()
+        core.nothing_pending()
+    if tape.failed:
+        raise CaptureError(f"the step has caught the error of a capture. {INSTEAD}")
+    return Recorded(inputs, result, tape)
+
+
+def _drop_gradients(core: Any, tensors: Sequence[torch.Tensor]) -> str:
+    """Drop the gradients that the step has left, and say of which shape one is."""
+    lost = ""
+    for tensor in tensors:
+        if tensor.is_leaf and tensor.grad is not None and core.is_lost(tensor.grad):
+            lost, tensor.grad = str(tuple(tensor.size())), None
+    return lost
