@@ -110,7 +110,7 @@ def test_a_run_without_batches_ends_as_it_began(options: dict[str, Any]) -> None
     strategy = planned()
     ours = ol.train(strategy, **options)
     assert ol.differences(ol.train("auto", **options), ours) == []
-    with pytest.raises(Exception, match="it is made at the first batch"):
+    with pytest.raises(Exception, match="it is made in the first step"):
         strategy.explain()
 
 

@@ -140,7 +140,7 @@ class LiveRun(Strategy):
             why = (
                 "this run trains eagerly"
                 if self._eager
-                else "it is made at the first batch: read it after that"
+                else "it is made in the first step; without a budget, when a step comes for the second time"
             )
             raise OffloadError(f"there is no plan: {why}")
         return self._plan
