@@ -140,7 +140,7 @@ class LiveRun(Strategy):
             why = (
                 "this run trains eagerly"
                 if self._eager
-                else "it is made in the first step; without a budget, when a step comes for the second time"
+                else "it is made in the first step, or, without a budget, in the second one like it"
             )
             raise OffloadError(f"there is no plan: {why}")
         return self._plan
