@@ -3,8 +3,7 @@
     dead -> counters -> sums -> split -> early -> buckets -> pointwise -> checks -> planner
 
 These passes keep every bit of the step's results. The search for a plan chooses where updates run
-(`host_updates`), which of them wait for the next step's forward pass (`rotation`), and for how many
-micro-batches a weight comes in at once (`micro_batches`).
+(`host_updates`), and for how many micro-batches a weight comes in at once (`micro_batches`).
 """
 
 from offload.graph.taskgraph import TaskGraph

@@ -63,9 +63,9 @@ def joined(
     groups: dict[tuple[Any, ...], list[Call]] = {}
     for call in calls:
         update = call.op.update if isinstance(call.op, TensorUpdate) else call.op
-        if not isinstance(update, Update) or not _settings(update)["fused"]:
+        if not isinstance(update, Update) or not update.numbers()["fused"]:
             return []
-        key = (type(call.op), *update.alike, id(update.kept), call.args[0].dtype)
+        key = (type(call.op), *update.alike, call.args[0].dtype)
         groups.setdefault(key, []).append(call)
     return [(_allocating(found), _one(found, view)) for found in groups.values()]
 
@@ -82,17 +82,10 @@ def _one(calls: Sequence[Call], view: Callable[[Value], torch.Tensor]) -> JointU
         return JointRows(rows, tensors)
     updates = [call.op for call in calls if isinstance(call.op, Update)]
     counts = updates[0].counts
-    counters = [_counter(u, own[0]) for u, own in zip(updates, tensors, strict=True) if counts]
+    # The kernel reads each copy on the parameter's device.
+    counters = [
+        update.counter().to(own[0].device, copy=True)
+        for update, own in zip(updates, tensors, strict=True)
+        if counts
+    ]
     return JointUpdate(updates, tensors, counters)
-
-
-def _counter(update: Update, p: torch.Tensor) -> torch.Tensor:
-    """A copy of the counter on the parameter's device, where the kernel reads it.
-
-    It reads the optimizer's state because `counter()` may need a snapshot that is not taken yet."""
-    return update.optimizer.state[update.parameter]["step"].to(p.device, copy=True)
-
-
-def _settings(update: Update) -> dict[str, Any]:
-    """The group's settings: `numbers()` may need a snapshot that is not taken yet."""
-    return update.optimizer.param_groups[update.group]

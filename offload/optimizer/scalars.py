@@ -140,8 +140,7 @@ def _numbers(
 
 
 def _fused(update: Update) -> bool:
-    """Whether the update is fused. (`numbers()` may need a snapshot that is not taken yet.)"""
-    return bool(update.optimizer.param_groups[update.group]["fused"])
+    return bool(update.numbers()["fused"])
 
 
 def _source(update: Update) -> Source:
@@ -149,7 +148,7 @@ def _source(update: Update) -> Source:
 
 
 def _group(update: Update) -> Source:
-    return id(update.optimizer), update.group, id(update.kept)
+    return id(update.optimizer), update.group
 
 
 def _plain(value: Any) -> Hashable:

@@ -20,7 +20,6 @@ from torch.optim.sgd import sgd
 
 from offload.errors import CaptureError
 from offload.optimizer.fixed_settings import KNOWN, is_patched
-from offload.optimizer.settings_snapshot import SettingsSnapshot
 from offload.optimizer.step_study import StepStudy
 from offload.optimizer.step_updates import StepUpdate
 from offload.program.kernels import CPU, Call, Value
@@ -46,8 +45,6 @@ class Update:
     """Where the step runs. The parameter may live elsewhere, and the update may be called with
     tensors of the host: it uses the device of its arguments."""
     elementwise: bool = True
-    kept: SettingsSnapshot | None = None
-    """The numbers of the update's own step, if the update runs in the next step."""
     ahead: int = 0
     """How often the optimizer has stepped before in the same captured step."""
 
@@ -88,15 +85,11 @@ class Update:
         )  # fmt: skip
 
     def numbers(self) -> dict[str, Any]:
-        """The settings of its group: the present ones, or those of its own step."""
-        if self.kept is not None:
-            return self.kept.group(self.optimizer, self.group)
+        """The present settings of its group."""
         return self.optimizer.param_groups[self.group]
 
     def counter(self) -> torch.Tensor:
-        """The optimizer's own tensor that counts steps, or the snapshot of it."""
-        if self.kept is not None:
-            return self.kept.counter(self.parameter)
+        """The tensor that counts steps: the optimizer's own, or a new one that is `ahead` of it."""
         counter = self.optimizer.state[self.parameter]["step"]
         return counter + self.ahead if self.ahead else counter
 

@@ -95,7 +95,7 @@ class WaitingGradients:
     """Bytes of them that are copied to the host meanwhile."""
 
 
-def waiting(graph: TaskGraph, nodes: Sequence[Node] = ()) -> WaitingGradients | None:
+def waiting(graph: TaskGraph, nodes: Sequence[Node]) -> WaitingGradients | None:
     """The gradients that wait for one task; None if there is no such task.
 
     It is the last task on which every update depends, provided that it depends on all gradients and

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from offload.graph.memgraph import MemGraph, Place
-from offload.graph.taskgraph import HOST, Task
+from offload.graph.taskgraph import HOST
 
 Timeline = Sequence[tuple[int, str, float, float]]
 """Node, lane, start, end."""
@@ -84,14 +84,3 @@ def begun_at(numbers: Sequence[int], begins: Collection[int]) -> list[list[int]]
             lists.append([])
         lists[-1].append(number)
     return lists
-
-
-def crossing(before: Iterable[Task], after: Iterable[Task]) -> set[int]:
-    """The buffers that carry something over a cut of a graph. A task before the cut writes them,
-    and a task after it reads them before another one writes them again."""
-    written = {buffer for task in before for buffer in task.writes}
-    carried: set[int] = set()
-    for task in after:
-        carried |= written.intersection(task.reads)
-        written.difference_update(task.writes)
-    return carried

@@ -30,7 +30,6 @@ class PlanChoice:
     """The name of its variant that computes activations again; empty: none."""
     policy: Policy
     tried: tuple[str, ...]
-    without_rotation: float | None = None
 
     def as_data(self) -> dict[str, Any]:
         """The choice as plain data for a file."""
@@ -40,27 +39,25 @@ class PlanChoice:
             "resident": sorted(self.policy.resident),
             **{name: getattr(self.policy, name) for name in NUMBERS},
             "tried": list(self.tried),
-            "without_rotation": self.without_rotation,
         }
 
     @classmethod
     def of_data(cls, data: Any) -> "PlanChoice":
         """Read what `as_data` made. Raises `ValueError` if this is something else."""
-        names = {"graph", "recomputed", "resident", *NUMBERS, "tried", "without_rotation"}
+        names = {"graph", "recomputed", "resident", *NUMBERS, "tried"}
         if not isinstance(data, Mapping) or set(data) != names:
             raise ValueError(f"a choice has {', '.join(sorted(names))}")
-        resident, tried, before = data["resident"], data["tried"], data["without_rotation"]
+        resident, tried = data["resident"], data["tried"]
         whole = [data["graph"], *(data[name] for name in NUMBERS)]
         if not (
             isinstance(resident, list)
             and all(type(number) is int and number >= 0 for number in [*resident, *whole])
             and isinstance(tried, list)
             and all(isinstance(text, str) for text in [*tried, data["recomputed"]])
-            and (before is None or isinstance(before, float))
         ):
             raise ValueError("a number or a text of the choice is none")
         policy = Policy(frozenset(resident), **{name: data[name] for name in NUMBERS})
-        return cls(data["graph"], data["recomputed"], policy, tuple(tried), before)
+        return cls(data["graph"], data["recomputed"], policy, tuple(tried))
 
 
 def graph_digest(graph: TaskGraph) -> str:

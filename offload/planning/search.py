@@ -42,8 +42,6 @@ WALKED, LEAST = 80_000, 6
 """Tasks that are walked in all plans together, and the least number of plans."""
 ENOUGH = 1.002
 """Multiple of the busiest lane's seconds. A plan that is this fast ends the search."""
-WORTH = 0.99
-"""The share of a step's seconds that a rotated step may take at most."""
 ROUNDING = 1e-9
 """What sums of the same seconds may differ by when they are added up in another order."""
 
@@ -75,10 +73,8 @@ def _as_chosen(wanted: Wanted, choice: PlanChoice) -> FoundPlan:
     if any(b >= known or not graph.buffers[b].persistent for b in choice.policy.resident):
         raise GraphError("a buffer was chosen to stay that is none, or that does not persist")
     memgraph = walked(wanted, {}, choice.policy, graph)
-    return FoundPlan(
-        memgraph, choice.policy, simulate(memgraph, wanted.costs), choice.tried,
-        choice.without_rotation, choice=choice, known=True,
-    )  # fmt: skip
+    simulation = simulate(memgraph, wanted.costs)
+    return FoundPlan(memgraph, choice.policy, simulation, choice.tried, choice=choice, known=True)
 
 
 def _fitting(wanted: Wanted) -> Wanted:
@@ -126,14 +122,12 @@ class _Search:
         self._walks: dict[tuple[TaskGraph, frozenset[int]], list[tuple[Horizons, float]]] = {}
         """By graph and residents: the horizons and the seconds of each plan, so that no plan is
         made twice."""
-        self._without_rotation: float | None = None
         self._recomputed: dict[TaskGraph, tuple[TaskGraph, str]] = {}
         """By graph that recomputes: the graph that it was made of, and its name."""
 
     def best(self) -> FoundPlan:
         took = self._shares("", self._wanted.graph, self._effort.drops)
         self._other_graphs()
-        self._rotated_graphs()
         if self._best is None:
             self._refuse()
         before = self._best
@@ -148,9 +142,8 @@ class _Search:
         found = self._best
         graph, name = self._recomputed.get(found.memgraph.graph, (found.memgraph.graph, ""))
         number = next(n for n, one in enumerate(self._wanted.graphs) if one is graph)
-        tried, slower = tuple(self._tried), self._without_rotation
-        choice = PlanChoice(number, name, found.policy, tried, slower)
-        return replace(found, tried=tried, without_rotation=slower, choice=choice)
+        choice = PlanChoice(number, name, found.policy, tuple(self._tried))
+        return replace(found, tried=choice.tried, choice=choice)
 
     def _shares(self, name: str, graph: TaskGraph, drops: Sequence[int]) -> list[Tried]:
         took: list[Tried] = []
@@ -204,16 +197,6 @@ class _Search:
             for share, policy in (*most, *less[-len(DROPS) :]):
                 self._try(f"{name}, {_in_words(share, policy)}", policy, graph)
 
-    def _rotated_graphs(self) -> None:
-        """Try rotated graphs with as much resident as fits, unless their work alone takes too
-        long."""
-        self._without_rotation = self._best.simulation.makespan if self._best else None
-        for name, graph in self._wanted.rotated:
-            most = WORTH * self._best.simulation.makespan if self._best else math.inf
-            if least_seconds(graph, self._wanted.costs) < most:
-                for _, policy in islice(self._policies.of(graph), len(DROPS)):
-                    self._try(name, policy, graph, most)
-
     def _recomputed_graphs(self, before: FoundPlan) -> None:
         """Try less or more recomputing: placed as before, and with as much resident as fits."""
         graph, drops = before.memgraph.graph, (before.policy.drop_ahead,)
@@ -249,13 +232,13 @@ class _Search:
                 least = min(least, walked(self._wanted, {HOST: limit}, policy).arenas[HOST])
         return least
 
-    def _try(self, name: str, policy: Policy, graph: TaskGraph, most: float = math.inf) -> float:
+    def _try(self, name: str, policy: Policy, graph: TaskGraph) -> float:
         """Try one plan, unless it was tried before or cannot be the best. Returns its seconds; inf
         if it does not fit or was not tried."""
         key = graph, policy.resident, policy.ahead, policy.evict_ahead, policy.drop_ahead
         if key not in self._seconds:
             hopeless = self._is_hopeless(graph, policy)
-            self._seconds[key] = math.inf if hopeless else self._known(name, policy, graph, most)
+            self._seconds[key] = math.inf if hopeless else self._known(name, policy, graph)
         return self._seconds[key]
 
     def _is_hopeless(self, graph: TaskGraph, policy: Policy) -> bool:
@@ -265,14 +248,14 @@ class _Search:
         least = least_seconds_with(graph, self._wanted.costs, policy.resident, self._wanted.homes)
         return least > (1 + ROUNDING) * self._best.simulation.makespan
 
-    def _known(self, name: str, policy: Policy, graph: TaskGraph, most: float) -> float:
+    def _known(self, name: str, policy: Policy, graph: TaskGraph) -> float:
         """The seconds of the plan, which may have been made for another policy."""
         walks = self._walks.setdefault((graph, policy.resident), [])
         known = (seconds for horizons, seconds in walks if horizons.answer_as(policy))
         if (seconds := next(known, None)) is None:
             horizons = Horizons(policy)
             try:
-                seconds = self._walk(policy, graph, most, horizons)
+                seconds = self._walk(policy, graph, horizons)
             except BudgetTooSmall as refused:
                 self._refused = refused
                 self._tried.append(f"{name}: does not fit")
@@ -281,13 +264,12 @@ class _Search:
         self._tried.append(f"{name}: {seconds:.3g} s")
         return seconds
 
-    def _walk(self, policy: Policy, graph: TaskGraph, most: float, horizons: Horizons) -> float:
+    def _walk(self, policy: Policy, graph: TaskGraph, horizons: Horizons) -> float:
         memgraph = walked(self._wanted, {}, policy, graph, horizons)
         found = FoundPlan(memgraph, policy, simulate(memgraph, self._wanted.costs))
-        seconds, best = found.simulation.makespan, self._best
-        if seconds <= most and (best is None or _cost(found) < _cost(best)):
+        if self._best is None or _cost(found) < _cost(self._best):
             self._best = found
-        return seconds
+        return found.simulation.makespan
 
 
 def _cost(found: FoundPlan) -> tuple[float, int]:

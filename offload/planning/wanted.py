@@ -23,8 +23,6 @@ class FoundPlan:
     simulation: Simulation
     tried: tuple[str, ...] = ()
     """A line for each plan that was tried."""
-    without_rotation: float | None = None
-    """Seconds of the best plan that is not rotated, if rotated ones were tried."""
     nothing_moves: bool = False
     """Whether nothing moves, so that there was no other plan to choose."""
     choice: PlanChoice | None = None
@@ -48,23 +46,20 @@ class Wanted:
     recompute: bool = True
     others: Sequence[tuple[str, TaskGraph]] = ()
     """Other graphs of the same step that may be planned instead, with names for the user."""
-    rotated: Sequence[tuple[str, TaskGraph]] = ()
-    """Rotated steps. One is taken only if it needs at most `WORTH` of the seconds."""
     tails: bool = False
     """Whether no host address is given out twice, so that host tails are long."""
 
     @property
     def graphs(self) -> tuple[TaskGraph, ...]:
         """All graphs that may be planned. A choice has the number of one of them."""
-        named = (*self.others, *self.rotated)
-        return (self.graph, *(graph for _, graph in named))
+        return (self.graph, *(graph for _, graph in self.others))
 
     def digest(self) -> str:
         """A digest of all that decides which plan is the best."""
-        names = [name for name, _ in (*self.others, *self.rotated)]
+        names = [name for name, _ in self.others]
         homes = sorted((b, astuple(place)) for b, place in self.homes.items())
         said = (
-            [graph_digest(graph) for graph in self.graphs], names, len(self.others),
+            [graph_digest(graph) for graph in self.graphs], names,
             sorted(self.capacities.items()), astuple(self.costs), homes, self.reserve,
             self.recompute, self.tails,
         )  # fmt: skip

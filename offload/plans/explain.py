@@ -235,18 +235,7 @@ def _updates(plan: PlanFacts) -> list[tuple[str, str]]:
     return [
         ("updates", f"{len(names)} of {count} on the host, {why}: {size} of state stay there;"),
         ("", f"{took} of the host's time, {saved} less on the links if all of it were streamed"),
-        *_late(plan),
     ]
-
-
-def _late(plan: PlanFacts) -> list[tuple[str, str]]:
-    if plan.rotation is None:
-        return []
-    before = plan.found.without_rotation
-    saved = (
-        "" if before is None else f": {say_seconds(before - plan.predicted_seconds)} less a step"
-    )
-    return [("", f"{plan.rotation.late} of them run while the next forward pass does{saved}")]
 
 
 def _micro_batches(plan: PlanFacts) -> list[tuple[str, str]]:
@@ -270,13 +259,10 @@ def _averaged(plan: PlanFacts) -> list[tuple[str, str]]:
 
 def _waiting(plan: PlanFacts) -> list[tuple[str, str]]:
     """What it costs that a norm over all gradients comes before the updates."""
-    rotated = plan.rotation is not None
-    # A rotated step begins with updates of the last step, and its last updates wait for the next.
-    found = waiting(plan.source) if rotated else waiting(plan.graph, plan.memgraph.nodes)
+    found = waiting(plan.graph, plan.memgraph.nodes)
     if found is None or not found.nbytes:
         return []
     copied = f"{say_size(found.copied)} copied out" if found.copied else "nothing copied out"
-    copied = "for updates that wait longer" if rotated else copied
     return [
         ("clipping", f"no update before {found.task}, which waits for every gradient:"),
         ("", f"{say_size(found.nbytes)} of gradients are kept until then, {copied}"),

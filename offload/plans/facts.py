@@ -11,7 +11,6 @@ from offload.graph.costs import Costs
 from offload.graph.memgraph import MemGraph
 from offload.graph.remarks import Remarks
 from offload.graph.taskgraph import TaskGraph
-from offload.lowering.rotation import Rotation
 from offload.planning.remake import PlanMeasurement
 from offload.planning.simulator import Bound, Simulation
 from offload.planning.wanted import FoundPlan
@@ -52,9 +51,6 @@ class PlanFacts(Protocol):
 
     @property
     def optimizer(self) -> str: ...
-
-    @property
-    def rotation(self) -> Rotation | None: ...
 
     @property
     def measurement(self) -> PlanMeasurement | None: ...

@@ -20,8 +20,6 @@ from offload.lowering.beside import with_idle
 from offload.lowering.host_updates import CHOICES
 from offload.lowering.host_updates import variants as host_variants
 from offload.lowering.micro_batches import orders
-from offload.lowering.rotation import Rotation
-from offload.lowering.rotation_choice import rotations
 from offload.planning.allocator_rounding import outside
 from offload.planning.observation import StepObservation, observe
 from offload.planning.remake import PlanMeasurement, search_again, take_new
@@ -79,8 +77,6 @@ class Plan:
     """Whether it leaves the device as early as it can, for a stage that several jobs share."""
     cache: PlanCache | None = field(default=None, compare=False)
     """Where it is kept what was chosen, for later starts of the same run."""
-    rotation: Rotation | None = None
-    """If some updates wait for the next step's forward pass: this plan is that of its `steady`."""
     measurement: PlanMeasurement | None = None
     """How long its first steps took, if they were measured."""
     observed: StepObservation | None = None
@@ -200,7 +196,7 @@ class Plan:
             return replace(self, measurement=replace(self.measurement, decision=again.why))
         # Measured seconds are other ones at every start, so a cache would never know them.
         options = replace(PlanningOptions.of(self), cache=None)
-        new = _planned(options, self.source, {}, self.rotation is not None)
+        new = _planned(options, self.source, {})
         found = _priced(new.found, self.observed, self.costs)
         new = replace(new, found=found, remarks=self.remarks)
         taken = take_new(self.predicted_seconds, new.predicted_seconds)
@@ -249,7 +245,6 @@ def plan(
     recompute: bool = True,
     optimizer: str = "device",
     proven: bool = True,
-    late: bool = False,
     tails: bool = False,
     cache: PlanCache | None = None,
 ) -> Plan:
@@ -258,11 +253,9 @@ def plan(
     `placement`: auto uses the allocator shim if it can be built. `recompute`: activations may be
     computed again instead of being kept or copied, where that is faster. `optimizer`: where updates
     run, device or host; auto plans both and takes the faster. `proven`: verify the plan, which
-    takes a part of the planning's time. `late`: updates may wait for the next step's forward pass,
-    where that is faster; `rotation` says how. `tails`: for a stage that several jobs share. The
-    device is done earlier, before updates on the host are, and the host's memory is used more.
-    `cache`: where it is kept what is chosen, so that the next start of the same run does not search
-    again."""
+    takes a part of the planning's time. `tails`: for a stage that several jobs share. The device is
+    done earlier, before updates on the host are, and the host's memory is used more. `cache`: where
+    it is kept what is chosen, so that the next start of the same run does not search again."""
     if placement not in PLACEMENTS:
         raise GraphError(
             f"placement={placement!r} is unknown; choose one of {', '.join(PLACEMENTS)}"
@@ -281,7 +274,7 @@ def plan(
         tails,
         cache,
     )
-    return _planned(options, graph, {}, late)
+    return _planned(options, graph, {})
 
 
 def _priced(found: FoundPlan, seen: StepObservation, costs: Costs) -> FoundPlan:
@@ -321,9 +314,7 @@ def _outside(task: Task, placement: str) -> int:
     return task.stray
 
 
-def _planned(
-    options: PlanningOptions, graph: TaskGraph, homes: Mapping[int, Place], late: bool = False
-) -> Plan:
+def _planned(options: PlanningOptions, graph: TaskGraph, homes: Mapping[int, Place]) -> Plan:
     capacities: dict[int, int] = {}
     alignment = graph.alignment
     planned, reserve = graph, reserve_bytes(graph, options.placement)
@@ -343,16 +334,13 @@ def _planned(
         for order, ordered in orders(planned)
         for where, variant in host_variants(ordered, options.costs, options.optimizer, fixed)
     ]
-    found_rotations = rotations([("", first), *others], options.costs) if late else []
     wanted = Wanted(
         first, capacities, options.costs, homes, reserve, options.recompute, others,
-        [(name, rotation.steady) for name, rotation in found_rotations], options.tails,
+        options.tails,
     )  # fmt: skip
     found = proved_plan(wanted, options.cache, options.proven)
-    program = found.memgraph.graph.program
-    rotation = next((r for _, r in found_rotations if r.steady.program is program), None)
     same = {option.name: getattr(options, option.name) for option in fields(options)}
-    return Plan(source=graph, found=found, rotation=rotation, **same)
+    return Plan(source=graph, found=found, **same)
 
 
 def _budgets(budget: Budget, devices: list[int]) -> dict[int, int | None]:

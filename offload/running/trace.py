@@ -98,15 +98,6 @@ class Trace:
         compute = [ran for ran in self._record.lanes if ran.name.startswith("compute")]
         return sum(sum(map(sub, ran.ends, ran.starts)) for ran in compute)
 
-    def began(self, phase: str) -> bool:
-        """Whether a task of this phase began, even if it failed."""
-        return any(
-            self._known.nodes[node].kind == TASK
-            and self._known.graph.tasks[self._known.nodes[node].task].phase == phase
-            for ran in self._record.lanes
-            for node, _ in zip(ran.nodes, ran.starts, strict=False)
-        )
-
     def busy(self) -> dict[str, float]:
         """Seconds of work by row."""
         busy: dict[str, float] = {}

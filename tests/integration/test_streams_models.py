@@ -18,10 +18,6 @@ from support.stream_runs import CUDA, HELD, driver
 from torch import nn
 
 import offload
-from offload.lowering.passes import host_updates
-from offload.lowering.rotation import rotated, updates_of
-from offload.running.rotated_step import RotatedStep
-from offload.running.runner import Runner
 
 pytestmark = [pytest.mark.gpu, only_on_a_fake_gpu("kernels of a GPU add in any order")]
 
@@ -69,10 +65,9 @@ def eagerly(module: nn.Module, optimizer: Any, batch: Any) -> torch.Tensor:
     return loss.detach()
 
 
-def fresh(dropout: float = 0.0) -> tuple[nn.Module, nn.Module, Any, Any, list[Any]]:
+def fresh() -> tuple[nn.Module, nn.Module, Any, Any, list[Any]]:
     ours = Wide().to(CUDA)
-    if dropout:
-        ours.layers.insert(2, nn.Dropout(dropout))
+    ours.layers.insert(2, nn.Dropout(0.3))
     theirs = copy.deepcopy(ours)
     mine = torch.optim.AdamW(ours.parameters(), 1e-3, fused=True)
     other = torch.optim.AdamW(theirs.parameters(), 1e-3, fused=True)
@@ -90,7 +85,7 @@ def alike(ours: nn.Module, theirs: nn.Module) -> bool:
 
 @pytest.mark.parametrize("held, optimizer", every_value(HELD, ["device", "host"]))
 def test_huge_copies_beside_tiny_kernels_have_eagers_bits(held: str, optimizer: str) -> None:
-    ours, theirs, mine, other, batches = fresh(dropout=0.3)
+    ours, theirs, mine, other, batches = fresh()
     graph = training_graph(ours, loss_of, mine, *batches[0])
     whole = offload.plan(graph)
     made = offload.plan(graph, int(whole.peak_bytes * 0.7) + whole.reserve, optimizer=optimizer)
@@ -104,40 +99,3 @@ def test_huge_copies_beside_tiny_kernels_have_eagers_bits(held: str, optimizer: 
             torch.manual_seed(step)
             assert torch.equal(loss, eagerly(theirs, other, batch)), step
             assert alike(ours, theirs), step
-
-
-class Tails:
-    """Counts what it is told."""
-
-    def __init__(self) -> None:
-        self.begun = self.over = 0
-
-    def on_tail(self) -> None:
-        self.begun += 1
-
-    def tail_over(self) -> None:
-        self.over += 1
-
-
-@pytest.mark.parametrize("held", HELD)
-def test_updates_that_wait_for_the_next_forward_pass_run_on_streams_too(held: str) -> None:
-    ours, theirs, mine, other, batches = fresh()
-    graph = offload.capture_training_step(ours, loss_of, mine, *batches[0])
-    # All updates that can wait do: which of them `late=True` takes, the clock decides.
-    on_host = host_updates(graph, offload.Costs(), "host")
-    rotation = rotated(on_host, updates_of(on_host))
-    assert rotation is not None
-    whole = offload.plan(rotation.steady)
-    made = offload.plan(
-        rotation.steady, int(whole.peak_bytes * 0.7) + whole.reserve, recompute=False
-    )
-    with Runner(made, "cuda", driver=driver(held), key="steady") as runner:
-        runner.tails = tails = Tails()
-        late = RotatedStep(runner, rotation, "steady")
-        for batch in batches:
-            loss, *_ = late.run(*batch)
-            assert torch.equal(loss, eagerly(theirs, other, batch))
-        late.flush()
-        assert alike(ours, theirs)
-    # All updates of a step in between wait for the next one; those of the flush are a tail.
-    assert tails.begun == tails.over > 0

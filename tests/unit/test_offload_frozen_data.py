@@ -10,7 +10,6 @@ from offload import Costs, GraphBuilder, MemGraph, Plan, Runner, Simulation, Tas
 from offload.graph.memgraph import Access, Block, Node, Place
 from offload.graph.remarks import Remarks
 from offload.graph.taskgraph import Buffer, Task
-from offload.lowering.rotation import Rotation
 from offload.memory.arenas import HostArena
 from offload.planning.observation import StepObservation
 from offload.planning.remake import PlanMeasurement
@@ -20,7 +19,7 @@ from offload.program.kernels import Call, Calls, Program, Value
 
 HANDED_ON = [
     Access, Block, Buffer, Call, Calls, Costs, FoundPlan, MemGraph, Node, Place, Plan,
-    PlanMeasurement, PlanningOptions, Program, Rotation, Simulation, StepObservation, Task,
+    PlanMeasurement, PlanningOptions, Program, Simulation, StepObservation, Task,
     TaskGraph, Value,
 ]  # fmt: skip
 

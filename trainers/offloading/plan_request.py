@@ -78,8 +78,7 @@ class PlanRequest:
                 " to train without offloading"
             )
 
-    def plan(self, graph: TaskGraph, late: bool = False) -> Plan:
-        """Plan this graph. `late`: updates on the host may be deferred to the next step."""
+    def plan(self, graph: TaskGraph) -> Plan:
         budget, whole_bytes = self.budget, 0
         if isinstance(budget, str) and is_share(budget):
             share, whole_bytes = parse_share(budget), fullest(graph)
@@ -105,7 +104,6 @@ class PlanRequest:
                 recompute=self.recompute == "auto",
                 optimizer=self.optimizer,
                 proven=self.verify,
-                late=late,
                 tails=self.tails,
                 cache=self.cache,
             )

@@ -67,14 +67,6 @@ class Target:
         copies take side by side. The CPU's kernels were measured on the engine that runs them."""
         return self.engine in OF_CUDA
 
-    @property
-    def why_not_late(self) -> str:
-        """Why no update may be deferred to the next forward pass here; empty if it may."""
-        # The host waits at every cut of the graph, so such an update would overlap with nothing.
-        return (
-            "engine cudagraph runs host tasks by themselves" if self.engine == "cudagraph" else ""
-        )
-
     def free_bytes(self) -> int:
         """Return the free bytes of the device, with those that torch holds and does not use. On
         the CPU this is the host memory that the process's cgroup allows."""
