@@ -58,7 +58,8 @@ def test_a_budget_plans_one_graph_a_length_and_the_loss_is_that_of_the_tokens(
     data = build_data(read_config(folder / "config.yaml")[0])
     padded = {batch[0].shape[1] for batch in data.train}
     assert padded if lengths == "auto" else padded <= {32, 64}
-    steps = [plan for plan in run["offload"]["plans"] if plan["part"] == "whole step"]
+    plans = run["offload"]["plans"]
+    steps = {plan["inputs"] for plan in plans if plan["part"] == "training_step"}
     assert 1 < len(steps) <= len(padded) < 8
     with (folder / "metrics.csv").open() as file:
         losses = [float(row["train_loss"]) for row in csv.DictReader(file) if row["train_loss"]]

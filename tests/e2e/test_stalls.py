@@ -1,6 +1,7 @@
 """A run with a memory budget: what it leaves in run.json and in its report."""
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,14 @@ def section(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "run.json").read_text())["offload"]
 
 
+def runs_of(found: dict[str, Any]) -> Counter[str]:
+    """By inputs. The first step makes the states, so it has a plan of its own."""
+    ran = Counter[str]()
+    for row in found["plans"]:
+        ran[row["inputs"]] += row["runs"]
+    return ran
+
+
 def check_sums(found: dict[str, Any], run: dict[str, Any]) -> None:
     """What must hold of every record, however often its run was stopped."""
     assert found["runs"] == run["steps"] == sum(row["runs"] for row in found["plans"])
@@ -46,18 +55,15 @@ def test_a_run_with_a_budget_says_where_its_time_and_its_bytes_went(
     assert code == 0
     found = section(folder)
     check_sums(found, read_run(folder))
-    assert [(row["inputs"], row["runs"]) for row in found["plans"]] == [
-        ("(10, 3, 16, 16) (10,)", 18),
-        ("(12, 3, 16, 16) (12,)", 5),
-    ]
-    assert found["plans_made"] == 2
-    assert found["phases"][0]["inputs"] == ["(10, 3, 16, 16) (10,)"]
-    assert found["phases"][1]["inputs"] == ["(12, 3, 16, 16) (12,)"]
+    assert runs_of(found) == {"(10, 3, 16, 16), (10,)": 18, "(12, 3, 16, 16), (12,)": 5}
+    assert found["plans_made"] == len(found["plans"])
+    assert found["phases"][0]["inputs"] == ["(10, 3, 16, 16), (10,)"]
+    assert found["phases"][1]["inputs"] == ["(12, 3, 16, 16), (12,)"]
     assert found["smallest_bytes"] <= found["peak_bytes"] <= found["budget_bytes"]
     assert found["held_bytes"] <= found["peak_bytes"] < found["unmoved_bytes"]
     assert 0 < found["transfer_share"] < 1 and found["predicted_seconds"] > 0
     drawn = [row["picture"] for row in found["plans"] if "picture" in row]
-    assert {path.name for path in folder.glob("*.svg")} == {*drawn} >= {"memory-1.svg"}
+    assert {path.name for path in folder.glob("*.svg")} == {*drawn} != set()
     page = (folder / "report.html").read_text()
     assert "Waiting for transfers" in page and "A step was predicted to take" in page
     assert page.count("<figure class=broad>") == len(drawn)
@@ -76,10 +82,10 @@ def test_a_run_that_was_stopped_has_the_record_of_one_that_was_not(
     assert code == 0 and read_run(folder)["resumed_at"] == [10]  # three steps were lost
     found = section(folder)
     check_sums(found, read_run(folder))
-    # Batches of 10 were planned in both sittings, and are one row.
-    assert [row["runs"] for row in found["plans"]] == [18, 5]
-    assert found["plans_made"] == 3
-    assert (folder / found["plans"][0]["picture"]).is_file()
+    assert [*runs_of(found).values()] == [18, 5]
+    # Batches of 10 were planned in both sittings, and have their rows once.
+    assert found["plans_made"] > len(found["plans"])
+    assert all((folder / row["picture"]).is_file() for row in found["plans"] if "picture" in row)
 
 
 def test_a_run_that_goes_on_without_a_budget_keeps_what_was_measured(
@@ -93,7 +99,7 @@ def test_a_run_that_goes_on_without_a_budget_keeps_what_was_measured(
     code, folder = train(phased)
     assert code == 0 and read_run(folder)["steps"] == 23
     assert section(folder)["runs"] == 10
-    assert "memory-1.svg" in {path.name for path in folder.iterdir()}
+    assert [*folder.glob("memory-*.svg")]
 
 
 def test_a_run_without_a_budget_has_no_such_section(

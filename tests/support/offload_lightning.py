@@ -182,7 +182,7 @@ def _unequal(path: str, one: Any, other: Any) -> list[str]:
 
 def keeps_share(strategy: OffloadStrategy, budget: str) -> bool:
     """Whether the arena is so much of what the largest part needs (docs/offload/gpu.md)."""
-    most = max(each.plan.peak_bytes for each in strategy.plans)
+    most = max(plan.peak_bytes for plan in (strategy.plan, *(one.plan for one in strategy.plans)))
     return strategy.plan.device_bytes - strategy.plan.reserve <= most * float(budget[:-1]) / 100
 
 

@@ -11,6 +11,8 @@ from offload.plans.plan import Budget
 from trainers.offloading.hardware.meter import Meter
 from trainers.offloading.plan_request import PlanRequest
 
+EVALUATIONS = ("validation_step", "test_step", "predict_step")
+
 
 class LivePlanner:
     """Of one session."""
@@ -21,10 +23,13 @@ class LivePlanner:
         self._meter = meter
         self._remark = remark
         self._inputs = self._part = ""
+        self._counts = True
+        """Whether the step is one of training, whose time is counted."""
 
     def begin(self, part: str, given: Any) -> None:
         """Know what the step that begins does, and what it is given."""
         self._part, self._inputs = part, _shapes(given)
+        self._counts = part not in EVALUATIONS
 
     @property
     def cache(self) -> PlanCache | None:
@@ -41,9 +46,12 @@ class LivePlanner:
     def added(self, key: Hashable, plan: Plan) -> None:
         if self._remark:
             plan.remarks.say(self._remark)
-        self._meter.add(key, plan, self._inputs, self._part)
+        if self._counts:
+            self._meter.add(key, plan, self._inputs, self._part)
 
     def run(self, runner: Runner, key: Hashable, batch: Collection[torch.Tensor]) -> Sequence[Any]:
+        if not self._counts:
+            return runner.run(key, *batch)
         runner.measure(self._meter.wants_times(key))
         begun = self._meter.begin()
         made = runner.run(key, *batch)

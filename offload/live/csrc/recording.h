@@ -73,6 +73,7 @@ class Recording {
     // A list of all weights would take their bytes: each position is computed by itself.
     for (size_t position = 0; position < std::max<size_t>(positions, 1); position++) {
       WithoutKey off;
+      const LargeBlocksApart apart;
       StandIns stand_ins;
       auto tried = std::make_shared<Tried>();
       Stack made = replaced(given, stand_ins, positions > 1 ? std::optional(position) : std::nullopt);
@@ -426,9 +427,9 @@ class Recording {
   }
 
   // Whether it is the host's alone, in a step on a GPU, or brings the host's bytes there. No such operation
-  // is ever deferred, so it depends on none that is.
+  // is ever deferred, so it depends on none that is. (A draw depends on what seeds.)
   bool is_the_hosts_own() const {
-    if (session().device == c10::kCPU || known_.ranks != Ranks::alone) return false;
+    if (session().device == c10::kCPU || known_.ranks != Ranks::alone || known_.random) return false;
     if (node_->kind != Kind::synchronous || (writes_ && known_.synchronous)) return false;
     bool reads = false;
     for (const auto& argument : node_->arguments) {

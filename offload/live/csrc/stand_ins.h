@@ -3,6 +3,11 @@
 
 #pragma once
 
+#include <cstdlib>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 #include <ATen/Context.h>
 
 #include <chrono>
@@ -10,6 +15,15 @@
 #include "session.h"
 
 namespace live {
+
+// Large blocks come from the system and go back to it. In the heap they would leave holes, which what a tape
+// keeps divides, and the heap would grow with every operation.
+struct LargeBlocksApart {
+#ifdef __GLIBC__
+  LargeBlocksApart() { mallopt(M_MMAP_THRESHOLD, 256 << 10); }
+  ~LargeBlocksApart() { mallopt(M_MMAP_THRESHOLD, 32 << 20); }  // what glibc raises it to by itself
+#endif
+};
 
 class StandIns {
  public:
