@@ -217,6 +217,10 @@ class LiveRun(Strategy):
             for group in optimizer.param_groups:
                 yield from group["params"]
 
+    @property
+    def _session_budget(self) -> str | int | None:
+        return self._request.budget
+
     def _open_session(self, *, runs: bool = True) -> LiveSession:
         if self._session is not None and self._session_of == tuple(map(id, self.optimizers)):
             return self._session
@@ -227,7 +231,7 @@ class LiveRun(Strategy):
         session = LiveSession(
             self._module,
             *self.optimizers,
-            budget=self._request.budget,
+            budget=self._session_budget,
             device=self.root_device,
             planner=self._planner,
             runs=runs,

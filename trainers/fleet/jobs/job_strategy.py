@@ -20,6 +20,11 @@ class JobStrategy(OffloadStrategy):
         self._request = replace(self._request, tails=tails)
         self._make_runner = make_runner
 
+    @property
+    def _session_budget(self) -> str | int:
+        """Whatever its budget is, the first step has a plan, which says what the job needs."""
+        return self._request.budget or "100%"
+
     def find_target(self) -> Target:
         return replace(super().find_target(), make_runner=self._make_runner)
 
