@@ -20,8 +20,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.passed and report.when != "call":
         return
     folder = Path(os.environ["OUTCOMES"])
-    with (folder / "outcomes.tsv").open("a", encoding="utf-8") as outcomes:
-        outcomes.write(f"{report.outcome}\t{report.nodeid}\n")
     if report.failed:
         with (folder / "failures.txt").open("a", encoding="utf-8") as failures:
             failures.write(f"==== {report.nodeid}\n{report.longreprtext[-MOST:]}\n\n")
+    with (folder / "outcomes.tsv").open("a", encoding="utf-8") as outcomes:
+        outcomes.write(f"{report.outcome}\t{report.nodeid}\n")
