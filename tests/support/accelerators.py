@@ -67,12 +67,6 @@ def here() -> dict[str, Any]:
     return {"accelerator": _chosen, "devices": 1}
 
 
-def unchecked() -> dict[str, Any]:
-    """What a strategy is told so that every step is the plan's. On a GPU it is told nothing: its
-    first steps are compared, as users have it."""
-    return {"check_first_steps": 0} if _chosen == CPU else {}
-
-
 def kept_of_each(make: Callable[P, T]) -> Callable[P, T]:
     """`make`, called once for the same arguments on the same accelerator."""
 

@@ -51,20 +51,6 @@ class PlanRequest:
         if self.host_budget is not None:
             _check("host_budget", parse_size, self.host_budget)
 
-    def with_bytes_of(self, plan: Plan) -> "PlanRequest":
-        """Return the request for other graphs with as many bytes as this plan was given. A share of
-        another graph would be other bytes."""
-        limits = [limit for limit in plan.budget.values() if limit is not None]
-        # What is reserved is taken off already.
-        return replace(self, budget=limits[0] if limits else None, reserved=int)
-
-    @property
-    def may_go_eager(self) -> bool:
-        """Whether nothing that the run was asked for needs plans, as a budget does, and turns with
-        others on the device."""
-        shared = self.reserved() > 0 or self.target.make_runner is not None
-        return self.budget is None and not shared
-
     def on(self, target: Target, plugin: Precision) -> "PlanRequest":
         """Return the request for plans on this target, whose rates are measured if need be."""
         return replace(self, target=target.measured(plugin, self.cache))

@@ -2,8 +2,6 @@
 
     before the first step    all are on the host; metrics and `module.device` say the device
     between planned steps    each is at its home: resident ones on the GPU, streamed on the host
-    an eager step            all are in one place (`MovedTensors`): on the device, or on the host if
-                             a budget must be kept; afterwards each returns home with its new values
     a run without a plan     all are on the device, as in plain Lightning (`move`)
 
 The tensor objects stay the same; only their `.data` changes.
@@ -79,32 +77,6 @@ def bring_gradients(tensors: Iterable[torch.Tensor]) -> None:
                 tensor.grad = gradient.to(tensor.device)
 
 
-class MovedTensors:
-    """Keeps tensors on `device` until `back` returns each to its home."""
-
-    def __init__(self, tensors: Iterable[torch.Tensor], device: torch.device) -> None:
-        self._homes: list[tuple[torch.Tensor, torch.Tensor]] = []
-        try:
-            with _plainly():
-                for tensor in tensors:
-                    if tensor.device != device:
-                        home = tensor.data
-                        tensor.data = home.to(device)
-                        self._homes.append((tensor, home))
-        except BaseException:  # out of memory, or a Ctrl-C
-            self.back()
-            raise
-
-    def back(self) -> None:
-        """Return the tensors home with the values and gradients that they have now."""
-        homes, self._homes = self._homes, []
-        with _plainly():
-            for tensor, home in homes:
-                home.copy_(tensor.data)
-                tensor.data = home
-        bring_gradients(tensor for tensor, _ in homes)
-
-
 def bring_along(trainer: L.Trainer, old: torch.device, new: torch.device) -> None:
     """Move what is still on a GPU that the run has left: what was logged, scores and averages of
     callbacks, tensors of the module that no step reads. What lies on the host stays there."""
@@ -131,16 +103,3 @@ def forget_results(trainer: L.Trainer) -> None:
 def _loops(trainer: L.Trainer) -> tuple[Any, ...]:
     fit, validate, test = trainer.fit_loop, trainer.validate_loop, trainer.test_loop
     return fit.epoch_loop, fit.epoch_loop.val_loop, validate, test
-
-
-@contextmanager
-def all_on(module: L.LightningModule, device: torch.device) -> Iterator[None]:
-    """Have the module, its metrics and `self.device` on `device` for a step without a plan."""
-    before: Any = module.device
-    away = MovedTensors(tensors_of(module), device)
-    try:
-        tell(module, device)
-        yield
-    finally:
-        tell(module, before)
-        away.back()

@@ -10,7 +10,6 @@ costs one capture per plan; if it cannot capture a step, it says so and uses `cu
 
 import functools
 from collections.abc import Callable, Hashable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -56,17 +55,6 @@ class Target:
         """The device's name for people."""
         return torch.cuda.get_device_name(self.device) if self.on_gpu else self.device.type
 
-    @property
-    def may_vary(self) -> bool:
-        """Whether the last bits of a kernel's results may differ from run to run."""
-        return self.on_gpu and not torch.are_deterministic_algorithms_enabled()
-
-    @property
-    def measures(self) -> bool:
-        """Whether a plan is reconsidered after its first runs, which show how long kernels and
-        copies take side by side. The CPU's kernels were measured on the engine that runs them."""
-        return self.engine in OF_CUDA
-
     def free_bytes(self) -> int:
         """Return the free bytes of the device, with those that torch holds and does not use. On
         the CPU this is the host memory that the process's cgroup allows."""
@@ -108,10 +96,6 @@ class Target:
             gate=self.gate,
             host_dir=self.host_dir,
         )
-
-    def held(self) -> AbstractContextManager[None]:
-        """Have the device for this block, in which guests come only where it asks for them."""
-        return self.gate.held() if self.gate is not None else nullcontext()
 
 
 def products_of(plugin: Precision) -> str:
