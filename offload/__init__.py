@@ -1,9 +1,12 @@
 """A step, planned to a byte budget and run in any legal order. Imports none of our other packages.
 
-    graph = offload.capture_training_step(module, loss_fn, optimizer, *batch)
+    with offload.within("8GiB", model, optimizer):
+        for batch in loader: ...
+
+    graph = offload.capture(step, *example_inputs)
     plan = offload.plan(graph, budget="8GiB")
     with offload.Runner(plan) as runner:
-        loss, *_ = runner(*batch)
+        outputs = runner(*inputs)
 
 step -> TaskGraph -> Plan (MemGraph) -> Runner. See docs/offload.md.
 """
