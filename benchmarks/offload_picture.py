@@ -17,12 +17,15 @@ def main(path: str) -> None:
     torch.set_num_threads(1)  # threads that wait for each other on a busy machine measure nothing
     module = torchvision.models.resnet18(num_classes=10)
     optimizer = torch.optim.SGD(module.parameters(), 0.1, momentum=0.9, weight_decay=1e-4)
-    batch = torch.randn(32, 3, 32, 32), torch.randint(10, (32,))
-    graph = offload.capture_training_step(module, cross_entropy, optimizer, *batch)
-    peak = offload.plan(graph).peak_bytes
-    plan = offload.plan(graph, int(0.6 * peak))
-    plan.draw(path)
-    print(plan.explain())
+    inputs, targets = torch.randn(32, 3, 32, 32), torch.randint(10, (32,))
+    with offload.within("60%", module, optimizer) as within:
+        for _ in range(2):  # the first one makes the momenta
+            cross_entropy(module(inputs), targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert within.plan is not None
+    within.plan.draw(path)
+    print(within.plan.explain())
 
 
 if __name__ == "__main__":

@@ -146,18 +146,6 @@ def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
 
-class Bfloat16(nn.Module):
-    """Parameters in float32, matrix products in bfloat16."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, *batch: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            return self.inner(*batch)
-
-
 def word_loss(logits: Any, target: torch.Tensor) -> torch.Tensor:
     logits = getattr(logits, "logits", logits)
     return functional.cross_entropy(logits.flatten(0, 1).float(), target.flatten())

@@ -3,53 +3,46 @@
     priority   an idle lane takes the ready node that comes first in the plan: ours
     random     any that is ready                      in order   each lane a queue: CUDA streams
 
-The step is captured on this CPU without attention dropout, so that its kernels are the GPU's kind,
-and under parameters that have addresses and no memory: nothing is computed. All that counts are its
-FLOPs and bytes, priced by the rates of a modern GPU. Everything here is simulated.
+The steps are made up (stacks.py): all that counts are their FLOPs and bytes, priced by the rates of
+a modern GPU. Everything here is simulated.
 
 The ceiling is the bound: the work of the busiest lane, or the longest path. `two-phase` is what
 an ideal order reaches where the forward pass only offloads and the backward pass only reloads.
 """
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import nn
-
-from offload import Costs, Plan, TaskGraph, lower, simulate
+from offload import Costs, Plan, simulate
 from offload.graph.memgraph import OFFLOAD, RELOAD
-from offload.tracing.capture import traced_training_step
-from offloading.nets import TINY, Bfloat16, Gpt, Llama, Size, adamw, word_loss
 from offloading.process import in_a_fresh_process
 from offloading.report import Report, spread, table
+from offloading.stacks import Stack, Way, step
 from offloading.steps import MIB, planned
 
 GPU = Costs(flops=4e14, memory=2.5e12, launch=4e-6, copy=1e-5)
 LINKS = {"C2C 400": 400e9, "PCIe5 50": 50e9, "PCIe4 25": 25e9, "PCIe3 12": 12e9}
 """Bytes a second each way."""
 BUDGETS = (("60 %", 0.6), ("40 %", 0.4), ("smallest", 0.0))
-GPT2_LONG = Size(50257, 768, 12, 12, 3072, 8, 1024)
-LLAMA_1B = Size(32000, 2048, 22, 32, 5632, 2, 2048)
+WAYS = {"streamed": Way(clipped=False, on_host=False), "clipped": Way(clipped=True, on_host=False)}
+"""How GPT-2 XL is trained."""
 SEEDS = 5
 
 
 def measure(smoke: bool) -> Report:
-    sizes = {"gpt2-small": GPT2_LONG, "llama-1.1b": LLAMA_1B}
+    stack = Stack(2, 2, 64, 128, 64) if smoke else Stack(8)
     links = dict(list(LINKS.items())[:2]) if smoke else LINKS
     report = Report(
         "orders",
         "Claim: taking what is ready, first in the plan first, is faster than queues in order",
         {"GPU": "400 TFLOP/s, 2.5 TB/s, 4 us a kernel, 10 us a copy", "random orders": SEEDS},
     )
-    for name, size in sizes.items():
-        found = in_a_fresh_process(one, name, TINY if smoke else size, links)
+    for name, way in WAYS.items():
+        found = in_a_fresh_process(one, name, stack, way, links)
         report.rows += found
-        report.tables[f"{name} ({TINY if smoke else size}, bfloat16 autocast, AdamW)"] = _table(
-            found
-        )
+        report.tables[f"{name} ({stack})"] = _table(found)
         report.remarks.append(f"{name}: {_summary(found)}")
     report.remarks += [
         "x bound: the simulated step over the bound. Random: median [min, max] of the seeds.",
@@ -59,9 +52,9 @@ def measure(smoke: bool) -> Report:
     return report
 
 
-def one(name: str, size: Size, links: dict[str, float]) -> list[dict[str, Any]]:
+def one(name: str, stack: Stack, way: Way, links: dict[str, float]) -> list[dict[str, Any]]:
     """In a process of its own."""
-    graph = unmeasured(name, size)
+    graph = step(stack, way)
     rows = []
     for link, rate in links.items():
         costs = replace(GPU, h2d=rate, d2h=rate)
@@ -94,28 +87,6 @@ def _row(made: Plan, plain: Plan, costs: Costs) -> dict[str, Any]:
         "in_order": simulate(made, costs, "in_order").makespan,
         "without_recompute": plain.predicted_seconds,
     }
-
-
-def unmeasured(name: str, size: Size) -> TaskGraph:
-    """The graph of a step of this model, priced by what it does and not by this CPU."""
-    models: dict[str, Callable[[], nn.Module]] = {
-        "gpt2-small": lambda: Gpt(size, dropout=0.0),
-        "llama-1.1b": lambda: Llama(size),
-    }
-    with torch.device("meta"):
-        inner = models[name]()
-    # Addresses, and no memory: nobody ever touches it.
-    module = Bfloat16(inner.to_empty(device="cpu"))
-    if isinstance(inner, Gpt):
-        inner.head.weight = inner.words.weight
-    optimizer = adamw(module)
-    for p in module.parameters():
-        optimizer.state[p] = {
-            "step": torch.zeros(()),
-            "exp_avg": torch.empty_like(p),
-            "exp_avg_sq": torch.empty_like(p),
-        }
-    return lower(traced_training_step(module, word_loss, optimizer, *size.text()))
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:

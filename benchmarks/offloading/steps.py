@@ -1,7 +1,8 @@
 """One model in one process: eager and every plan of it, a step of each in turn.
 
     round   eager  resident  60 %  40 %  smallest  memcpy of as many bytes      in another order
-            each with the same seed and the same batch          each with a model of its own
+            each with the same seed and the same batch          each with a model of its own,
+                                                                and a thread: a session has one
 
 Nothing is shared between the rows; their losses, and at the end all that they trained, must be
 eager's to the bit. The copies of a plan are done once more by themselves (`memcpy`), between the
@@ -11,7 +12,9 @@ they cost at least, on this machine, at this moment.
 
 import copy
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from ctypes import memmove
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,11 +23,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from offload import BudgetTooSmall, Plan, Runner, TaskGraph, capture_training_step, plan
+from offload import BudgetTooSmall, Plan, Runner, TaskGraph, plan
 from offload.graph.memgraph import OFFLOAD, RELOAD, TASK, Place
 from offload.graph.taskgraph import HOST
 from offload.memory.cpu_shim import available
 from offload.planning.wanted import peak_bytes
+from offloading.live_steps import SETTLED, LiveSteps, training_step
 from offloading.nets import Batch, Case, cases
 from offloading.process import timed
 
@@ -47,22 +51,42 @@ class Job:
 
 @dataclass(slots=True)
 class Row:
-    """Eager, or a plan."""
+    """Eager, or steps by a plan, in a thread of their own."""
 
     name: str
     module: nn.Module
     optimizer: torch.optim.Optimizer
-    runner: Runner | None = None
-    copies: Sequence[tuple[Place, Place]] = ()
-    """Of one step: from, to."""
-    arenas: Mapping[int, int] = field(default_factory=dict)
-    """Bytes of each."""
-    facts: dict[str, Any] = field(default_factory=dict)
+    step: Callable[..., torch.Tensor]
+    thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
+    first_s: float = 0.0
+    """CPU seconds of the steps that are planned."""
     seen: dict[str, list[float]] = field(
         default_factory=lambda: {"cpu": [], "wall": [], "memcpy": []}
     )
     wrong_losses: int = 0
     wrong_tensors: int = 0
+
+    @property
+    def plan(self) -> Plan | None:
+        return self.step.plan if isinstance(self.step, LiveSteps) else None
+
+    @property
+    def moves(self) -> bool:
+        """Whether it has a budget: else only the batch comes in."""
+        return self.name != "resident"
+
+    def take(self, batch: Batch) -> torch.Tensor:
+        """The loss of a step."""
+        return self.thread.submit(self.step, *batch).result()
+
+    def begin(self) -> None:
+        if isinstance(self.step, LiveSteps):
+            self.thread.submit(self.step.__enter__).result()
+
+    def end(self) -> None:
+        with self.thread:
+            if isinstance(self.step, LiveSteps):
+                self.thread.submit(self.step.__exit__, None, None, None).result()
 
 
 def run(job: Job) -> dict[str, Any]:
@@ -73,58 +97,34 @@ def run(job: Job) -> dict[str, Any]:
     case = cases(job.smoke)[job.case]
     torch.manual_seed(0)
     model = case.model()
-    batch = case.batch()
-    rows = [Row("eager", model, case.optimizer(model))]
-    try:
-        for name, share in BUDGETS:
-            rows.append(_planned(case, copy.deepcopy(model), batch, name, share, job))
-        _rounds(case, rows, job.rounds)
-        for row in rows[1:]:
-            row.wrong_tensors = _different(rows[0], row)
-    finally:
+    rows = [_row(case, copy.deepcopy(model), name, share, job) for name, share in BUDGETS]
+    rows.insert(0, _row(case, model, "eager", None, None))
+    with ExitStack() as open_:
         for row in rows:
-            if row.runner is not None:
-                row.runner.close()
-                row.runner = None  # its arenas go before the next one's tensors get their own
+            open_.callback(row.end)
+            row.begin()
+        _rounds(case, rows, job.rounds)
+        facts = {row.name: _facts(row.plan) for row in rows if row.plan is not None}
+    for row in rows[1:]:
+        row.wrong_tensors = _different(rows[0], row)
     return {
         "case": job.case, "setting": case.setting, "threads": torch.get_num_threads(),
         "placement": job.placement, "engine": job.engine,
         "rows": [{"name": row.name, "wrong_losses": row.wrong_losses,
-                  "wrong_tensors": row.wrong_tensors, **row.facts, **row.seen} for row in rows],
+                  "wrong_tensors": row.wrong_tensors, "first_s": row.first_s,
+                  **facts.get(row.name, {}), **row.seen} for row in rows],
     }  # fmt: skip
 
 
-def _step(case: Case, row: Row, batch: Batch) -> torch.Tensor:
-    """The loss."""
-    if row.runner is not None:
-        return row.runner(*batch)[0]
-    row.optimizer.zero_grad()
-    loss = case.loss(row.module(*batch[:-1]), batch[-1])
-    loss.backward()
-    row.optimizer.step()
-    return loss.detach()
-
-
-def _planned(
-    case: Case, module: nn.Module, batch: Batch, name: str, share: float | None, job: Job
-) -> Row:  # fmt: skip
+def _row(case: Case, module: nn.Module, name: str, share: float | None, job: Job | None) -> Row:
+    """`job`: None for eager."""
     optimizer = case.optimizer(module)
-    facts: dict[str, Any] = {}
-    facts["capture_s"], _, graph = timed(
-        lambda: capture_training_step(module, case.loss, optimizer, *batch)
-    )
-    facts["plan_s"], _, made = timed(lambda: planned(graph, share, placement=job.placement))
-    facts["verify_s"], _, _ = timed(made.verify)
-    return Row(
-        name, module, optimizer, Runner(made, job.engine),
-        [
-            (node.accesses[0].place, node.accesses[1].place)
-            for node in made.memgraph.nodes
-            if node.kind != TASK and share is not None  # else only the batch comes in
-        ],
-        made.memgraph.arenas if share is not None else {},
-        facts | _facts(made),
-    )  # fmt: skip
+    step = training_step(module, case.loss, optimizer)
+    if job is not None:
+        made = partial(planned, share=share, placement=job.placement)
+        run_by = partial(Runner, engine=job.engine)
+        step = LiveSteps(step, made, module, optimizer, run_by=run_by)
+    return Row(name, module, optimizer, step)
 
 
 def planned(graph: TaskGraph, share: float | None, **more: Any) -> Plan:
@@ -164,27 +164,44 @@ def _facts(made: Plan) -> dict[str, Any]:
 
 
 def _rounds(case: Case, rows: Sequence[Row], rounds: int) -> None:
-    memcpy = _Memcpy([row.arenas for row in rows])
-    for number in range(rounds + 1):
+    """As many more before them, in which steps are planned."""
+    memcpy, copies = _Memcpy([]), dict[str, list[tuple[Place, Place]]]()
+    for number in range(-SETTLED, rounds):
+        if number == 0:
+            moving = {row.name: row.plan for row in rows if row.plan is not None and row.moves}
+            memcpy = _Memcpy([made.memgraph.arenas for made in moving.values()])
+            copies = {name: _copies(made) for name, made in moving.items()}
         torch.manual_seed(1000 + number)
         batch = case.batch()
         losses: dict[str, torch.Tensor] = {}
         for row in random.Random(number).sample(rows, len(rows)):
-            torch.manual_seed(number)
-            cpu, wall, losses[row.name] = timed(partial(_step, case, row, batch))
-            copies = min(timed(partial(memcpy.run, row.copies))[0] for _ in range(2))
-            if number:  # the first round warms up
-                for key, took in (("cpu", cpu), ("wall", wall), ("memcpy", copies)):
-                    row.seen[key].append(took)
+            torch.manual_seed(100 + number)
+            cpu, wall, losses[row.name] = timed(partial(row.take, batch))
+            if number < 0:
+                row.first_s += cpu
+                continue
+            again = partial(memcpy.run, copies.get(row.name, ()))
+            copied = min(timed(again)[0] for _ in range(2))
+            for key, took in (("cpu", cpu), ("wall", wall), ("memcpy", copied)):
+                row.seen[key].append(took)
         for row in rows:
             row.wrong_losses += not torch.equal(losses["eager"], losses[row.name])
+
+
+def _copies(made: Plan) -> list[tuple[Place, Place]]:
+    """Of one step: from, to."""
+    return [
+        (node.accesses[0].place, node.accesses[1].place)
+        for node in made.memgraph.nodes
+        if node.kind != TASK
+    ]
 
 
 class _Memcpy:
     """The copies of any of the plans, in memory that nobody else uses."""
 
     def __init__(self, arenas: Sequence[Mapping[int, int]]) -> None:
-        sizes = {a: max(one.get(a, 0) for one in arenas) for a in (0, HOST)}
+        sizes = {a: max((one.get(a, 0) for one in arenas), default=0) for a in (0, HOST)}
         # Filled: memory that was never touched has no pages.
         self._regions = {
             a: torch.empty(nbytes, dtype=torch.uint8).fill_(1) for a, nbytes in sizes.items()

@@ -5,8 +5,8 @@
     never     no address is given out twice: what waits here waits for no address
 
 n workers have an n-th of the memory's rate each, so the work of the host takes as long with any
-number of them. What more of them cost is waiting. The steps are those of `orders` and a made-up
-one, priced by an H200's rates, all updates on the host. Everything here is simulated.
+number of them. What more of them cost is waiting. The steps are made up and priced by an H200's
+rates, all updates on the host. Everything here is simulated.
 """
 
 import itertools
@@ -21,10 +21,9 @@ from offload.lowering.host_updates import host_updates
 from offload.planning.planner import build_memgraph
 from offload.planning.refusal import smallest_budget
 from offload.planning.wanted import peak_bytes
-from offloading.nets import TINY
-from offloading.orders import GPT2_LONG, LLAMA_1B, unmeasured
 from offloading.process import in_a_fresh_process
 from offloading.report import Asked, Report, table
+from offloading.stacks import Stack, Way, step
 from offloading.steps import MIB
 from offloading.synthetic import training_step
 
@@ -46,10 +45,8 @@ WAYS = {"at once": 0, "held": None, "never": 1 << 40}
 
 
 def measure(smoke: bool) -> Report:
-    gpt2, llama = (TINY, TINY) if smoke else (GPT2_LONG, LLAMA_1B)
     steps: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
-        "gpt2-small": (captured, ("gpt2-small", gpt2)),
-        "llama-1.1b": (captured, ("llama-1.1b", llama)),
+        "like GPT-2 XL": (stacked, (Stack(2, 2, 64, 128, 64) if smoke else Stack(8),)),
         "made up": (made_up, (100 if smoke else 1_000,)),
         "equal layers": (equal, (8 if smoke else 128,)),
     }
@@ -77,9 +74,10 @@ def measure(smoke: bool) -> Report:
     return report
 
 
-def captured(name: str, size: Any) -> list[dict[str, Any]]:
+def stacked(stack: Stack) -> list[dict[str, Any]]:
     """In a process of its own."""
-    return sweep(host_updates(unmeasured(name, size), H200, "host"))
+    way = Way(clipped=False, on_host=False)
+    return sweep(host_updates(step(stack, way), H200, "host"))
 
 
 def made_up(tasks: int) -> list[dict[str, Any]]:

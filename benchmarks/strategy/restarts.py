@@ -1,11 +1,11 @@
 """The first step of a run that was started before, with `plan_cache`: against plain Lightning's.
 
     plain     | step |
-    first     | trace | measure | search | prove | step |
-    second    | trace |                 1 | prove | step |       1: one walk instead of a search
+    first     | record | measure | search | prove | step |
+    second    | record |                 1 | prove | step |       1: one walk instead of a search
 
 Each start in a process of its own; CPU seconds of the process. What is left of the second start is
-mostly the trace, which looks at the user's code and cannot be kept. It grows less with the batch
+mostly the recording, which runs the user's code and cannot be kept. It grows less with the batch
 than a step does, so the ratio falls with a larger one.
 """
 
@@ -24,7 +24,6 @@ from offloading.process import in_a_fresh_process
 from offloading.report import Asked, Report, spread, table
 from torch.utils.data import DataLoader
 
-import offload
 from offload.memory.cpu_shim import available
 from strategy.baton import digest, quiet_trainer
 from strategy.nets import Task
@@ -32,7 +31,7 @@ from strategy.plan import STAGES, Seen
 from trainers import OffloadStrategy
 
 BUDGET = "60%"
-MOST, SECONDS = 1.5, 10.0
+MOST = 1.5
 SETTINGS = (("resnet18", 32, 224), ("efficientnet_b0", 16, 128), ("efficientnet_b0", 32, 224))
 SMOKE = (("resnet18", 2, 32),)
 
@@ -82,16 +81,9 @@ def measure(smoke: bool, repeats: int) -> Report:
     report.tables["Where the second start's first step goes: CPU s"] = table(
         ["net", *STAGES, "all before the step"], parts
     )
-    net, rows, side = (SMOKE if smoke else SETTINGS)[-2 if not smoke else 0]
-    seconds = in_a_fresh_process(smallest, net, rows, side)
-    report.asked.append(
-        Asked(
-            f"{net}, {rows} x {side} x {side}: plan at the smallest budget", SECONDS, seconds, "s"
-        )
-    )
     report.remarks = [
-        "lower, profile, place and verify of the second start: what stays is reading the files, one"
-        " walk of the planner and the proof.",
+        "measure, place and verify of the second start: what stays is reading the files, one walk"
+        " of the planner and the proof.",
     ]
     return report
 
@@ -121,20 +113,6 @@ def one(net: str, rows: int, side: int, folder: str | None) -> dict[str, Any]:
         "steps": watch.seconds, "cpu": seen.cpu, "digest": digest(module, trainer.optimizers[0]),
         "known": folder is not None and strategy.plan.found.known,
     }  # fmt: skip
-
-
-def smallest(net: str, rows: int, side: int) -> float:
-    """CPU seconds of a plan at the smallest budget, in a process of its own."""
-    torch.set_num_threads(1)
-    available()
-    module = getattr(torchvision.models, net)(num_classes=10)
-    optimizer = torch.optim.SGD(module.parameters(), 0.01)
-    loss = torch.nn.functional.cross_entropy
-    graph = offload.capture_training_step(module, loss, optimizer, *batches(rows, side)[0])
-    least = offload.plan(graph).smallest_bytes
-    begun = process_time()
-    offload.plan(graph, least, optimizer="auto")
-    return process_time() - begun
 
 
 class Steps(L.Callback):

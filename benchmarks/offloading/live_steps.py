@@ -1,0 +1,105 @@
+"""Steps whose Python runs every time and whose kernels run by a plan that a benchmark makes itself.
+
+    made(graph) -> Plan     run_by(plan, key=...) -> Runner
+    with LiveSteps(step, made, module, optimizer) as steps:
+        loss = steps(*batch)
+
+An optimizer makes its states in the first step, so from the second one on the graph is the same.
+"""
+
+from collections.abc import Callable, Collection, Hashable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn
+
+from offload import Plan, Runner, TaskGraph
+from offload.live.session import LiveSession
+from offload.plans.plan import Budget
+
+SETTLED = 2
+"""Steps until all states are there."""
+
+
+class MadePlans:
+    """The planner of a session whose plans somebody else makes. It knows the runner."""
+
+    cache = None
+
+    def __init__(self, made: Callable[[TaskGraph], Plan], run_by: Callable[..., Runner]) -> None:
+        self._made, self._run_by = made, run_by
+        self.now: Runner | None = None
+
+    def plan(self, graph: TaskGraph, budget: Budget) -> Plan:
+        del budget
+        return self._made(graph)
+
+    def runner(self, plan: Plan, key: Hashable) -> Runner:
+        self.now = self._run_by(plan, key=key)
+        return self.now
+
+    def added(self, key: Hashable, plan: Plan) -> None:
+        del key, plan
+
+    def run(self, runner: Runner, key: Hashable, batch: Collection[torch.Tensor]) -> Sequence[Any]:
+        return runner.run(key, *batch)
+
+
+class LiveSteps:
+    """A context manager. Calling it with a batch is a step, which returns what `step` returns."""
+
+    def __init__(
+        self,
+        step: Callable[..., torch.Tensor],
+        made: Callable[[TaskGraph], Plan],
+        module: nn.Module,
+        *optimizers: torch.optim.Optimizer,
+        device: torch.device | str = "cpu",
+        run_by: Callable[..., Runner] = Runner,
+    ) -> None:
+        self._step, self._plans = step, MadePlans(made, run_by)
+        # Any budget, which `made` need not keep: with one the first step has a plan, too.
+        self.session = LiveSession(
+            module, *optimizers, budget=1, device=device, planner=self._plans
+        )
+
+    @property
+    def plan(self) -> Plan:
+        assert self.session.plan is not None
+        return self.session.plan
+
+    @property
+    def runner(self) -> Runner:
+        assert self._plans.now is not None
+        return self._plans.now
+
+    def unseen(self) -> AbstractContextManager[None]:
+        """Within it, what is compared with these steps runs as without the session."""
+        return self.session.unseen()
+
+    def __enter__(self) -> "LiveSteps":
+        self.session.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.session.__exit__(*error)
+
+    def __call__(self, *batch: torch.Tensor) -> torch.Tensor:
+        with self.session.step():
+            return self._step(*batch)
+
+
+def training_step(
+    module: nn.Module, loss: Callable[..., torch.Tensor], optimizer: torch.optim.Optimizer
+) -> Callable[..., torch.Tensor]:
+    """The step as anybody writes it. Returns the loss."""
+
+    def step(*batch: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        found = loss(module(*batch[:-1]), batch[-1])
+        found.backward()
+        optimizer.step()
+        return found.detach()
+
+    return step
