@@ -17,6 +17,8 @@ from torch import nn
 from offload import Plan, Runner, TaskGraph
 from offload.live.session import LiveSession
 from offload.plans.plan import Budget
+from offload.running.runner_memory import Migration
+from offload.running.stage import Stage
 
 SETTLED = 2
 """Steps until all states are there."""
@@ -30,6 +32,9 @@ class MadePlans:
     def __init__(self, made: Callable[[TaskGraph], Plan], run_by: Callable[..., Runner]) -> None:
         self._made, self._run_by = made, run_by
         self.now: Runner | None = None
+        self.known: dict[Hashable, Plan] = {}
+        self.ran: list[Hashable] = []
+        """In the latest step, which has several parts if it is cut."""
 
     def plan(self, graph: TaskGraph, budget: Budget) -> Plan:
         del budget
@@ -40,10 +45,16 @@ class MadePlans:
         return self.now
 
     def added(self, key: Hashable, plan: Plan) -> None:
-        del key, plan
+        self.known[key] = plan
 
     def run(self, runner: Runner, key: Hashable, batch: Collection[torch.Tensor]) -> Sequence[Any]:
+        self.ran.append(key)
         return runner.run(key, *batch)
+
+    @property
+    def largest(self) -> Hashable:
+        """Of the parts of the latest step. (The first step, which makes the states, has more.)"""
+        return max(self.ran, key=lambda key: len(self.known[key].graph.tasks))
 
 
 class LiveSteps:
@@ -66,17 +77,26 @@ class LiveSteps:
 
     @property
     def plan(self) -> Plan:
-        assert self.session.plan is not None
-        return self.session.plan
+        """Of the latest step."""
+        return self._plans.known[self._plans.largest]
 
     @property
     def runner(self) -> Runner:
         assert self._plans.now is not None
         return self._plans.now
 
+    def move_to(self, plan: Plan, stage: Stage | None = None) -> Migration:
+        """Go on by another plan of the latest step."""
+        self._plans.known[self._plans.largest] = plan
+        return self.runner.move_to(plan, self._plans.largest, stage)
+
     def unseen(self) -> AbstractContextManager[None]:
         """Within it, what is compared with these steps runs as without the session."""
         return self.session.unseen()
+
+    def settle(self, *batch: torch.Tensor) -> None:
+        for _ in range(SETTLED):
+            self(*batch)
 
     def __enter__(self) -> "LiveSteps":
         self.session.__enter__()
@@ -86,6 +106,7 @@ class LiveSteps:
         self.session.__exit__(*error)
 
     def __call__(self, *batch: torch.Tensor) -> torch.Tensor:
+        self._plans.ran.clear()
         with self.session.step():
             return self._step(*batch)
 

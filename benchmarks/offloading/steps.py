@@ -68,6 +68,7 @@ class Row:
 
     @property
     def plan(self) -> Plan | None:
+        """Of a step that was taken."""
         return self.step.plan if isinstance(self.step, LiveSteps) else None
 
     @property

@@ -1,11 +1,11 @@
 """What it takes to move a training to another plan, and whether a step is lost on the way.
 
-    ours    runner.move_to(plan of another budget, another device of the same kind)
+    ours    steps go on by a plan of another budget, or on another device of the same kind
     copies  copy_ of as many bytes, tensor by tensor, to memory that is new
     in use  the same to memory that was written before
 
-ViT-B/16 goes back and forth between two plans; 100 moves are compared with as many steps of a run
-that stays. The models of Table 2.1 of the SwitchFlow thesis say how much state there is to move: it
+ViT-B/16 goes back and forth between two plans; 100 moves are compared with as many steps of eager.
+The models of Table 2.1 of the SwitchFlow thesis say how much state there is to move: it
 counted weights, and here AdamW's state moves too. On the CPU two stages stand for two devices, and
 both are ordinary memory.
 """
@@ -13,12 +13,15 @@ both are ordinary memory.
 import gc
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import torch
 import torchvision
+from offloading.live_steps import SETTLED, LiveSteps, training_step
 from offloading.process import in_a_fresh_process
 from offloading.report import Asked, Report, spread, table
 from torch import nn
@@ -90,24 +93,24 @@ class Job:
 
     def __init__(self, model: nn.Module, *batch: torch.Tensor) -> None:
         self.model, self.batch = model, batch
-        optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
-        self.graph = offload.capture_training_step(model, _loss, optimizer, *batch)
-        self._whole = offload.plan(self.graph)
+        self.optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
+        self.step = training_step(model, nn.functional.cross_entropy, self.optimizer)
 
-    def plan(self, part: float) -> offload.Plan:
-        """With this part of the way from the smallest budget to the one without offloading."""
-        least, _ = smallest_budget(self.graph, 0)
-        least += self._whole.reserve
-        most = max(least, self._whole.device_bytes)
-        return offload.plan(self.graph, least + int(part * (most - least)) + MIB)
-
-    @property
-    def whole(self) -> offload.Plan:
-        return self._whole
+    @contextmanager
+    def stepping(self, stage: Stage | None = None) -> Iterator[LiveSteps]:
+        """Its steps, with all states there and everything on the device."""
+        run_by = partial(Runner, stage=stage)
+        with LiveSteps(self.step, offload.plan, self.model, self.optimizer, run_by=run_by) as steps:
+            steps.settle(*self.batch)
+            yield steps
 
 
-def _loss(output: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    return nn.functional.cross_entropy(output, wanted)
+def part_of(whole: offload.Plan, part: float) -> offload.Plan:
+    """A plan with this part of the way from the smallest budget to the one without offloading."""
+    least, _ = smallest_budget(whole.source, 0)
+    least += whole.reserve
+    most = max(least, whole.device_bytes)
+    return offload.plan(whole.source, least + int(part * (most - least)) + MIB)
 
 
 def _small() -> Job:
@@ -122,15 +125,15 @@ def _vit() -> Job:
     return Job(model, torch.randn(1, 3, 224, 224), torch.zeros(1, dtype=torch.long))
 
 
-def copied(tensors: Sequence[torch.Tensor], nbytes: int) -> tuple[float, float]:
-    """Seconds of copying tensors like these, as many bytes of them, to memory that is new, and to
-    the same memory again."""
+def copied(sizes: Sequence[int], nbytes: int) -> tuple[float, float]:
+    """Seconds of copying tensors of these sizes, as many bytes of them, to memory that is new, and
+    to the same memory again."""
     sources: list[torch.Tensor] = []
     left = nbytes
     while left > 0:
-        for tensor in tensors:
+        for size in sizes:
             if left > 0:
-                take = min(left, tensor.nbytes)
+                take = min(left, size)
                 sources.append(torch.ones(take, dtype=torch.uint8))
                 left -= take
     begin = time.perf_counter()
@@ -148,18 +151,20 @@ def _copy(sources: Sequence[torch.Tensor], target: torch.Tensor) -> None:
         at += source.nbytes
 
 
-def _moves(job: Job, moves: list[Callable[[Runner], Any]], runner: Runner) -> dict[str, Any]:
+def _moves(job: Job, steps: LiveSteps, moves: Sequence[Callable[[], Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {"ours": [], "copies": [], "in use": [], "bytes": [], "ways": []}
     tensors = [*job.model.parameters()]
     found["weights"] = sum(tensor.nbytes for tensor in tensors)
     for move in moves:
-        runner(*job.batch)
+        steps(*job.batch)
         gc.collect()
-        moved = move(runner)
+        moved = move()
         found["ours"].append(moved.seconds)
         found["bytes"].append(moved.nbytes)
         found["ways"].append(moved.way)
-        for copies, seconds in zip(COPIES, copied(tensors, moved.nbytes), strict=True):
+        with steps.unseen():
+            took = copied([tensor.nbytes for tensor in tensors], moved.nbytes)
+        for copies, seconds in zip(COPIES, took, strict=True):
             found[copies].append(seconds)
     return found
 
@@ -168,10 +173,11 @@ def back_and_forth(smoke: bool, repeats: int) -> dict[str, Any]:
     """In a process of its own."""
     torch.set_num_threads(1)
     job = _small() if smoke else _vit()
-    plans = [job.plan(0.3), job.plan(0.7)]
-    with Runner(plans[0]) as runner:
-        moves = [lambda r, n=n: r.move_to(plans[(n + 1) % 2]) for n in range(2 * repeats)]
-        return _moves(job, moves, runner)
+    with job.stepping() as steps:
+        plans = [part_of(steps.plan, part) for part in (0.3, 0.7)]
+        steps.move_to(plans[0])
+        ways = [partial(steps.move_to, plans[(n + 1) % 2]) for n in range(2 * repeats)]
+        return _moves(job, steps, ways)
 
 
 def state_of(name: str, repeats: int) -> dict[str, Any]:
@@ -185,30 +191,33 @@ def state_of(name: str, repeats: int) -> dict[str, Any]:
     with (
         Stage(CPU, "threads") as one,
         Stage(CPU, "threads") as other,
-        Runner(job.whole, stage=one) as runner,
+        job.stepping(one) as steps,
     ):
         stages = (other, one)
-        moves = [lambda r, n=n: r.move_to(job.whole, stage=stages[n % 2]) for n in range(repeats)]
-        return _moves(job, moves, runner)
+        whole = steps.plan
+        return _moves(
+            job, steps, [partial(steps.move_to, whole, stages[n % 2]) for n in range(repeats)]
+        )
 
 
 def differing_steps(count: int) -> int:
-    """How many of `count` steps, each after a move, come to another loss than those of a run that
-    stays; and one more if the weights differ at the end."""
+    """How many of `count` steps, each after a move, come to another loss than eager's; and one more
+    if the weights differ at the end."""
     torch.set_num_threads(1)
-    stays, moves = _small(), _small()
-    plans = [moves.plan(part) for part in (0.1, 0.5, 1.0)]
+    eager, moves = _small(), _small()
+    for _ in range(SETTLED):
+        eager.step(*eager.batch)
     differing = 0
     with (
         Stage(CPU, "threads") as near,
         Stage(CPU, "threads") as far,
-        Runner(stays.whole) as one,
-        Runner(plans[0], stage=near) as other,
+        moves.stepping(near) as steps,
     ):
+        plans = [part_of(steps.plan, part) for part in (0.1, 0.5, 1.0)]
         for n in range(count):
-            other.move_to(plans[n % len(plans)], stage=(near, far, None)[n % 3])
-            (expected, *_), (found, *_) = one(*stays.batch), other(*moves.batch)
-            differing += not torch.equal(expected, found)
-        weights = zip(stays.model.parameters(), moves.model.parameters(), strict=True)
-        differing += not all(torch.equal(a, b) for a, b in weights)
-    return differing
+            steps.move_to(plans[n % len(plans)], (near, far, None)[n % 3])
+            with steps.unseen():
+                expected = eager.step(*eager.batch)
+            differing += not torch.equal(expected, steps(*moves.batch))
+    weights = zip(eager.model.parameters(), moves.model.parameters(), strict=True)
+    return differing + (not all(torch.equal(a, b) for a, b in weights))

@@ -6,17 +6,18 @@ A guest comes as often as it can and fills a random part of the device's arena
 
 import copy
 import os
+from functools import partial
 from itertools import product
-from typing import Any
 
 import torch
+from offloading.live_steps import SETTLED, LiveSteps, training_step
 from offloading.nets import Case, cases
 from offloading.report import Asked, Report, table
 from offloading.steps import planned
 from torch import nn
 
 from benchmarks.jobs.intruder import Intruder
-from offload import Runner, capture_training_step
+from offload import Runner
 
 MODELS = ("gpt2-small", "resnet18", "vit-b-16", "llama")
 SHARE = 0.6
@@ -36,23 +37,31 @@ def one(case: Case, engine: str, preemptions: int, seed: int) -> dict[str, int]:
     optimizers = case.optimizer(eager), case.optimizer(module)
     for group in (*optimizers[0].param_groups, *optimizers[1].param_groups):
         group["lr"] = RATE
-    graph = capture_training_step(module, case.loss, optimizers[1], *case.batch(), device=device)
+    expected = training_step(eager, case.loss, optimizers[0])
     # A graph is replayed in the order in which it was captured.
     order = "priority" if engine == "cudagraph" else "random"
-    made = planned(graph, SHARE)
+    run_by = partial(Runner, engine=engine, order=order, seed=seed, poison=True)
+    step = training_step(module, case.loss, optimizers[1])
+    made = partial(planned, share=SHARE)
     losses = steps = 0
-    with (
-        Runner(made, engine, order, seed, poison=True) as runner,
-        Intruder(runner, seed, evicts=True) as guest,
-    ):
-        while guest.visits < preemptions or steps < LEAST_STEPS:
-            assert steps < MOST_STEPS, f"{guest.visits} preemptions in {steps} steps"
+    with LiveSteps(step, made, module, optimizers[1], device=device, run_by=run_by) as live:
+
+        def differs(number: int) -> bool:
             batch = [part.to(device) for part in case.batch()]
-            torch.manual_seed(steps)
-            expected = eager_step(case, eager, optimizers[0], batch)
-            torch.manual_seed(steps)
-            losses += not torch.equal(runner(*batch)[0], expected)
+            torch.manual_seed(number)
+            with live.unseen():
+                loss = expected(*batch)
+            torch.manual_seed(number)
+            return not torch.equal(live(*batch), loss)
+
+        while steps < SETTLED:
+            losses += differs(steps)
             steps += 1
+        with Intruder(live.runner, seed, evicts=True) as guest:
+            while guest.visits < preemptions or steps < LEAST_STEPS:
+                assert steps < MOST_STEPS, f"{guest.visits} preemptions in {steps} steps"
+                losses += differs(steps)
+                steps += 1
         visits = guest.visits
     tensors = sum(
         not torch.equal(value, other)
@@ -61,16 +70,6 @@ def one(case: Case, engine: str, preemptions: int, seed: int) -> dict[str, int]:
         )
     )
     return {"steps": steps, "preemptions": visits, "losses": losses, "tensors": tensors}
-
-
-def eager_step(
-    case: Case, module: nn.Module, optimizer: torch.optim.Optimizer, batch: Any
-) -> torch.Tensor:
-    optimizer.zero_grad()
-    loss = case.loss(module(*batch[:-1]), batch[-1])
-    loss.backward()
-    optimizer.step()
-    return loss.detach()
 
 
 def state(module: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
