@@ -1,8 +1,8 @@
 """benchmarks/gpu/run.sh PART [--smoke] [--out DIR] [--minutes 8.5] [--retry] [--only WORD ...]
     [--data DIR]
 
-    a ceilings   b equality   c peaks   d speed   e peers   f ablations   g loading   h accuracy
-    i fleet      j sharing
+    a ceilings   b equality   c peaks   d speed   e peers   g loading   h accuracy   i fleet
+    j sharing
 
 Run it again until it says that nothing is missing; start with a. `--smoke`: every path with tiny
 models, in seconds; its numbers say nothing. Without a GPU it runs on the fake one:

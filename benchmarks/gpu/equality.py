@@ -18,7 +18,7 @@ from offloading.report import Asked, Report, table
 from torch import nn
 
 from gpu.models import TINY, Batch, Case, Kind, language
-from gpu.ours import ENGINES, MIB, SHARES, attempt, captured, eager, planned, replayed, run_by
+from gpu.ours import BUDGETS, ENGINES, MIB, attempt, eager, replayed, stepping
 from gpu.part import Found, Job, Outcome, Row, Rows, Step
 from gpu.pictures import odd_net, resnet18, vit
 from gpu.timing import free
@@ -80,7 +80,7 @@ def _step(cells: Sequence[str], mode: str) -> Step:
 
 
 def _cells(name: str, mode: str) -> list[str]:
-    ways = [f"{engine}, {share}" for share in SHARES for engine in ENGINES]
+    ways = [f"{engine}, {share}" for share in BUDGETS for engine in ENGINES]
     return [f"{name}; {mode}; {way}" for way in ("control", *ways)]
 
 
@@ -105,8 +105,8 @@ def compare(job: Job) -> Rows:
 def _against(reference: End, case: Case, way: str, device: str) -> Row:
     if way == "control":
         return difference(reference, _eager(case, device)) | {"setting": case.setting}
-    engine, share = way.split(", ")
-    end, row = _ours(case, engine, SHARES[share], device)
+    engine, budget = way.split(", ")
+    end, row = _ours(case, engine, budget, device)
     return difference(reference, end) | row
 
 
@@ -123,15 +123,16 @@ def _trained(case: Case, device: str) -> tuple[Callable[..., torch.Tensor], Call
     return eager(case, module, optimizer), partial(state_of, module, optimizer)
 
 
-def _ours(case: Case, engine: str, share: float | None, device: str) -> tuple[End, Row]:
+def _ours(case: Case, engine: str, budget: str, device: str) -> tuple[End, Row]:
     module = case.build(device)
     optimizer = case.optimizer(module)
-    torch.manual_seed(0)
-    made = planned(captured(case, module, optimizer, case.batch(device), device), share)
-    with run_by(engine, made) as runner:
-        losses = _walk(lambda *batch: runner(*batch)[0], case, device)
-        row: Row = {"replayed": replayed(runner), "notes": [*made.remarks, *made.graph.notes]}
-    row |= {"device_mib": made.device_bytes / MIB, "peak_mib": made.peak_bytes / MIB}
+    with stepping(case, module, optimizer, device, engine, budget) as steps:
+        losses = _walk(steps, case, device)
+        made, again = steps.plan, replayed(steps.runner)
+    row = {
+        "replayed": again, "notes": [*made.remarks, *made.graph.notes],
+        "device_mib": made.device_bytes / MIB, "peak_mib": made.peak_bytes / MIB,
+    }  # fmt: skip
     return End(losses, state_of(module, optimizer)), row
 
 

@@ -1,73 +1,67 @@
-"""Every call of `offload` that the suite makes: captured on a device, planned, run by an engine."""
+"""Every call of `offload` that the suite makes: steps on a device, by plans, run by an engine."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+from offloading.live_steps import LiveSteps, training_step
 from offloading.steps import MIB, planned
 from torch import nn
 
 from gpu.models import Batch, Case
 from gpu.part import Row
-from offload import OffloadError, Plan, Runner, TaskGraph, capture, capture_training_step, plan
+from offload import OffloadError, Plan, PlanCache, Runner, TaskGraph, plan
+from offload.gate import Gate
 from offload.graph.memgraph import OFFLOAD, RELOAD
 from offload.running.engines.cudagraph import CudaGraph
-from offload.running.engines.streams import Streams
 from offload.running.trace import Trace
 
 ENGINES = ("cuda", "cudagraph")
 """The loop first, then what has no loop."""
-SHARES: Mapping[str, float | None] = {"none": None, "60 %": 0.6, "minimum": 0.0}
-"""Of the peak that the step has without a budget."""
+BUDGETS = ("none", "60 %", "minimum")
+"""Shares are of the peak that the step has without a budget."""
 FIRST = 3
 """Steps that price a plan."""
 
 
-def captured(
+def stepping(
     case: Case,
     module: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batch: Batch,
+    optimizer: torch.optim.Optimizer | None,
     device: str,
-) -> TaskGraph:
-    """The step on `device`, wherever the module's tensors are now."""
-    loss = case.loss(module)
-    return capture_training_step(module, loss, optimizer, *batch, device=torch.device(device))
+    engine: str,
+    budget: str,
+    *,
+    gate: Gate | None = None,
+    cache: PlanCache | None = None,
+    **options: Any,
+) -> LiveSteps:
+    """Steps on `device`, wherever the module's tensors are now. `optimizer`: None for the forward
+    pass alone. `options`: of the plans."""
+    made = partial(planned_to, budget=budget, cache=cache, **options)
+    run_by = partial(Runner, engine=engine, gate=gate)
+    how: dict[str, Any] = {"device": device, "run_by": run_by, "cache": cache}
+    if optimizer is None:
+        return LiveSteps(without_gradients(module), made, module, **how)
+    return LiveSteps(eager(case, module, optimizer), made, module, optimizer, **how)
 
 
-def step_graph(
-    case: Case,
-    module: nn.Module,
-    batch: Batch,
-    device: str,
-    prefill: bool,
-) -> TaskGraph:
-    """A training step with an optimizer of its own, or the forward pass alone."""
-    if not prefill:
-        return captured(case, module, case.optimizer(module), batch, device)
-
-    def step(*inputs: torch.Tensor) -> Any:
+def without_gradients(module: nn.Module) -> Callable[..., torch.Tensor]:
+    def step(*batch: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
-            return module(*inputs)
+            return module(*batch)
 
-    return capture(step, *batch, device=torch.device(device))
+    return step
 
 
 def planned_to(graph: TaskGraph, budget: str, **more: Any) -> Plan:
-    """none: no limit; minimum: the smallest that holds it; else a size or a share of the peak."""
-    if budget in SHARES:
-        return planned(graph, SHARES[budget], **more)
+    """none: no limit; minimum: the smallest that holds it; a share of the peak; else a size."""
+    if budget in ("none", "minimum"):
+        return planned(graph, None if budget == "none" else 0.0, **more)
+    if budget.endswith(" %"):
+        return planned(graph, float(budget.removesuffix(" %")) / 100, **more)
     return plan(graph, budget, **more)
-
-
-def run_by(engine: str, made: Plan, depth: int | None = None) -> Runner:
-    """`depth`: nodes that are enqueued ahead on a stream, of an engine that does so."""
-    runner = Runner(made, engine)
-    if depth is not None:
-        # No option of a runner: whoever trains has no use for another one.
-        assert isinstance(runner.stage.engine, Streams), engine
-        runner.stage.engine._depth = depth
-    return runner
 
 
 def replayed(runner: Runner) -> bool | None:
@@ -78,32 +72,26 @@ def replayed(runner: Runner) -> bool | None:
     return any(known.graphs for known in runner.stage.engine._known.values())
 
 
-def first_steps(made: Plan, engine: str, batch: Batch) -> Plan:
-    """The plan priced by what its first steps took, or another one where that is faster."""
-    traces: list[Trace] = []
-    with run_by(engine, made) as runner:
-        runner(*batch)
-        runner.measure()
-        for _ in range(FIRST):
-            runner(*batch)
-            traces.append(runner.trace)
-    return made.measured(traces).remade()
+def priced(steps: LiveSteps, batch: Batch) -> Plan:
+    """The plan priced by what its first steps took, or another one where that is faster: then the
+    steps go on by it."""
+    before, traces = steps.plan, list[Trace]()
+    steps.runner.measure()
+    for _ in range(FIRST):
+        steps(*batch)
+        traces.append(steps.runner.trace)
+    steps.runner.measure(False)
+    made = before.measured(traces).remade()
+    if made.memgraph is not before.memgraph:
+        steps.move_to(made)
+    return made
 
 
 def eager(
     case: Case, module: nn.Module, optimizer: torch.optim.Optimizer
 ) -> Callable[..., torch.Tensor]:
     """The step as anybody writes it. Returns the loss."""
-    loss_of = case.loss(module)
-
-    def step(*batch: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad(set_to_none=True)
-        loss = loss_of(module(*batch[:-1]), batch[-1])
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step
+    return training_step(module, case.loss(module), optimizer)
 
 
 def facts(made: Plan) -> Row:

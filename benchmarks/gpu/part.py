@@ -28,7 +28,6 @@ MODULES: Mapping[str, str] = {
     "c": "gpu.peaks",
     "d": "gpu.speed",
     "e": "gpu.peers",
-    "f": "gpu.ablations",
     "g": "gpu.loading",
     "h": "gpu.accuracy",
     "i": "gpu.fleet",

@@ -3,8 +3,8 @@
     device   | context, libraries | arena ......... | workspaces |     budgets 100 % ... the minimum
              ^ base: taken before, after a step of eager and with all of it given back
 
-The model lies in the host's memory, so whatever the device holds above the base is ours. Capturing
-measures kernels on made-up data before there is an arena: that peak is told beside the run's.
+The model lies in the host's memory, so whatever the device holds above the base is ours. The first
+steps measure kernels on made-up data before there is an arena: their peak is told beside the run's.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from offloading.report import Asked, Report, table
 
 from gpu.memory_watch import MemoryWatch, counter, settled
 from gpu.models import GPT2, TINY, Case, Kind, language
-from gpu.ours import ENGINES, MIB, attempt, captured, eager, planned, run_by
+from gpu.ours import ENGINES, MIB, attempt, eager, stepping
 from gpu.part import Found, Job, Outcome, Row, Rows, Step
 from gpu.picture import Panel
 from gpu.pictures import vit
@@ -23,10 +23,7 @@ from gpu.timing import synchronize
 
 NAME = "peaks"
 CLAIM = "Claim: a planned step never takes more of the device than its budget, as the driver counts"
-SHARES = {
-    "100 %": 1.0, "80 %": 0.8, "60 %": 0.6, "50 %": 0.5, "40 %": 0.4, "30 %": 0.3, "20 %": 0.2,
-    "10 %": 0.1, "minimum": 0.0,
-}  # fmt: skip
+BUDGETS = ("100 %", "80 %", "60 %", "50 %", "40 %", "30 %", "20 %", "10 %", "minimum")
 """Of the peak that the step has without a budget. Below the minimum: the minimum."""
 CAPTURED = ("60 %", "minimum")
 """Budgets of which the step as one CUDA graph is measured, too."""
@@ -49,7 +46,7 @@ def steps(smoke: bool) -> Sequence[Step]:
 
 def _cells(name: str) -> tuple[str, ...]:
     loop, graph = ENGINES
-    found = [f"{name}; {loop}; {share}" for share in SHARES]
+    found = [f"{name}; {loop}; {share}" for share in BUDGETS]
     return (*found, *(f"{name}; {graph}; {share}" for share in CAPTURED))
 
 
@@ -61,7 +58,7 @@ def watch(job: Job) -> Rows:
         case = case_of(name, job.smoke)
         base = settled(job.device, used)
         with MemoryWatch(used) as watched:
-            row = attempt(partial(_one, case, engine, SHARES[share], job.device, watched, base))
+            row = attempt(partial(_one, case, engine, share, job.device, watched, base))
         yield cell, row | {"counter": who, "base_mib": base / MIB}
 
 
@@ -73,47 +70,45 @@ def _warmed(case: Case, device: str) -> None:
 
 
 def _one(
-    case: Case, engine: str, share: float, device: str, watched: MemoryWatch, base: int
+    case: Case, engine: str, budget: str, device: str, watched: MemoryWatch, base: int
 ) -> Row:  # fmt: skip
     module = case.build("cpu")
-    made = planned(
-        captured(case, module, case.optimizer(module), case.batch("cpu"), device), share
-    )  # fmt: skip
-    capturing = watched.most() - base
-    left = settled(device, counter(device)[1]) - base
-    watched.begin()
-    with run_by(engine, made) as runner:
+    with stepping(case, module, case.optimizer(module), device, engine, budget) as steps:
+        steps.settle(*case.batch(device))
+        synchronize(device)
+        first = watched.most() - base
+        watched.begin()
         for _ in range(STEPS):
-            runner(*case.batch("cpu"))
+            steps(*case.batch(device))
         synchronize(device)
         running, looks = watched.most() - base, watched.looks
-    budget = made.budget[0]
-    assert budget is not None
+        made = steps.plan
+    given = made.budget[0]
+    assert given is not None
     return {
-        "budget_mib": budget / MIB, "planned_mib": made.device_bytes / MIB,
+        "budget_mib": given / MIB, "planned_mib": made.device_bytes / MIB,
         "peak_mib": made.peak_bytes / MIB, "running_mib": running / MIB,
-        "capturing_mib": capturing / MIB, "left_mib": left / MIB, "looks": looks,
-        "of_budget": running / budget,
+        "first_mib": first / MIB, "looks": looks, "of_budget": running / given,
     }  # fmt: skip
 
 
 def report(found: Found) -> Outcome:
     said = Report(NAME, CLAIM, {"steps": STEPS, "period": "1 ms"})
-    keys = ("budget_mib", "planned_mib", "running_mib", "capturing_mib", "left_mib", "base_mib")
+    keys = ("budget_mib", "planned_mib", "running_mib", "first_mib", "base_mib")
     lines = [
         [*cell.split("; "), *(f"{row[key]:.1f}" for key in keys), f"{row['of_budget']:.3f}",
          row["counter"], str(row["looks"])]
         for cell, row in found.rows.items()
     ]  # fmt: skip
-    head = ["model", "engine", "budget", "budget MiB", "planned", "real peak", "while captured",
-            "left by it", "base", "peak, of the budget", "counted by", "looks"]  # fmt: skip
+    head = ["model", "engine", "budget", "budget MiB", "planned", "real peak", "of the first steps",
+            "base", "peak, of the budget", "counted by", "looks"]  # fmt: skip
     said.tables["The most that was taken, MiB above the base"] = table(head, lines)
     said.asked = [
         Asked(f"{cell}: real peak, of the budget", 1.0, found.number(cell, "of_budget"))
         for cell in found.cells
     ]
     said.remarks = [
-        "base: taken before (context, libraries, loaded kernels); left by it: what capturing kept.",
+        "base: taken before (context, libraries, loaded kernels).",
         "100 %: the peak of the step without a budget. looks: how often the driver was asked.",
     ]
     lines_ = {

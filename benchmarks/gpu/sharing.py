@@ -19,22 +19,23 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+from offloading.live_steps import LiveSteps
 from offloading.report import Asked, Report, ratios, spread, table
 from sharing.setting import NotingGate, Requests
 
 from gpu.models import GPT2, TINY, Batch, Kind, LastWord, Size, decoder, text
-from gpu.ours import planned_to, replayed, step_graph
+from gpu.ours import replayed, stepping
 from gpu.part import Found, Job, Outcome, Row, Rows, Step
 from gpu.picture import Panel
 from gpu.timing import free, synchronize
 from gpu.workloads import trained, workloads
-from offload import Costs, Runner
+from offload import Costs
 from offload.measuring.calibration import rates
 from offload.running.drivers.cuda import Cuda
 from offload.running.drivers.driver import Driver
@@ -81,7 +82,7 @@ def steps(smoke: bool) -> Sequence[Step]:
 class Training:
     """The steps whose device is asked for, and what a guest needs to know of them."""
 
-    runner: Runner
+    steps: LiveSteps
     batch: Batch
     gate: NotingGate
     costs: Costs
@@ -94,7 +95,7 @@ class Training:
 
     @property
     def stage(self) -> Stage:
-        return self.runner.stage
+        return self.steps.runner.stage
 
     def guest_driver(self) -> Driver:
         return Cuda(self.device, high=True)
@@ -104,21 +105,21 @@ class Training:
         for that."""
         self.gate.armed = expected
         for _ in range(SETTLING):
-            self.runner(*self.batch)
+            self.steps(*self.batch)
 
     def step_seconds(self, seconds: float) -> float:
         """The mean of as many steps as begin within this time."""
         synchronize(self.on)
         begin, count = time.perf_counter(), 0
         while time.perf_counter() - begin < seconds:
-            self.runner(*self.batch)
+            self.steps(*self.batch)
             count += 1
         synchronize(self.on)
         return (time.perf_counter() - begin) / count
 
 
 def rows(job: Job) -> Rows:
-    made: tuple[str, Callable[[str], Training]] | None = None
+    made: tuple[str, Trainings] | None = None
     with ExitStack() as whole:
         if any(cell.endswith(SERVICE) for cell in job.cells):
             whole.enter_context(_service())  # before this process uses the device
@@ -128,26 +129,31 @@ def rows(job: Job) -> Rows:
                 made = None
                 free(job.device)
                 made = name, _trainings(name, job)
-            training = made[1]("cudagraph" if way.endswith("cudagraph") else "cuda")
-            with training.runner:
+            engine = "cudagraph" if way.endswith("cudagraph") else "cuda"
+            with made[1](engine) as training:
                 yield cell, _compared(training, way.partition(",")[0], job)
 
 
-def _trainings(name: str, job: Job) -> Callable[[str], Training]:
-    """Return what makes a runner of this workload for an engine. They share weights and plan."""
+Trainings = Callable[[str], AbstractContextManager[Training]]
+"""Makes the steps of a workload, by an engine."""
+
+
+def _trainings(name: str, job: Job) -> Trainings:
     small = trained(Kind(GPT2, "gpt2"), "full", (), optimizer="auto")
     load = {**workloads(job.smoke), SMALL: small}[name]
     torch.manual_seed(0)
     batch = load.case.batch(job.device)
     module = load.case.build("cpu")
-    graph = step_graph(load.case, module, batch, job.device, prefill=False)
     costs = rates(job.device, 0.5 if job.smoke else 2.5).costs(load.precision)
     budget = {**TRAINED, **SMOKE, SMALL: "60 %"}[name]
-    plan = planned_to(graph, budget, costs=costs, **load.options)
 
-    def training(engine: str) -> Training:
-        gate = NotingGate()
-        return Training(Runner(plan, engine, gate=gate), batch, gate, costs, job.device)
+    @contextmanager
+    def training(engine: str) -> Iterator[Training]:
+        gate, optimizer = NotingGate(), load.case.optimizer(module)
+        given = load.case, module, optimizer, job.device, engine, budget
+        with stepping(*given, gate=gate, costs=costs, **load.options) as steps:
+            steps.settle(*batch)
+            yield Training(steps, batch, gate, costs, job.device)
 
     return training
 
@@ -189,7 +195,7 @@ def _compared(training: Training, way: str, job: Job) -> Row:
             starts += [guest.granted - guest.asked for guest in training.gate.guests]
     row: Row = {"steps": seen, "answers": answers, "wrong": wrong}
     if way == "ours":
-        row |= {"starts": starts, "replayed": replayed(training.runner)}
+        row |= {"starts": starts, "replayed": replayed(training.steps.runner)}
     return row
 
 

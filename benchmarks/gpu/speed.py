@@ -13,18 +13,20 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from offloading.live_steps import LiveSteps
 from offloading.report import Asked, Report, ratios, spread, table
 
 from gpu.bounds import Limit, Machine, limit
-from gpu.ours import ENGINES, attempt, facts, first_steps, planned_to, replayed, run_by, step_graph
+from gpu.ours import ENGINES, attempt, facts, priced, replayed, stepping
 from gpu.part import Found, Job, Outcome, Row, Rows, Step
 from gpu.picture import Panel
 from gpu.timing import REPEATS, WARM_UP, free, rounds
 from gpu.workloads import Workload, eagerly, workloads
-from offload import Costs, Plan, TaskGraph
+from offload import Costs, Plan, PlanCache
 from offload.graph.rates import Rates
 from offload.graph.taskgraph import HOST
 from offload.measuring.calibration import rates
@@ -56,72 +58,67 @@ class Bench:
     load: Workload
     eager: Callable[[], object]
     module: torch.nn.Module
-    graph: TaskGraph
     batch: tuple[torch.Tensor, ...]
     costs: Costs
     machine: Machine
-    plan: tuple[str, Plan, Plan] | None = None
-    """Of the last budget, before and after its first steps: both engines run it."""
-
-    def planned(self, budget: str, **more: Any) -> tuple[Plan, Plan]:
-        """As it was made, and as its first steps have priced it: perhaps another one."""
-        key = f"{budget} {more}"
-        if self.plan is None or self.plan[0] != key:
-            self.plan = None
-            made = planned_to(self.graph, budget, costs=self.costs, **self.load.options, **more)
-            self.plan = key, made, first_steps(made, ENGINES[0], self.batch)
-        return self.plan[1:]
-
-
-def measured_rates(job: Job) -> Rates:
-    return rates(job.device, 0.5 if job.smoke else 2.5)
+    plans: PlanCache
+    """The engines of a budget run the same plan."""
 
 
 def measure(job: Job) -> Rows:
-    found = measured_rates(job)
+    found = rates(job.device, 0.5 if job.smoke else 2.5)
     bench: Bench | None = None
-    for cell in job.cells:
-        name, budget, engine = cell.split("; ")
-        if bench is None or bench.name != name:
-            bench = None
-            free(job.device)
-            bench = bench_of(name, job, found)
-        yield cell, attempt(partial(_one, bench, budget, engine, job))
+    with TemporaryDirectory(prefix="plans-") as plans:
+        for cell in job.cells:
+            name, budget, engine = cell.split("; ")
+            if bench is None or bench.name != name:
+                bench = None
+                free(job.device)
+                bench = bench_of(name, job, found, PlanCache(plans))
+            yield cell, attempt(partial(_one, bench, budget, engine, job))
 
 
-def bench_of(name: str, job: Job, found: Rates) -> Bench:
+def bench_of(name: str, job: Job, found: Rates, plans: PlanCache) -> Bench:
     load = workloads(job.smoke)[name]
     torch.manual_seed(0)
     batch = load.case.batch(job.device)
     module = load.case.build("cpu")
-    graph = step_graph(load.case, module, batch, job.device, load.prefill)
     costs = found.costs(load.precision if job.device == "cuda" else "float32")
     machine = Machine(costs.flops, costs.h2d, costs.d2h, max(found.host.values()))
-    return Bench(name, load, eagerly(load, job.device), module, graph, batch, costs, machine)
+    return Bench(name, load, eagerly(load, job.device), module, batch, costs, machine, plans)
 
 
 def _one(bench: Bench, budget: str, engine: str, job: Job) -> Row:
-    before, made = bench.planned(budget)
-    return timed(bench, made, engine, job) | {
-        "decision": made.measurement.decision if made.measurement else "",
-        # Of kernels that were measured alone: what its own first steps took is no bound.
-        "bound_s": before.bound.seconds, "binds": before.bound.lane,
-        "believed_s": before.predicted_seconds,
-    }  # fmt: skip
+    load = bench.load
+    optimizer = None if load.prefill else load.case.optimizer(bench.module)
+    given = load.case, bench.module, optimizer, job.device, engine, budget
+    with stepping(*given, cache=bench.plans, costs=bench.costs, **load.options) as steps:
+        steps.settle(*bench.batch)
+        before = steps.plan
+        made = priced(steps, bench.batch)
+        return _timed(bench, steps, made, job) | {
+            "decision": made.measurement.decision if made.measurement else "",
+            # Of kernels that were measured alone: what its own first steps took is no bound.
+            "bound_s": before.bound.seconds, "binds": before.bound.lane,
+            "believed_s": before.predicted_seconds,
+        }  # fmt: skip
 
 
-def timed(bench: Bench, made: Plan, engine: str, job: Job, depth: int | None = None) -> Row:
-    """Beside eager. `depth`: nodes that are enqueued ahead on a stream."""
-    with run_by(engine, made, depth) as runner:
-        calls = {"eager": bench.eager, "ours": partial(runner, *bench.batch)}
-        seen = rounds(calls, job.device, 2 if job.smoke else REPEATS, 2 if job.smoke else WARM_UP)
-        again = replayed(runner)
+def _timed(bench: Bench, steps: LiveSteps, made: Plan, job: Job) -> Row:
+    """Beside eager."""
+
+    def eager() -> None:
+        with steps.unseen():
+            bench.eager()
+
+    calls = {"eager": eager, "ours": partial(steps, *bench.batch)}
+    seen = rounds(calls, job.device, 2 if job.smoke else REPEATS, 2 if job.smoke else WARM_UP)
     ours = statistics.median(seen["ours"])
     share = resident_share(made)
     formula = _formula(bench, share)
     tokens = bench.load.shape.tokens if bench.load.shape else 0
     return {
-        **facts(made), "replayed": again,
+        **facts(made), "replayed": replayed(steps.runner),
         "eager": seen["eager"], "ours": seen["ours"], "ours_s": ours,
         "over_eager": statistics.median(ratios(seen["ours"], seen["eager"])),
         "tokens": tokens, "tokens_a_second": tokens / ours, "resident_share": share,

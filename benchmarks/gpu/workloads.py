@@ -1,6 +1,6 @@
-"""What parts d and f run: full fine-tuning, LoRA, prefill, a net of pictures.
+"""What parts d and j run: full fine-tuning, LoRA, prefill, a net of pictures.
 
-module on the host -> captured for the device -> plans of several budgets
+module on the host -> its steps on the device, within several budgets
 the same on the device, eager, beside them: both are timed in one round
 """
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 
 from gpu.bounds import Shape
@@ -26,7 +25,7 @@ from gpu.models import (
     language,
     text,
 )
-from gpu.ours import eager
+from gpu.ours import eager, without_gradients
 from gpu.pictures import vit
 
 
@@ -109,10 +108,5 @@ def eagerly(load: Workload, device: str) -> Callable[[], object]:
     """One step without us, everything on the device."""
     module, batch = load.case.build(device), load.case.batch(device)
     if load.prefill:
-        return partial(_forward, module, batch)
+        return partial(without_gradients(module), *batch)
     return partial(eager(load.case, module, load.case.optimizer(module)), *batch)
-
-
-def _forward(module: nn.Module, batch: Batch) -> torch.Tensor:
-    with torch.no_grad():
-        return module(*batch)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from offload import Plan, Runner, TaskGraph
+from offload import Plan, PlanCache, Runner, TaskGraph
 from offload.live.session import LiveSession
 from offload.plans.plan import Budget
 from offload.running.runner_memory import Migration
@@ -27,10 +27,13 @@ SETTLED = 2
 class MadePlans:
     """The planner of a session whose plans somebody else makes. It knows the runner."""
 
-    cache = None
-
-    def __init__(self, made: Callable[[TaskGraph], Plan], run_by: Callable[..., Runner]) -> None:
-        self._made, self._run_by = made, run_by
+    def __init__(
+        self,
+        made: Callable[[TaskGraph], Plan],
+        run_by: Callable[..., Runner],
+        cache: PlanCache | None,
+    ) -> None:
+        self._made, self._run_by, self.cache = made, run_by, cache
         self.now: Runner | None = None
         self.known: dict[Hashable, Plan] = {}
         self.ran: list[Hashable] = []
@@ -68,8 +71,10 @@ class LiveSteps:
         *optimizers: torch.optim.Optimizer,
         device: torch.device | str = "cpu",
         run_by: Callable[..., Runner] = Runner,
+        cache: PlanCache | None = None,
     ) -> None:
-        self._step, self._plans = step, MadePlans(made, run_by)
+        """`cache`: where what kernels cost is kept, for the next ones."""
+        self._step, self._plans = step, MadePlans(made, run_by, cache)
         # Any budget, which `made` need not keep: with one the first step has a plan, too.
         self.session = LiveSession(
             module, *optimizers, budget=1, device=device, planner=self._plans

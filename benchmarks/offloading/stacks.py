@@ -82,8 +82,8 @@ def halves(stack: Stack) -> tuple[TaskGraph, TaskGraph]:
     """A clipped step in two: forward and backward passes, and updates on the device. Gradients
     outlive the first one."""
     first, second = GraphBuilder(), GraphBuilder()
-    first.output(_passes(first, stack, _Units(first, stack, "sum"), None))
-    _clipped(second, stack, _Units(second, stack, "sum"), Way(clipped=True, on_host=False))
+    first.output(_passes(first, stack, _Units(first, stack, "state"), None))
+    _clipped(second, stack, _Units(second, stack, "state"), Way(clipped=True, on_host=False))
     return first.graph(), second.graph()
 
 

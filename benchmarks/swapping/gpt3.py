@@ -105,7 +105,7 @@ class _Tensors:
     def _add(self, name: str, nbytes: int) -> None:
         self.nbytes[name] = nbytes
         self.weight[name] = self._builder.buffer(name, nbytes, "parameter")
-        self.sum[name] = self._builder.buffer(f"sum {name}", nbytes, "sum")
+        self.sum[name] = self._builder.buffer(f"sum {name}", nbytes, "state")
 
 
 @dataclass(slots=True)

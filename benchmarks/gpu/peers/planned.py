@@ -1,17 +1,19 @@
-"""Ours, by hand: captured on the device, planned within the budget with this machine's rates, run.
+"""Ours: steps whose Python runs, by plans within the budget with this machine's rates.
 
 The plan's budget is the peer's; a context and loaded kernels come out of the ballast's spare, as
 everybody's do. Updates run where they are faster.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
+from offloading.live_steps import LiveSteps, training_step
 
 import offload
-from gpu.ours import run_by
+from gpu.ours import without_gradients
 from gpu.peers.task import MIB, Running, Setup, Whole, batch, trained, whole
 from gpu.timing import free
 from offload.measuring.calibration import calibrate
@@ -32,30 +34,31 @@ def graph(setup: Setup) -> Iterator[Running]:
 @contextmanager
 def _planned(setup: Setup, engine: str) -> Iterator[Running]:
     module = whole(setup, "cpu")
-    inputs = batch(setup, "cpu")
-    there: dict[str, Any] = {"device": torch.device(setup.device)} if setup.device == "cuda" else {}
-    if isinstance(module, Whole):
-        optimizer = torch.optim.AdamW(trained(module), 1e-4, fused=True)
-        captured = offload.capture_training_step(
-            module.inner, module.loss, optimizer, *inputs, **there
-        )
-    else:
-        captured = offload.capture(_without_gradients(module), *inputs, **there)
+    inputs = batch(setup, setup.device)
     costs = calibrate(setup.device, "bfloat16") if setup.device == "cuda" else None
     free(setup.device)
-    made = offload.plan(captured, setup.budget, costs, optimizer="auto")
-    facts = {
+    made = partial(offload.plan, budget=setup.budget, costs=costs, optimizer="auto")
+    how: dict[str, Any] = {"device": setup.device, "run_by": partial(offload.Runner, engine=engine)}
+    if isinstance(module, Whole):
+        optimizer = torch.optim.AdamW(trained(module), 1e-4, fused=True)
+        step = training_step(module.inner, module.loss, optimizer)
+        steps = LiveSteps(step, made, module, optimizer, **how)
+    else:
+        steps = LiveSteps(without_gradients(module), made, module, **how)
+    facts: dict[str, Any] = {}
+
+    def run() -> torch.Tensor:
+        result = steps(*inputs)
+        facts.update(_facts(steps.plan))
+        return result
+
+    with steps:
+        yield Running(run, facts)
+
+
+def _facts(made: offload.Plan) -> dict[str, Any]:
+    return {
         "bound_s": made.bound.seconds, "binds": made.bound.lane,
         "predicted_s": made.predicted_seconds, "planned_mib": made.device_bytes / MIB,
         "pinned_mib": made.host_bytes / MIB,
     }  # fmt: skip
-    with run_by(engine, made) as runner:
-        yield Running(lambda: runner(*inputs)[0], facts)
-
-
-def _without_gradients(module: torch.nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-    def call(ids: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            return module(ids)
-
-    return call

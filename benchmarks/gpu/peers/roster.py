@@ -35,7 +35,7 @@ PEERS: Mapping[str, Peer] = {
         budgets=False,
     ),
     "ours, cuda": Peer(
-        "gpu.peers.planned:loop", "capture_training_step, plan(budget, optimizer='auto'), Runner",
+        "gpu.peers.planned:loop", "its Python in every step, plan(budget, optimizer='auto')",
         prefills=True,
     ),
     "ours, cudagraph": Peer(
