@@ -28,7 +28,7 @@ from offload.errors import CaptureError, StepError
 from offload.graph.costs import Costs
 from offload.live.core import load_core
 from offload.live.entrances import ENTRANCES
-from offload.live.placing import placed
+from offload.live.placing import device_of, placed
 from offload.live.planned_tapes import PlannedTapes
 from offload.live.runner_plans import PlainPlanner, RunnerPlans, TapePlanner, UnrunPlans
 from offload.live.weights import LiveWeights
@@ -67,7 +67,7 @@ class LiveSession:
         and runs the plans; one with these `costs` if not given. `runs`: whether plans run; without
         it every step is only planned, and what it makes is zeros."""
         self._core = load_core()
-        self._device = torch.device(device)
+        self._device = device_of(device, (), ())
         self._weights = LiveWeights(self._core, module, optimizers, self._device)
         self._optimizers = optimizers
         groups = (group["params"] for each in optimizers for group in each.param_groups)

@@ -225,7 +225,7 @@ def test_aliases_of_a_module_that_is_elsewhere_stay_aliases() -> None:
     net, optimizer = made("cpu")
     assert isinstance(net, Net)
     net.register_buffer("first_rows", net.last.weight.data[:2])
-    with offload.within(None, net, optimizer, device="cuda:0"):
+    with offload.within(None, net, optimizer, device="cuda"):
         assert net.first_rows.is_cuda
         for x, y in batches("cuda"):
             F.cross_entropy(net(x), y).backward()
