@@ -126,12 +126,14 @@ def _trained(case: Case, device: str) -> tuple[Callable[..., torch.Tensor], Call
 def _ours(case: Case, engine: str, budget: str, device: str) -> tuple[End, Row]:
     module = case.build(device)
     optimizer = case.optimizer(module)
-    with stepping(case, module, optimizer, device, engine, budget) as steps:
+    with stepping(case, module, optimizer, case.batch(device), device, engine, budget) as steps:
         losses = _walk(steps, case, device)
-        made, again = steps.plan, replayed(steps.runner)
+        plans, again = steps.plans, replayed(steps.runner)
     row = {
-        "replayed": again, "notes": [*made.remarks, *made.graph.notes],
-        "device_mib": made.device_bytes / MIB, "peak_mib": made.peak_bytes / MIB,
+        "replayed": again,
+        "notes": [*dict.fromkeys(one for made in plans for one in made.remarks)],
+        "device_mib": max(made.device_bytes for made in plans) / MIB,
+        "peak_mib": max(made.peak_bytes for made in plans) / MIB,
     }  # fmt: skip
     return End(losses, state_of(module, optimizer)), row
 

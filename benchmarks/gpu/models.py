@@ -12,6 +12,7 @@ pieces, computed once more in the backward pass: 32,768 x 32,000 logits never ex
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -78,7 +79,10 @@ class Again(nn.Module):
         self.inner = inner
 
     def forward(self, *given: torch.Tensor) -> torch.Tensor:
-        return checkpoint(self.inner, *given, use_reentrant=False)  # pyright: ignore[reportReturnType]
+        # Nothing in it draws: a generator's state need not be read, which would cut the step.
+        return checkpoint(  # pyright: ignore[reportReturnType]
+            self.inner, *given, use_reentrant=False, preserve_rng_state=False
+        )
 
 
 class Decoder(nn.Module):
@@ -87,6 +91,7 @@ class Decoder(nn.Module):
     def __init__(self, kind: Kind) -> None:
         super().__init__()
         size = kind.size
+        assert not (kind.checkpointed and kind.dropout), "a checkpoint keeps no generator's state"
         self.kind = kind.block
         self.pairs = size.width // size.heads // 2
         self.words = nn.Embedding(size.words, size.width)
@@ -154,7 +159,8 @@ class WordLoss:
 
     def __call__(self, hidden: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
         pieces = zip(hidden.flatten(0, 1).split(PIECE), words.flatten().split(PIECE), strict=True)
-        losses = [checkpoint(self.piece, h, w, use_reentrant=False) for h, w in pieces]
+        again = partial(checkpoint, self.piece, use_reentrant=False, preserve_rng_state=False)
+        losses = [again(h, w) for h, w in pieces]
         return torch.stack(losses).sum() / words.numel()  # pyright: ignore[reportArgumentType]
 
     def piece(self, hidden: torch.Tensor, words: torch.Tensor) -> torch.Tensor:

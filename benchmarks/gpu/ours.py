@@ -1,12 +1,13 @@
 """Every call of `offload` that the suite makes: steps on a device, by plans, run by an engine."""
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from offloading.live_steps import LiveSteps, training_step
-from offloading.steps import MIB, planned
+from offloading.steps import MIB
 from torch import nn
 
 from gpu.models import Batch, Case
@@ -15,20 +16,18 @@ from offload import OffloadError, Plan, PlanCache, Runner, TaskGraph, plan
 from offload.gate import Gate
 from offload.graph.memgraph import OFFLOAD, RELOAD
 from offload.running.engines.cudagraph import CudaGraph
-from offload.running.trace import Trace
 
 ENGINES = ("cuda", "cudagraph")
 """The loop first, then what has no loop."""
 BUDGETS = ("none", "60 %", "minimum")
 """Shares are of the peak that the step has without a budget."""
-FIRST = 3
-"""Steps that price a plan."""
 
 
 def stepping(
     case: Case,
     module: nn.Module,
-    optimizer: torch.optim.Optimizer | None,
+    by: torch.optim.Optimizer | None,
+    batch: Batch,
     device: str,
     engine: str,
     budget: str,
@@ -37,14 +36,29 @@ def stepping(
     cache: PlanCache | None = None,
     **options: Any,
 ) -> LiveSteps:
-    """Steps on `device`, wherever the module's tensors are now. `optimizer`: None for the forward
-    pass alone. `options`: of the plans."""
-    made = partial(planned_to, budget=budget, cache=cache, **options)
+    """Steps on `device`, wherever the module's tensors are now. `by`: None for the forward
+    pass alone. `budget`: none; minimum, the smallest that holds them; a share of the peak that they
+    have without one; else a size. `options`: of the plans."""
+    nbytes: str | int | None = None if budget == "none" else budget
+    if budget == "minimum" or budget.endswith(" %"):
+        share = 0.0 if budget == "minimum" else float(budget.removesuffix(" %")) / 100
+        twins = copy.deepcopy((module, by))  # what is only planned leaves states without numbers
+        nbytes = _share(share, _steps(case, *twins, plan, device=device, runs=False), batch)
+    made = partial(plan, budget=nbytes, cache=cache, **options)
     run_by = partial(Runner, engine=engine, gate=gate)
-    how: dict[str, Any] = {"device": device, "run_by": run_by, "cache": cache}
-    if optimizer is None:
+    return _steps(case, module, by, made, device=device, run_by=run_by, cache=cache)
+
+
+def _steps(
+    case: Case,
+    module: nn.Module,
+    by: torch.optim.Optimizer | None,
+    made: Callable[[TaskGraph], Plan],
+    **how: Any,
+) -> LiveSteps:
+    if by is None:
         return LiveSteps(without_gradients(module), made, module, **how)
-    return LiveSteps(eager(case, module, optimizer), made, module, optimizer, **how)
+    return LiveSteps(eager(case, module, by), made, module, by, **how)
 
 
 def without_gradients(module: nn.Module) -> Callable[..., torch.Tensor]:
@@ -55,13 +69,13 @@ def without_gradients(module: nn.Module) -> Callable[..., torch.Tensor]:
     return step
 
 
-def planned_to(graph: TaskGraph, budget: str, **more: Any) -> Plan:
-    """none: no limit; minimum: the smallest that holds it; a share of the peak; else a size."""
-    if budget in ("none", "minimum"):
-        return planned(graph, None if budget == "none" else 0.0, **more)
-    if budget.endswith(" %"):
-        return planned(graph, float(budget.removesuffix(" %")) / 100, **more)
-    return plan(graph, budget, **more)
+def _share(share: float, steps: LiveSteps, batch: Batch) -> int:
+    """Bytes that hold every part of the first steps."""
+    with steps:
+        steps.settle(*batch)
+        parts = steps.known
+    least = max(part.smallest_bytes for part in parts)
+    return max(least, int(share * max(part.peak_bytes for part in parts)))
 
 
 def replayed(runner: Runner) -> bool | None:
@@ -72,21 +86,6 @@ def replayed(runner: Runner) -> bool | None:
     return any(known.graphs for known in runner.stage.engine._known.values())
 
 
-def priced(steps: LiveSteps, batch: Batch) -> Plan:
-    """The plan priced by what its first steps took, or another one where that is faster: then the
-    steps go on by it."""
-    before, traces = steps.plan, list[Trace]()
-    steps.runner.measure()
-    for _ in range(FIRST):
-        steps(*batch)
-        traces.append(steps.runner.trace)
-    steps.runner.measure(False)
-    made = before.measured(traces).remade()
-    if made.memgraph is not before.memgraph:
-        steps.move_to(made)
-    return made
-
-
 def eager(
     case: Case, module: nn.Module, optimizer: torch.optim.Optimizer
 ) -> Callable[..., torch.Tensor]:
@@ -94,24 +93,28 @@ def eager(
     return training_step(module, case.loss(module), optimizer)
 
 
-def facts(made: Plan) -> Row:
-    nodes, tasks = made.memgraph.nodes, made.graph.tasks
+def facts(parts: Sequence[Plan]) -> Row:
+    """Of a step, whose parts run one after the other: a bound of each is one of all together."""
+    nodes = [node for part in parts for node in part.memgraph.nodes]
+    tasks = [task for part in parts for task in part.graph.tasks]
+    largest = max(parts, key=lambda part: len(part.graph.tasks))
     return {
-        "placement": made.placement,
-        "peak_mib": made.peak_bytes / MIB,
-        "device_mib": made.device_bytes / MIB,
-        "host_mib": made.host_bytes / MIB,
+        "parts": len(parts),
+        "placement": largest.placement,
+        "peak_mib": max(part.peak_bytes for part in parts) / MIB,
+        "device_mib": max(part.device_bytes for part in parts) / MIB,
+        "host_mib": max(part.host_bytes for part in parts) / MIB,
         "tasks": len(tasks),
         "recomputed": sum(bool(task.recomputes) for task in tasks),
         "offloads": sum(node.kind == OFFLOAD for node in nodes),
         "reloads": sum(node.kind == RELOAD for node in nodes),
         "out_mib": sum(node.nbytes for node in nodes if node.kind == OFFLOAD) / MIB,
         "in_mib": sum(node.nbytes for node in nodes if node.kind == RELOAD) / MIB,
-        "predicted_s": made.predicted_seconds,
-        "bound_s": made.bound.seconds,
-        "binds": made.bound.lane,
-        "two_phase_s": made.simulation.two_phase,
-        "resident_s": made.resident_seconds,
+        "predicted_s": sum(part.predicted_seconds for part in parts),
+        "bound_s": sum(part.bound.seconds for part in parts),
+        "binds": largest.bound.lane,
+        "two_phase_s": sum(part.simulation.two_phase for part in parts),
+        "resident_s": sum(part.resident_seconds for part in parts),
     }
 
 

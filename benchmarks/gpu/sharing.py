@@ -150,7 +150,7 @@ def _trainings(name: str, job: Job) -> Trainings:
     @contextmanager
     def training(engine: str) -> Iterator[Training]:
         gate, optimizer = NotingGate(), load.case.optimizer(module)
-        given = load.case, module, optimizer, job.device, engine, budget
+        given = load.case, module, optimizer, batch, job.device, engine, budget
         with stepping(*given, gate=gate, costs=costs, **load.options) as steps:
             steps.settle(*batch)
             yield Training(steps, batch, gate, costs, job.device)

@@ -21,7 +21,7 @@ from offloading.live_steps import LiveSteps
 from offloading.report import Asked, Report, ratios, spread, table
 
 from gpu.bounds import Limit, Machine, limit
-from gpu.ours import ENGINES, attempt, facts, priced, replayed, stepping
+from gpu.ours import ENGINES, attempt, facts, replayed, stepping
 from gpu.part import Found, Job, Outcome, Row, Rows, Step
 from gpu.picture import Panel
 from gpu.timing import REPEATS, WARM_UP, free, rounds
@@ -91,20 +91,13 @@ def bench_of(name: str, job: Job, found: Rates, plans: PlanCache) -> Bench:
 def _one(bench: Bench, budget: str, engine: str, job: Job) -> Row:
     load = bench.load
     optimizer = None if load.prefill else load.case.optimizer(bench.module)
-    given = load.case, bench.module, optimizer, job.device, engine, budget
+    given = load.case, bench.module, optimizer, bench.batch, job.device, engine, budget
     with stepping(*given, cache=bench.plans, costs=bench.costs, **load.options) as steps:
         steps.settle(*bench.batch)
-        before = steps.plan
-        made = priced(steps, bench.batch)
-        return _timed(bench, steps, made, job) | {
-            "decision": made.measurement.decision if made.measurement else "",
-            # Of kernels that were measured alone: what its own first steps took is no bound.
-            "bound_s": before.bound.seconds, "binds": before.bound.lane,
-            "believed_s": before.predicted_seconds,
-        }  # fmt: skip
+        return _timed(bench, steps, job)
 
 
-def _timed(bench: Bench, steps: LiveSteps, made: Plan, job: Job) -> Row:
+def _timed(bench: Bench, steps: LiveSteps, job: Job) -> Row:
     """Beside eager."""
 
     def eager() -> None:
@@ -113,12 +106,12 @@ def _timed(bench: Bench, steps: LiveSteps, made: Plan, job: Job) -> Row:
 
     calls = {"eager": eager, "ours": partial(steps, *bench.batch)}
     seen = rounds(calls, job.device, 2 if job.smoke else REPEATS, 2 if job.smoke else WARM_UP)
-    ours = statistics.median(seen["ours"])
-    share = resident_share(made)
+    ours, parts = statistics.median(seen["ours"]), steps.plans
+    share = resident_share(parts[0])  # all parts know all weights
     formula = _formula(bench, share)
     tokens = bench.load.shape.tokens if bench.load.shape else 0
     return {
-        **facts(made), "replayed": replayed(steps.runner),
+        **facts(parts), "replayed": replayed(steps.runner),
         "eager": seen["eager"], "ours": seen["ours"], "ours_s": ours,
         "over_eager": statistics.median(ratios(seen["ours"], seen["eager"])),
         "tokens": tokens, "tokens_a_second": tokens / ours, "resident_share": share,
@@ -150,8 +143,7 @@ def report(found: Found) -> Outcome:
         said.asked += _asked(cell, found)
     said.remarks = [
         "over eager: within a round; eager has everything on the device.",
-        "bound: of the plan as it was made, of kernels measured alone. believed: predicted then;"
-        " predicted: with what the first steps took, after which it may be another plan.",
+        "bound, predicted: of the plans of a step's parts, of kernels measured alone.",
         "two-phase: an estimate for steps"
         " that only offload forwards and only reload backwards: no order makes them overlap.",
         "formula: of the model's shape and the rates measured at the start; resident: of the plan.",
@@ -165,24 +157,25 @@ def report(found: Found) -> Outcome:
 
 
 HEAD = (
-    "workload", "budget", "engine", "device GiB", "host GiB", "resident", "GiB out + in",
-    "eager s", "ours s", "over eager", "bound s", "over bound", "over two-phase", "believed s",
-    "predicted s", "off by", "formula s", "tokens/s", "after its first steps",
+    "workload", "budget", "engine", "parts", "device GiB", "host GiB", "resident", "GiB out + in",
+    "eager s", "ours s", "over eager", "bound s", "over bound", "over two-phase",
+    "predicted s", "off by", "formula s", "tokens/s",
 )  # fmt: skip
 
 
 def _line(cell: str, row: Row) -> list[str]:
     formula = row["formula_s"]
     return [
-        *cell.split("; "), f"{row['device_mib'] / 1024:.2f}", f"{row['host_mib'] / 1024:.2f}",
+        *cell.split("; "), str(row["parts"]),
+        f"{row['device_mib'] / 1024:.2f}", f"{row['host_mib'] / 1024:.2f}",
         f"{row['resident_share']:.0%}",
         f"{row['out_mib'] / 1024:.2f} + {row['in_mib'] / 1024:.2f}",
         spread(row["eager"]), spread(row["ours"]), f"{row['over_eager']:.3f}",
         f"{row['bound_s']:.4f} {row['binds']}", f"{_over(row, 'bound_s'):.3f}",
-        f"{_over(row, 'two_phase_s'):.3f}", f"{row['believed_s']:.4f}",
+        f"{_over(row, 'two_phase_s'):.3f}",
         f"{row['predicted_s']:.4f}", f"{_off(row):.1%}",
         f"{formula:.4f} {row['formula_binds']}" if formula is not None else "",
-        f"{row['tokens_a_second']:,.0f}" if row["tokens"] else "", row["decision"],
+        f"{row['tokens_a_second']:,.0f}" if row["tokens"] else "",
     ]  # fmt: skip
 
 

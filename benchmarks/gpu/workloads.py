@@ -56,7 +56,7 @@ def workloads(smoke: bool) -> dict[str, Workload]:
         return {
             "llama lora": trained(small, "lora", ("none", "minimum")),
             "llama prefill": prefilled(Kind(TINY), ("minimum",)),
-            "gpt2 full": trained(Kind(TINY, "gpt2"), "full", ("600KiB",), optimizer="auto"),
+            "gpt2 full": trained(Kind(TINY, "gpt2"), "full", ("minimum",), optimizer="auto"),
             "vit": Workload(vit("l-16", smoke), ("minimum",), precision="float32"),
         }
     lengths = (1024, 4096, 8192, 16384)

@@ -36,7 +36,7 @@ class MadePlans:
         self._made, self._run_by, self.cache = made, run_by, cache
         self.now: Runner | None = None
         self.known: dict[Hashable, Plan] = {}
-        self.ran: list[Hashable] = []
+        self.ran: dict[Hashable, None] = {}
         """In the latest step, which has several parts if it is cut."""
 
     def plan(self, graph: TaskGraph, budget: Budget) -> Plan:
@@ -49,15 +49,11 @@ class MadePlans:
 
     def added(self, key: Hashable, plan: Plan) -> None:
         self.known[key] = plan
+        self.ran[key] = None
 
     def run(self, runner: Runner, key: Hashable, batch: Collection[torch.Tensor]) -> Sequence[Any]:
-        self.ran.append(key)
+        self.ran[key] = None
         return runner.run(key, *batch)
-
-    @property
-    def largest(self) -> Hashable:
-        """Of the parts of the latest step. (The first step, which makes the states, has more.)"""
-        return max(self.ran, key=lambda key: len(self.known[key].graph.tasks))
 
 
 class LiveSteps:
@@ -72,18 +68,31 @@ class LiveSteps:
         device: torch.device | str = "cpu",
         run_by: Callable[..., Runner] = Runner,
         cache: PlanCache | None = None,
+        runs: bool = True,
     ) -> None:
-        """`cache`: where what kernels cost is kept, for the next ones."""
+        """`cache`: where what kernels cost is kept, for the next ones. `runs`: without it steps are
+        only planned."""
         self._step, self._plans = step, MadePlans(made, run_by, cache)
         # Any budget, which `made` need not keep: with one the first step has a plan, too.
         self.session = LiveSession(
-            module, *optimizers, budget=1, device=device, planner=self._plans
+            module, *optimizers, budget=1, device=device, planner=self._plans, runs=runs
         )
 
     @property
+    def plans(self) -> list[Plan]:
+        """Of the latest step, part by part."""
+        return [self._plans.known[key] for key in self._plans.ran]
+
+    @property
+    def known(self) -> list[Plan]:
+        """Of all steps so far: the first one, which makes the states, has parts of its own."""
+        return [*self._plans.known.values()]
+
+    @property
     def plan(self) -> Plan:
-        """Of the latest step."""
-        return self._plans.known[self._plans.largest]
+        """Of the latest step, which was not cut."""
+        (found,) = self.plans
+        return found
 
     @property
     def runner(self) -> Runner:
@@ -91,9 +100,10 @@ class LiveSteps:
         return self._plans.now
 
     def move_to(self, plan: Plan, stage: Stage | None = None) -> Migration:
-        """Go on by another plan of the latest step."""
-        self._plans.known[self._plans.largest] = plan
-        return self.runner.move_to(plan, self._plans.largest, stage)
+        """Go on by another plan of the latest step, which was not cut."""
+        (key,) = self._plans.ran
+        self._plans.known[key] = plan
+        return self.runner.move_to(plan, key, stage)
 
     def unseen(self) -> AbstractContextManager[None]:
         """Within it, what is compared with these steps runs as without the session."""

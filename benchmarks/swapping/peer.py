@@ -41,8 +41,8 @@ class Least:
 def least(graph: TaskGraph, costs: Costs, budget: int, carried: bool) -> Least:
     """`carried`: the sums come in, too."""
     weights = sum(b.nbytes for b in graph.buffers if b.role is Role.PARAMETER)
-    last = min(b.nbytes for b in graph.buffers if b.role is Role.SUM)
-    sums = sum(b.nbytes for b in graph.buffers if b.role is Role.SUM)
+    last = min(b.nbytes for b in graph.buffers if b.role is Role.STATE)
+    sums = sum(b.nbytes for b in graph.buffers if b.role is Role.STATE)
     first = sum(graph.buffers[b].nbytes for b in graph.tasks[0].reads)
     seconds = {"forward": 0.0, "backward": 0.0}
     for task in graph.tasks:

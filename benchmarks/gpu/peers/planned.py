@@ -4,7 +4,7 @@ The plan's budget is the peer's; a context and loaded kernels come out of the ba
 everybody's do. Updates run where they are faster.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -49,16 +49,17 @@ def _planned(setup: Setup, engine: str) -> Iterator[Running]:
 
     def run() -> torch.Tensor:
         result = steps(*inputs)
-        facts.update(_facts(steps.plan))
+        facts.update(_facts(steps.plans))
         return result
 
     with steps:
         yield Running(run, facts)
 
 
-def _facts(made: offload.Plan) -> dict[str, Any]:
+def _facts(parts: Sequence[offload.Plan]) -> dict[str, Any]:
     return {
-        "bound_s": made.bound.seconds, "binds": made.bound.lane,
-        "predicted_s": made.predicted_seconds, "planned_mib": made.device_bytes / MIB,
-        "pinned_mib": made.host_bytes / MIB,
+        "bound_s": sum(part.bound.seconds for part in parts), "binds": parts[-1].bound.lane,
+        "predicted_s": sum(part.predicted_seconds for part in parts), "parts": len(parts),
+        "planned_mib": max(part.device_bytes for part in parts) / MIB,
+        "pinned_mib": max(part.host_bytes for part in parts) / MIB,
     }  # fmt: skip
