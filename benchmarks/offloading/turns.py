@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from offload import Costs, MemGraph, Plan, TaskGraph, simulate
-from offload.graph.memgraph import OFFLOAD, RELOAD, TASK, Node
+from offload.graph.memgraph import OFFLOAD, RELOAD, TASK, Node, places_of
 from offload.graph.taskgraph import HOST, Task
-from offload.memory.homes import places
 from offload.planning.host_tails import host_tail
 
 BARRIER = "barrier"
@@ -37,7 +36,7 @@ class Turn:
 
 def resident_of(memgraph: MemGraph, prefix: str = "") -> int:
     """Bytes of the residents whose names begin so."""
-    homes = places(memgraph).items()
+    homes = places_of(memgraph).items()
     return sum(p.nbytes for key, p in homes if p.arena != HOST and key.startswith(prefix))
 
 
