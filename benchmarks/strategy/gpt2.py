@@ -33,7 +33,8 @@ def make(smoke: bool, batches: list[Batch]) -> tuple[Any, list[Batch]]:
 def measure(smoke: bool) -> Report:
     batches, source = _text(smoke)
     threads = 1 if smoke else 0
-    job = Job(make, (smoke, batches), "AdamW fused", f"{BUDGET:.0%}", threads)
+    budget = 0.6 if smoke else BUDGET  # the largest task of a tiny net takes a larger share
+    job = Job(make, (smoke, batches), "AdamW fused", f"{budget:.0%}", threads)
     took: dict[str, list[Took]] = {"plain": [], "ours": []}
     least, most = (3, 3) if smoke else (LEAST_STEPS, MOST_STEPS)
     with Pair() as pair:
