@@ -20,10 +20,15 @@ from offload.program.kernels import CPU, Call, alignment_on
 class TriedCosts(MeasuredCosts):
     """Those of the calls that were watched, and those that were measured."""
 
+    times = False
+
     def of(self, device: torch.device, calls: Mapping[int, Call]) -> dict[int, Cost]:
         tried = {key: cost for key, call in calls.items() if (cost := _tried(call))}
         others = {key: call for key, call in calls.items() if key not in tried}
         return tried | super().of(device, others)
+
+    def keep(self, made: Mapping[int, Cost]) -> None:
+        self._note(made)  # and no cache keeps what has no seconds
 
 
 def costs_without_moves(core: Any, device: torch.device) -> MeasuredCosts:
