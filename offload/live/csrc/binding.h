@@ -7,6 +7,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
+#include "seeds.h"
 #include "session.h"
 
 namespace live {
@@ -65,7 +66,9 @@ class BoundCall {
     {
       py::gil_scoped_release let_go;
       c10::AutoGradMode as_recorded(grad_);
+      give_seeds(op_, stack_);
       op_.redispatchBoxed(keys_, &stack_);
+      take_seeds(op_, stack_);
     }
     if (stack_.size() == 1) {
       auto result = to_python(std::move(stack_[0]));
