@@ -71,12 +71,16 @@ struct Operator {
   bool exact;         // its numbers decide the shape of its result
   bool inplace_view;  // it changes the shape of its argument, and no byte
   bool unseen;        // it does nothing that counts
+  bool keeps_seeds;   // on the host (seeds.h)
   Ranks ranks;
 };
 
 inline bool returns_tensors_only(const c10::FunctionSchema& schema) {
+  const bool is_attention = schema.name().find("attention") != std::string::npos;
   for (const auto& result : schema.returns()) {
     const auto kind = result.type()->kind();
+    const bool is_integer = kind == c10::TypeKind::IntType || kind == c10::TypeKind::SymIntType;
+    if (is_integer && is_attention) continue;  // the shapes of its arguments decide it
     const bool tensors = kind == c10::TypeKind::ListType &&
         result.type()->castRaw<c10::ListType>()->getElementType()->kind() == c10::TypeKind::TensorType;
     if (kind != c10::TypeKind::TensorType && kind != c10::TypeKind::OptionalType && !tensors) return false;
@@ -100,6 +104,7 @@ inline const Operator& known(const OperatorHandle& op) {
   known.composite = op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
       !op.hasKernelForDispatchKey(DispatchKey::CPU) && !op.hasKernelForDispatchKey(DispatchKey::CUDA) &&
       !op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd);
+  known.keeps_seeds = name.find("efficient_attention") != std::string::npos;
   known.random = op.hasTag(at::Tag::nondeterministic_seeded);
   known.synchronous = op.hasTag(at::Tag::data_dependent_output) || SYNCHRONOUS.count(name) ||
       (op.hasTag(at::Tag::dynamic_output_shape) && name != "aten::index") || !returns_tensors_only(schema);

@@ -6,6 +6,7 @@
 #include <c10/core/AutogradState.h>
 
 #include "collectives.h"
+#include "seeds.h"
 
 namespace live {
 
@@ -145,7 +146,9 @@ inline void execute_node(Pass& pass, const Node& node, Stack& stack) {
     else if (next->kind == Arg::lists) stack.push_back(real_lists(pass, next));
     else stack.push_back(real_argument(pass, node, *next++, numbers));
   }
+  give_seeds(*node.op, stack);
   node.op->redispatchBoxed(node.keys, &stack);
+  take_seeds(*node.op, stack);
   wait_for_ranks(*node.op, stack);
   take_outputs(pass, node, stack);
 }

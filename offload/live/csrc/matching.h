@@ -190,6 +190,8 @@ inline void push_shadows(Pass& pass, const Node& node, Stack* stack, at::ArrayRe
       c10::List<at::Tensor> list;
       for (int k = 0; k < output.count; k++) list.push_back(shadow_of(pass, node, node.outputs[n++], given));
       results.emplace_back(std::move(list));
+    } else if (output.kind == Out::integer) {
+      results.emplace_back(static_cast<int64_t>(output.count));
     } else if (output.kind == Out::other) {
       results.emplace_back();
     } else {

@@ -81,7 +81,9 @@ class Recording {
         const WithoutDraws kept(known_.random);
         const Watch watch(*tried);
         const bool sends = known_.ranks != Ranks::alone;  // but not its kernel for tensors without bytes
+        give_seeds(op, made);
         op.redispatchBoxed(sends ? DispatchKeySet(DispatchKey::Meta) : below(keys), &made);
+        take_seeds(op, made);
       } catch (const std::exception&) {
         return false;  // it raises with the real tensors, too, or it asks for their values
       }
@@ -461,9 +463,9 @@ class Recording {
       for (const auto& tensor : made) only_views &= add_made(tensor);
       return only_views;
     }
-    node_->outputs.push_back({Out::other});
+    node_->outputs.push_back(value.isInt() ? Output{Out::integer, static_cast<int>(value.toInt())} : Output{Out::other});
     homes_.push_back(0);
-    synchronous_ |= !value.isNone();
+    synchronous_ |= !value.isNone() && !value.isInt();
     return true;
   }
 

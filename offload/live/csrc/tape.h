@@ -67,11 +67,11 @@ struct Argument {
   int constant = -1;       // index into the node's constants
 };
 
-enum class Out : uint8_t { fresh, alias, self, undefined, list, other };
+enum class Out : uint8_t { fresh, alias, self, undefined, list, integer, other };
 
 struct Output {
   Out kind;
-  int count = 0;
+  int count = 0;      // of `list`; of `integer`: which
   int argument = -1;  // of `self`: which flat argument
   Value* value = nullptr;
 };
