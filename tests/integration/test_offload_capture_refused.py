@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import offload
 from offload.errors import CaptureError
@@ -30,6 +32,13 @@ def caught(x: torch.Tensor) -> torch.Tensor:
         return x
 
 
+def dropped(x: torch.Tensor) -> torch.Tensor:
+    """Its backward pass drops the same again, so it sets the generator's state."""
+    y = checkpoint(lambda a: functional.dropout(LAYER(a)), x, use_reentrant=False)
+    assert isinstance(y, torch.Tensor)
+    return torch.autograd.grad(y.sum(), LAYER.weight)[0]
+
+
 REFUSED: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
     "a value": (lambda x: x * x.sum().item(), AT_ONCE),
     "a value of an input": (lambda x: x * x[0].item(), AT_ONCE),
@@ -39,6 +48,10 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
     "an array": (lambda x: x * float(x.numpy()[0]), AT_ONCE),
     "a list of a weight": (lambda x: x * LAYER.bias.tolist()[0], AT_ONCE),
     "a mask": (lambda x: x[x > 0], AT_ONCE),
+    "what is there": (lambda x: x.unique(), AT_ONCE),
+    "another size": (lambda x: (x * 2).resize_(2), AT_ONCE),
+    "dropout that is checkpointed": (dropped, AT_ONCE),
+    "lazily conjugated numbers": (lambda x: torch.complex(x, x).conj() * 2, "conjugated"),
     "python's dice": (lambda x: x * random.random(), "something else every time"),
     "a generator": (lambda x: x + torch.randn(3, generator=OWN), AT_ONCE),
     "a state of dice": (lambda x: x + torch.get_rng_state().float().mean(), AT_ONCE),
@@ -60,6 +73,22 @@ def test_what_no_graph_can_repeat_is_refused_and_leaves_nothing(how: str) -> Non
     after = [*LAYER.state_dict().values(), torch.get_rng_state(), OWN.get_state()]
     assert all(map(torch.equal, before, after))
     assert all(p.grad is None for p in LAYER.parameters())
+
+
+@pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt])
+def test_an_error_of_the_step_is_the_users_and_nothing_has_changed(error: Any) -> None:
+    before = LAYER.weight.detach().clone()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            LAYER.weight.mul_(2)
+        LAYER(x).sum().backward()
+        raise error("of the user's own")
+
+    with pytest.raises(error, match="of the user's own"):
+        offload.capture(step, torch.ones(3))
+    assert torch.equal(LAYER.weight, before)
+    assert LAYER.weight.grad is None
 
 
 def test_an_input_that_is_no_tensor_is_refused() -> None:

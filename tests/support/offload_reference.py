@@ -62,8 +62,6 @@ class Reference:
         for number, buffer in enumerate(graph.buffers):
             if buffer.persistent:
                 _bytes(_live(program.tensors[buffer.tensor])).copy_(memory[number])
-        for call in program.after_step:
-            call()
         return outputs
 
 
