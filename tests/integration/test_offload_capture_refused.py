@@ -1,5 +1,6 @@
 """What a capture refuses because no graph can repeat it, and that nothing of it is left."""
 
+import itertools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,8 @@ import offload
 from offload.errors import CaptureError
 
 LAYER = nn.Linear(3, 3)
+LAYER.register_buffer("mean", torch.zeros(3))
+COUNT = itertools.count()
 SGD = torch.optim.SGD(LAYER.parameters(), 0.1)
 OWN = torch.Generator()
 AT_ONCE = "has to run at once"
@@ -23,6 +26,16 @@ def backward(x: torch.Tensor) -> torch.Tensor:
     loss = LAYER(x).sum()
     loss.backward()
     return loss.detach()
+
+
+def replaced(x: torch.Tensor) -> torch.Tensor:
+    LAYER.mean = LAYER.get_buffer("mean") * 0.9 + 0.1 * x
+    return x - LAYER.mean
+
+
+def moved(x: torch.Tensor) -> torch.Tensor:
+    LAYER.weight.data = LAYER.weight.data * 2
+    return LAYER(x).detach()
 
 
 def caught(x: torch.Tensor) -> torch.Tensor:
@@ -53,6 +66,9 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
     "dropout that is checkpointed": (dropped, AT_ONCE),
     "lazily conjugated numbers": (lambda x: torch.complex(x, x).conj() * 2, "conjugated"),
     "python's dice": (lambda x: x * random.random(), "something else every time"),
+    "a count that is returned": (lambda x: (x, next(COUNT)), "something else every time"),
+    "another buffer": (replaced, "in the place of mean"),
+    "other memory": (moved, "in the place of weight"),
     "a generator": (lambda x: x + torch.randn(3, generator=OWN), AT_ONCE),
     "a state of dice": (lambda x: x + torch.get_rng_state().float().mean(), AT_ONCE),
     "a seed": (lambda x: (torch.manual_seed(0), x + torch.rand(3))[1], AT_ONCE),
