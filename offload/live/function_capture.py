@@ -72,6 +72,8 @@ def captured(
             leaf, values = before.tape.leaf, _plain_values(before.result)
             del before
             kept.check(core)
+            if not leaf:
+                raise CaptureError("the step runs no operation, so there is nothing to capture")
             inputs, result, tape = _run(core, step, example_inputs, place)
             kept.check(core)
         except BaseException:

@@ -66,7 +66,7 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
     "dropout that is checkpointed": (dropped, AT_ONCE),
     "lazily conjugated numbers": (lambda x: torch.complex(x, x).conj() * 2, "conjugated"),
     "python's dice": (lambda x: x * random.random(), "something else every time"),
-    "a count that is returned": (lambda x: (x, next(COUNT)), "something else every time"),
+    "a count that is returned": (lambda x: (x * 2, next(COUNT)), "something else every time"),
     "another buffer": (replaced, "in the place of mean"),
     "other memory": (moved, "in the place of weight"),
     "a generator": (lambda x: x + torch.randn(3, generator=OWN), AT_ONCE),
@@ -110,6 +110,13 @@ def test_an_error_of_the_step_is_the_users_and_nothing_has_changed(error: Any) -
 def test_an_input_that_is_no_tensor_is_refused() -> None:
     with pytest.raises(CaptureError, match="input 1 is a float"):
         offload.capture(lambda x, by: x * by, torch.ones(3), 2.0)  # type: ignore[arg-type]
+
+
+def test_an_input_that_is_returned_as_it_is_is_refused() -> None:
+    with pytest.raises(CaptureError, match="returns an input as it is"):
+        offload.capture(lambda x, y: (x * 2, y), torch.ones(3), torch.ones(3))
+    with pytest.raises(CaptureError, match="runs no operation"):
+        offload.capture(lambda x: x, torch.ones(3))
 
 
 @pytest.mark.parametrize("of_the_module", [True, False])
