@@ -5,9 +5,7 @@ tape | cut | tape                 two: what is made before a cut and used after 
                                   until the step is over, as a weight has for good
 """
 
-import gc
-from collections.abc import Collection, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +21,7 @@ from offload.live.weights import LiveWeights
 from offload.lowering.passes import grouped, lower, split_updates, whole_updates
 from offload.measuring.kept_costs import KeptCosts, MeasuredCosts
 from offload.measuring.profiling import measured
+from offload.running.collector import collector_paused
 
 GROUP, GROUP_BYTES = 32, 1 << 20
 """A group of small kernels has at most so many, which touch at most so many bytes: an engine's
@@ -149,18 +148,6 @@ class PlannedTapes:
     def close(self) -> None:
         """Give every tensor memory of its own again."""
         self._plans.close()
-
-
-@contextmanager
-def collector_paused() -> Iterator[None]:
-    """Within it, garbage is not searched for: plans make many objects, and all of them stay."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 def _seeds(tape: Any) -> frozenset[int]:

@@ -35,7 +35,7 @@ from offload.live.weights import LiveWeights
 from offload.plans.plan import Budget, Plan
 from offload.program.frames import say_frame, user_frame
 
-MOST_NEW = 16
+MOST_NEW = 32
 """If so many steps in a row were each a new one, the next new ones are not planned."""
 MOST_TAPES = 64
 """If there are more, all are forgotten."""

@@ -52,6 +52,9 @@ def cost_of(log: Log, outputs: Mapping[int, int], alignment: int, seconds: float
 class MeasuredCosts:
     """The costs of the calls that were measured before, in this process or at an earlier start."""
 
+    times = True
+    """Whether seconds decide anything."""
+
     def __init__(self, kept: "KeptCosts | None" = None) -> None:
         self._kept = kept
         self._names: dict[int, Any] = {}
@@ -79,6 +82,8 @@ class MeasuredCosts:
 
 class KeptCosts:
     """The costs of calls in a cache. One for a fit."""
+
+    times = True
 
     def __init__(self, cache: PlanCache) -> None:
         self._cache = cache

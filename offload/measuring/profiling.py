@@ -80,7 +80,8 @@ def measured(graph: TaskGraph, kept: KeptCosts | MeasuredCosts | None = None) ->
         for where, found in calls.items():
             costs |= {} if kept is None else kept.of(where, found)
             new = {key: call for key, call in found.items() if key not in costs}
-            made = _Bench(where, new, graph.alignment, lines).costs(new) if new else {}
+            times = kept is None or kept.times
+            made = _Bench(where, new, graph.alignment, lines, times).costs(new) if new else {}
             costs |= made
             if kept is not None:
                 kept.keep(made)
@@ -182,8 +183,9 @@ class _Bench:
         calls: Mapping[int, Call],
         alignment: int,
         lines: Mapping[int, str],
+        times: bool,
     ) -> None:
-        """Make memory for the largest of the calls."""
+        """Make memory for the largest of the calls. `times`: measure seconds, too."""
         self._device, self._alignment, self._lines = device, alignment, lines
         with only_python():
             self._places = {key: self._side_by_side(call) for key, call in calls.items()}
@@ -193,6 +195,7 @@ class _Bench:
         self._workspace = torch.empty(0, dtype=torch.uint8, device=device)
         self._bindings = Bindings()
         self._timer = Gpu(device) if device.type == "cuda" else Cpu(time.perf_counter)
+        self._times = times
         self._took = 0.0
         """Seconds of the last run that was watched."""
 
@@ -250,7 +253,7 @@ class _Bench:
             homes, log = shim.record(run, _homes)
         outputs = {n: homes[n] for n, value in enumerate(call.outputs) if value is not None}
         cost = cost_of(log, outputs, self._alignment, self._took)
-        if self._took >= BRIEF or self._device.type == "cuda":
+        if self._times and (self._took >= BRIEF or self._device.type == "cuda"):
             placed = replace(call, allocations=cost.allocations)
             run = self._bound(key, placed, cost.workspace, SHIM)
             is_first = self._took >= SHORT or self._device.type == "cuda"

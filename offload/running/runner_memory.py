@@ -30,6 +30,7 @@ from offload.memory.room import check_move, check_room
 from offload.memory.runnable import RunnablePlan
 from offload.memory.waiting_place import WaitingPlace
 from offload.running.binding import Binding
+from offload.running.collector import collector_paused
 from offload.running.stage import Stage
 
 IN_PLACE, BESIDE, BY_HOST = "in place", "beside", "by the host"
@@ -118,14 +119,15 @@ class RunnerMemory:
                 warnings.warn(_POINTED.format(name, what), RuntimeWarning, stacklevel=2)
 
     def _bind(self, plan: RunnablePlan, arenas: Arenas, stage: Stage) -> Binding:
-        return Binding(
-            plan,
-            arenas,
-            self._placed,
-            poison=self._poison,
-            driver=stage.driver,
-            captured=stage.engine.captures,
-        )
+        with collector_paused():
+            return Binding(
+                plan,
+                arenas,
+                self._placed,
+                poison=self._poison,
+                driver=stage.driver,
+                captured=stage.engine.captures,
+            )
 
     def _held(self, key: Hashable, plan: RunnablePlan) -> Arenas:
         """Arenas with room for this plan, the device's lent by the stage. Where one is too small,
