@@ -7,7 +7,6 @@ import pytest
 
 import offload
 from offload import (
-    AssumptionFailed,
     BudgetTooSmall,
     CaptureError,
     MemoryTooSmall,
@@ -26,7 +25,6 @@ MODULE = "offload.errors"
         BudgetTooSmall("too small", needed=7, task="a"),
         MemoryTooSmall("too small", needed=7, left=3),
         RaceFound("a and b", "a", "b", (0, 1, 2)),
-        AssumptionFailed("no", number=1, found=True),
     ],
 )
 def test_an_error_comes_whole_out_of_another_process(error: OffloadError) -> None:
