@@ -33,20 +33,6 @@ class CaptureError(OffloadError):
     """
 
 
-class TracesDiffer(CaptureError):
-    """Two traces of a step do different things.
-
-    Keep what changes from call to call in a tensor, or out of the step.
-    """
-
-
-class TensorsKept(CaptureError):
-    """A step keeps a tensor that it made in an object of Python.
-
-    Keep `tensor.detach()` outside of the step, or register a buffer.
-    """
-
-
 class GraphError(OffloadError, ValueError):
     """A TaskGraph, or a size, that is not valid.
 
@@ -108,24 +94,6 @@ class StepError(OffloadError):
 
     Capture the step again, or give it the shapes that it was captured with.
     """
-
-
-class AssumptionFailed(OffloadError):
-    """A tensor has another value in this step than the graph assumes. The step has changed nothing
-    that outlives it.
-
-    Capture the step again with this batch; `OffloadStrategy` does so by itself.
-    """
-
-    def __init__(
-        self, message: str, *, number: int, found: int | float | bool, own: bool = False
-    ) -> None:
-        """`number`: which of the values that the step asks for it is; `found`: what it is now;
-        `own`: whether it follows from what the step itself keeps."""
-        super().__init__(message)
-        self.own = own
-        self.number = number
-        self.found = found
 
 
 def _restored(kind: type[OffloadError], args: tuple[Any, ...], known: dict[str, Any]) -> Any:

@@ -2,7 +2,6 @@
 
 from offload.caching.plan_cache import PlanCache
 from offload.errors import (
-    AssumptionFailed,
     BudgetTooSmall,
     CaptureError,
     DeviceLost,
@@ -11,8 +10,6 @@ from offload.errors import (
     OffloadError,
     RaceFound,
     StepError,
-    TensorsKept,
-    TracesDiffer,
 )
 from offload.graph.builder import GraphBuilder
 from offload.graph.costs import Costs
@@ -21,25 +18,17 @@ from offload.graph.taskgraph import Buffer, Role, Task, TaskGraph
 from offload.live.function_capture import capture
 from offload.live.prefill import prefill
 from offload.live.within import within
-from offload.lowering.passes import beside, in_turn, lower
+from offload.lowering.passes import lower
 from offload.measuring.calibration import calibrate
 from offload.planning.simulator import Simulation, simulate
 from offload.planning.verify import verify
 from offload.plans.plan import Plan, plan
 from offload.running.runner import Runner
-from offload.tracing.capture import (
-    capture_micro_batch,
-    capture_training_step,
-    capture_update_step,
-)
-from offload.tracing.updating import Clip
 
 __all__ = [
-    "AssumptionFailed",
     "BudgetTooSmall",
     "Buffer",
     "CaptureError",
-    "Clip",
     "Costs",
     "DeviceLost",
     "GraphBuilder",
@@ -56,15 +45,8 @@ __all__ = [
     "StepError",
     "Task",
     "TaskGraph",
-    "TensorsKept",
-    "TracesDiffer",
-    "beside",
     "calibrate",
     "capture",
-    "capture_micro_batch",
-    "capture_training_step",
-    "capture_update_step",
-    "in_turn",
     "lower",
     "plan",
     "prefill",

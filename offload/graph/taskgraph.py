@@ -26,6 +26,8 @@ HOST = -1
 """The arena number of the host."""
 RANKS = "ranks"
 """The lane for work that several processes do together."""
+FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
+"""Phases of a step."""
 
 
 class Role(StrEnum):
@@ -41,14 +43,12 @@ class Role(StrEnum):
     ACTIVATION = "activation"
     """Made in the forward pass and read in the backward pass."""
     GRADIENT = "gradient"
-    SUM = "sum"
-    """The sum of gradients over micro-batches."""
     TEMPORARY = "temporary"
     WORKSPACE = "workspace"
     """Memory that a kernel allocates and frees within itself."""
 
 
-PERSISTENT = frozenset({Role.PARAMETER, Role.BUFFER, Role.STATE, Role.SUM, Role.CONSTANT})
+PERSISTENT = frozenset({Role.PARAMETER, Role.BUFFER, Role.STATE, Role.CONSTANT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +93,12 @@ class Task:
     """Bytes that it reads and writes."""
     seconds: float | None = None
     """Measured seconds."""
-    phase: str = "forward"
+    phase: str = FORWARD
     """forward, backward or update."""
     repeatable: bool = False
     """Whether running it again on the same reads gives the same bits and changes nothing else."""
     random: bool = False
     """Whether it draws random numbers. `after` chains such tasks."""
-    checks: bool = False
-    """Whether it may end the step, because a value is not what the graph assumes. It runs before
-    anything that outlives the step is written (lowering/checks_first.py)."""
     turn: int = 0
     """The number of its micro-batch among several (lowering/micro_batches.py)."""
     pointwise: bool = False
@@ -141,10 +138,7 @@ class TaskGraph:
     """What passes did that a person should know. `explain()` shows it."""
     kept: tuple[int, ...] = ()
     """Persistent buffers that no task touches and that have a place all the same, because other
-    steps of the same runner use them (lowering/beside.py)."""
-    left: int = 0
-    """Bytes of each device that residents leave free, because another step of the same runner needs
-    so many for its largest task."""
+    steps of the same runner use them."""
 
     def __repr__(self) -> str:
         return f"<TaskGraph: {len(self.tasks)} tasks over {len(self.buffers)} buffers>"

@@ -28,11 +28,10 @@ from offload.live.captured_graphs import (
 )
 from offload.live.core import load_core
 from offload.live.entrances import ENTRANCES
-from offload.live.placing import placed
+from offload.live.placing import Device, device_of, placed
 from offload.lowering.passes import lower
 from offload.measuring.profiling import measured
 from offload.program.frames import say_frame, user_frame
-from offload.tracing.stand_ins import device_of
 
 INSTEAD = "Run the step within `offload.within`, where its Python runs every time"
 
@@ -40,7 +39,7 @@ INSTEAD = "Run the step within `offload.within`, where its Python runs every tim
 def capture(
     step: Callable[..., Any],
     *example_inputs: torch.Tensor,
-    device: torch.device | str | None = None,
+    device: Device = None,
 ) -> TaskGraph:
     """The graph of `step(*tensors)`, which returns tensors and closes over whatever it wants.
 
@@ -52,7 +51,7 @@ def capture(
 def captured(
     step: Callable[..., Any],
     *example_inputs: torch.Tensor,
-    device: torch.device | str | None = None,
+    device: Device = None,
 ) -> TaskGraph:
     """The graph before it is lowered and measured: a task for every kernel."""
     for number, given in enumerate(example_inputs):

@@ -12,13 +12,20 @@ from typing import Any
 import torch
 
 from offload.graph.builder import GraphBuilder
-from offload.graph.taskgraph import ALIGNMENT, RANKS, Role, TaskGraph
+from offload.graph.taskgraph import (
+    ALIGNMENT,
+    BACKWARD,
+    FORWARD,
+    RANKS,
+    UPDATE,
+    Role,
+    TaskGraph,
+)
+from offload.live.collectives import Collective
 from offload.live.lanes import BEGINS, lanes_of
 from offload.live.list_calls import are_apart, cuts, length, piece, works_on_lists
 from offload.live.tape_calls import Slots, TapeCall, TapeReader
 from offload.program.kernels import Call, Calls, Program, Value, values_in
-from offload.tracing.collectives import Collective
-from offload.tracing.tape import BACKWARD, FORWARD, UPDATE
 
 
 @dataclass(frozen=True, slots=True)

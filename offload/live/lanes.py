@@ -7,13 +7,14 @@ in a plan      3: draws from a generator of its own    so lanes may take turns, 
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch.types import Number
 
 from offload.graph.taskgraph import TaskGraph
 from offload.live.tape_calls import TapeCall
-from offload.lowering.turns import drawing_from
+from offload.program.own_draws import DrawState
 
 BEGINS = "offload_live::begin_lane.default"
 
@@ -45,5 +46,17 @@ def drawing_apart(graph: TaskGraph) -> TaskGraph:
     last = max((task.turn for task in graph.tasks), default=0)
     device = graph.program.device if graph.program is not None else torch.device("cpu")
     for turn in range(last):
-        graph = drawing_from(graph, torch.Generator(device), turn)
+        graph = _drawing_from(graph, DrawState(torch.Generator(device), device), turn)
     return graph
+
+
+def _drawing_from(graph: TaskGraph, state: DrawState, turn: int) -> TaskGraph:
+    """The graph, whose random tasks of this lane draw from a generator of its own."""
+    return graph.with_tasks(
+        [
+            replace(task, kernel=state.around(task.kernel.calls))
+            if task.random and task.turn == turn
+            else task
+            for task in graph.tasks
+        ]
+    )

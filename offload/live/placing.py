@@ -7,16 +7,48 @@ afterwards     where it was            its present bytes
 So are the states of its optimizers, of which some are made within.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from offload.tracing.collectives import check_own_bytes
+from offload.errors import CaptureError
+from offload.live.collectives import check_own_bytes
+from offload.program.kernels import CPU
+
+Device = torch.device | str | None
 
 STEP = "step"
 """An optimizer's counter. Torch wants it on the CPU unless its kernels are fused or captured."""
+
+
+def device_of(
+    device: Device, batch: Sequence[torch.Tensor], own: Iterable[torch.Tensor]
+) -> torch.device:
+    """The device of a step. By default where all its tensors are; single numbers on the CPU do not
+    count."""
+    if device is not None:
+        return _numbered(torch.device(device))
+    found = dict.fromkeys(t.device for t in (*batch, *own) if t.dim() or t.device != CPU)
+    if len(found) > 1:
+        raise CaptureError(
+            f"the step's tensors lie on {' and '.join(sorted(map(str, found)))}. Name the device"
+            " that it shall run on, as in capture(..., device='cuda:0'); the tensors may stay"
+            " where they are"
+        )
+    return next(iter(found), CPU)
+
+
+def _numbered(device: torch.device) -> torch.device:
+    if device.type not in ("cpu", "cuda"):
+        raise CaptureError(f"device {device}: a step can only be captured for cpu or cuda")
+    if device.type == "cpu":
+        return CPU
+    if device.index is not None:
+        return device
+    index = torch.cuda.current_device() if torch.cuda.is_available() else 0
+    return torch.device("cuda", index)
 
 
 @contextmanager

@@ -14,11 +14,10 @@ from typing import Any
 
 import torch
 
+from offload.live.placing import Device, device_of
 from offload.live.runner_plans import PlainPlanner
 from offload.live.session import LiveSession
 from offload.plans.plan import Budget, Plan
-from offload.tracing.capture import Device
-from offload.tracing.stand_ins import device_of
 
 
 class Prefill:

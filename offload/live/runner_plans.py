@@ -15,12 +15,11 @@ import torch
 from offload.caching.plan_cache import PlanCache
 from offload.errors import BudgetTooSmall
 from offload.graph.costs import Costs
-from offload.graph.taskgraph import TaskGraph
+from offload.graph.taskgraph import BACKWARD, FORWARD, TaskGraph
 from offload.plans.plan import Budget, Plan, fullest, plan, reserve_of
 from offload.running.runner import Runner
 from offload.running.runner_memory import Migration
 from offload.sizes import is_share, parse_share, say_size
-from offload.tracing.tape import BACKWARD, FORWARD
 
 
 class TapePlanner(Protocol):

@@ -14,16 +14,30 @@ from typing import Any
 import torch
 
 from offload.errors import CaptureError
-from offload.live.tape_kernel import TapeKernel
-from offload.optimizer.step_guards import EXACT_OPS, plain_name
+from offload.live.collectives import Collective, is_collective
+from offload.live.tape_kernel import TapeKernel, WithAutograd
 from offload.program.kernels import Call, Value, values_in
-from offload.torch_seams import schema_of
-from offload.tracing.collectives import is_collective
-from offload.tracing.op_effects import WHOLE, allocates
-from offload.tracing.run_time_ops import at_run_time
+from offload.torch_seams import ASKING_AUTOGRAD, schema_of
 
 Slots = dict[int, None]
 """Numbers of storages, in order."""
+OVERWRITING = frozenset(
+    {"fill_", "zero_", "copy_", "bernoulli_", "uniform_", "normal_", "random_", "exponential_"}
+    | {"geometric_", "cauchy_", "log_normal_"}
+)
+"""Ops that overwrite their first argument without reading it."""
+ALLOCATIONS = frozenset(
+    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"}
+)
+"""Ops that only make memory."""
+EXACT_OPS = frozenset({
+    "add", "sub", "rsub", "mul", "div", "neg", "abs", "sqrt", "reciprocal", "addcmul", "addcdiv",
+    "lerp", "maximum", "minimum", "clamp", "clamp_min", "clamp_max", "sign", "where", "masked_fill",
+    "gt", "lt", "ge", "le", "eq", "ne", "copy", "clone", "zero", "fill", "zeros", "zeros_like",
+    "ones_like", "full_like", "empty_like", "empty_strided",
+})  # fmt: skip
+"""Ops that treat every element alike, wherever in a tensor it lies: their results are rounded once.
+(An `exp` or a `pow` has other last bits in the loop for a tensor's last elements.)"""
 
 
 @dataclass(slots=True)
@@ -89,21 +103,22 @@ class TapeReader:
         found = named_op(node.op)
         op = found.op
         made = tuple(None if value is None else self._value(value) for value in node.made)
-        if allocates(found.name):
+        if found.name in ALLOCATIONS:
             self.allocated.update(value.buffer for value in made if value is not None)
             return None
         given = [self._argument(one) for one in node.arguments]
         first = len(given) - len(found.keywords)
-        kernel: Any = at_run_time(op, self.device, node.grad)
+        kernel: Any = Collective(op)
         if not is_collective(op):
+            asks = node.grad and found.name in ASKING_AUTOGRAD
             kernel = TapeKernel(
-                kernel,
+                WithAutograd(op) if asks else op,
                 self._core,
                 node,
                 self.numbers,
                 tuple(self._varying_of(node.arguments)),
                 self.device,
-                plain_name(op) in EXACT_OPS or found.name.startswith("_fused_"),
+                _is_elementwise(found.name),
             )
         fresh = dict.fromkeys(value.buffer for value in made if value is not None)
         kwargs = dict(zip(found.keywords, given[first:], strict=True))
@@ -116,7 +131,7 @@ class TapeReader:
         """All storages that it is given, but those that it overwrites completely."""
         found: Slots = {}
         for position, (argument, value) in enumerate(zip(op.arguments, given, strict=True)):
-            anew = argument.is_out or (position == 0 and op.name in WHOLE)
+            anew = argument.is_out or (position == 0 and op.name in OVERWRITING)
             for one in values_in(value):
                 if not (anew and self._covers(one)):
                     found[one.buffer] = None
@@ -173,3 +188,8 @@ class TapeReader:
                 return False
             count *= size
         return count * value.dtype.itemsize == self.nbytes[value.buffer]
+
+
+def _is_elementwise(name: str) -> bool:
+    plain = name.removeprefix("_foreach_").removesuffix("_")
+    return plain in EXACT_OPS or name.startswith("_fused_")

@@ -10,6 +10,24 @@ from typing import Any
 
 import torch
 
+from offload.torch_seams import set_grad_enabled
+
+
+@dataclass(frozen=True, slots=True)
+class WithAutograd:
+    """Calls the op with autograd on, as it was in the step: an LSTM's kernel keeps a workspace only
+    then. No argument requires a gradient, so autograd keeps nothing."""
+
+    op: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        before = torch.is_grad_enabled()
+        set_grad_enabled(True)
+        try:
+            return self.op(*args, **kwargs)
+        finally:
+            set_grad_enabled(before)
+
 
 @dataclass(frozen=True, slots=True)
 class TapeKernel:

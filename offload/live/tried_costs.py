@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from offload.live.tape_kernel import TapeKernel
-from offload.measuring.call_uses import Use
 from offload.measuring.kept_costs import Cost, MeasuredCosts, cost_of
 from offload.memory.cpu_shim import AllocatorEvent, Log, available
 from offload.program.kernels import CPU, Call, alignment_on
@@ -19,12 +18,10 @@ from offload.program.kernels import CPU, Call, alignment_on
 class TriedCosts(MeasuredCosts):
     """Those of the calls that were watched, and those that were measured."""
 
-    def of(
-        self, device: torch.device, calls: Mapping[int, Call], uses: Mapping[int, Use]
-    ) -> dict[int, Cost]:
+    def of(self, device: torch.device, calls: Mapping[int, Call]) -> dict[int, Cost]:
         tried = {key: cost for key, call in calls.items() if (cost := _tried(call))}
         others = {key: call for key, call in calls.items() if key not in tried}
-        return tried | super().of(device, others, uses)
+        return tried | super().of(device, others)
 
 
 def costs_without_moves(core: Any, device: torch.device) -> MeasuredCosts:

@@ -9,9 +9,7 @@ update in half precision stays on the device: the number of threads decides whic
 takes an element, and the loops round differently there.
 
 A gradient that was cast to the parameter's type leaves the device before the cast if it is smaller
-then, and the cast becomes a host task (bfloat16 to float32 is exact anywhere). The same holds for
-clipping a gradient that only host updates read: it leaves once, right after its norm. And for a
-gradient that is a quotient of a total on the host (tracing/update_step.py): nothing of it moves.
+then, and the cast becomes a host task (bfloat16 to float32 is exact anywhere).
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -23,13 +21,13 @@ import torch
 from offload.errors import GraphError
 from offload.graph.costs import Costs
 from offload.graph.taskgraph import HOST, Task, TaskGraph
-from offload.optimizer.gradients import clamp, divide, scale
-from offload.optimizer.updates import EXACT
 from offload.program.kernels import values_in
 from offload.torch_seams import to_copy
 
 CHOICES = ("auto", "host", "device")
 CASTS = (to_copy, torch.ops.aten.copy_.default)
+EXACT = frozenset({torch.float32, torch.float64})
+"""Types whose elements any number of threads rounds alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +79,7 @@ def host_updates(
     if not found:
         return graph
     foreign = any(_foreign(graph.tasks[number]) for number in found)
-    going = {*found, *_casts(graph, found), *_clips(graph, found)}
-    going |= _divisions(graph, going)
+    going = {*found, *_casts(graph, found)}
     tasks = [
         _at_home(task, foreign) if number in going else task
         for number, task in enumerate(graph.tasks)
@@ -130,9 +127,8 @@ def _able(graph: TaskGraph, task: Task, fixed: frozenset[int]) -> bool:
 
 
 def is_update(task: Task) -> bool:
-    """Whether it is an update, perhaps with clipping, of the optimizer or handmade."""
-    calls = [call for call in _calls(task) if not _clip(call)]
-    return all(map(_updates, calls)) and (bool(calls) or not _calls(task))
+    """Whether it is an update, of the optimizer or handmade."""
+    return all(map(_updates, _calls(task)))
 
 
 def _updates(call: Any) -> bool:
@@ -149,53 +145,12 @@ def _exact(task: Task) -> bool:
     )
 
 
-def _clip(call: Any) -> bool:
-    return getattr(call.op, "func", call.op) in (clamp, scale)
-
-
-def _clips(graph: TaskGraph, found: Mapping[int, Move]) -> set[int]:
-    """Tasks that clip gradients which only these updates read afterwards."""
-    others: set[int] = set()
-    clips: set[int] = set()
-    for number, task in reversed(list(enumerate(graph.tasks))):
-        calls = _calls(task)
-        if (
-            task.lane == "compute"
-            and calls
-            and all(map(_clip, calls))
-            and _exact(task)
-            and others.isdisjoint(task.writes)
-        ):
-            clips.add(number)
-        elif number not in found:
-            others.update(task.reads)
-    return clips
-
-
 def _casts(graph: TaskGraph, found: Mapping[int, Move]) -> set[int]:
     """Casts for these updates whose results no other task reads."""
     casts = {cast for move in found.values() for cast in move.casts}
     made = {graph.tasks[cast].writes[0]: cast for cast in casts}
     others = {b for n, task in enumerate(graph.tasks) if n not in found for b in task.reads}
     return {cast for b, cast in made.items() if b not in others}
-
-
-def _divisions(graph: TaskGraph, going: Collection[int]) -> set[int]:
-    """Tasks that divide totals, whose quotients only these tasks read."""
-    others = {b for n, task in enumerate(graph.tasks) if n not in going for b in task.reads}
-    return {
-        number
-        for number, task in enumerate(graph.tasks)
-        if task.lane == "compute" and _divides(task) and others.isdisjoint(task.writes)
-    }
-
-
-def _divides(task: Task) -> bool:
-    """Whether it divides totals, and would do so with the same bits on the host."""
-    calls = _calls(task)
-    if not calls or any(call.op is not divide for call in calls):
-        return False
-    return all(value.dtype in EXACT for call in calls for value in call.args[:2])
 
 
 def _move(graph: TaskGraph, costs: Costs, number: int, able: set[int], users: _Users) -> Move:
@@ -212,11 +167,6 @@ def _move(graph: TaskGraph, costs: Costs, number: int, able: set[int], users: _U
             # The parameter is on the device anyway; the state is copied for the update alone.
             into += nbytes if able.issuperset(readers) else 0
             out += nbytes / pieces if b in task.writes else 0
-            continue
-        writers = users.writers.get(b, ())
-        if writers and _divides(graph.tasks[writers[0]]):
-            into += nbytes / pieces  # the total stays on the host, and the quotient is made there
-            seconds += costs.of_task(_at_home(graph.tasks[writers[0]], foreign)) / pieces
             continue
         cast = _cast(graph, b, able, users)
         if cast is not None:
@@ -237,7 +187,7 @@ def _cast(graph: TaskGraph, b: int, able: set[int], users: _Users) -> int | None
     [number] = writers
     task = graph.tasks[number]
     calls = _calls(task)
-    if len(calls) != 1 or calls[0].op not in CASTS or task.lane != "compute" or task.after:
+    if len(calls) != 1 or calls[0].of_torch not in CASTS or task.lane != "compute" or task.after:
         return None
     if task.writes != (b,) or len(task.reads) != 1:
         return None

@@ -3,8 +3,7 @@
     add: x -> y   gelu: y -> z   mul: z w -> z        one task: x w -> y z
 
 If a member reads what an earlier member made anew, the merged task does not count it as a read. All
-buffers that members write stay in the plan; only the number of tasks falls. Tasks are merged before
-micro-batches are joined (micro_batches.py), which renames the buffers of each.
+buffers that members write stay in the plan; only the number of tasks falls.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,12 +40,12 @@ def kin(task: Task) -> tuple[object, ...]:
 
 
 def is_held(task: Task) -> bool:
-    return bool(task.after) or task.random or task.checks or task.lane == RANKS
+    return bool(task.after) or task.random or task.lane == RANKS
 
 
 def held_in_order(graph: TaskGraph) -> frozenset[int]:
-    """Tasks that buffers alone do not order: they draw random numbers, check, are done together
-    with other ranks, or are in an `after`."""
+    """Tasks that buffers alone do not order: they draw random numbers, are done together with
+    other ranks, or are in an `after`."""
     return frozenset(
         number
         for at, task in enumerate(graph.tasks)

@@ -68,9 +68,9 @@ def _in_place(way: _Sum) -> Call:
 def _ways(task: Task) -> Sequence[_Sum]:
     """The ways to add in place: into the first summand or into the second."""
     call = task.kernel
-    if not isinstance(call, Call) or call.op is not torch.ops.aten.add.Tensor:
+    if not isinstance(call, Call) or call.of_torch is not torch.ops.aten.add.Tensor:
         return ()
-    if len(call.args) != 2 or len(call.outputs) != 1:
+    if len(call.args) != 2 or len(call.outputs) != 1 or getattr(call.op, "varying", ()):
         return ()
     (a, b), [result] = call.args, call.outputs
     if not (isinstance(a, Value) and isinstance(b, Value) and isinstance(result, Value)):

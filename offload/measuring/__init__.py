@@ -1,4 +1,4 @@
 """Measures kernels and copies on this machine: profiles of a graph, rates of the machine.
 
-May import: caching, errors, gate, graph, memory, optimizer, program, torch_seams.
+May import: caching, errors, gate, graph, memory, program, torch_seams.
 """

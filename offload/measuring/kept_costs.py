@@ -17,12 +17,10 @@ import torch
 from offload.caching.machine import machine_of, our_version
 from offload.caching.plan_cache import PlanCache
 from offload.measuring.allocation_log import allocations_of, peak_of, rounded
-from offload.measuring.call_uses import Use
 from offload.measuring.distinct_calls import signature
 from offload.memory.cpu_shim import Log
 from offload.memory.cuda_shim import available_on
 from offload.memory.placement import Allocation
-from offload.optimizer.updates import Update
 from offload.program.kernels import CPU, LEAVES, Call, Value
 from offload.torch_seams import OpOverload
 
@@ -41,8 +39,6 @@ class Cost:
     elsewhere: int = 0
     """Bytes that it allocates on threads of its own. They cannot be placed."""
     failure: str = ""
-    absent: frozenset[int] = frozenset()
-    """Positions of outputs that the kernel does not make although its fake does."""
 
 
 def cost_of(log: Log, outputs: Mapping[int, int], alignment: int, seconds: float) -> Cost:
@@ -61,16 +57,11 @@ class MeasuredCosts:
         self._names: dict[int, Any] = {}
         self._known: dict[Any, Cost] = {}
 
-    def of(
-        self, device: torch.device, calls: Mapping[int, Call], uses: Mapping[int, Use]
-    ) -> dict[int, Cost]:
+    def of(self, device: torch.device, calls: Mapping[int, Call]) -> dict[int, Cost]:
         """As `KeptCosts.of`."""
-        self._names = {
-            key: (signature(call), device, frozenset(uses[key].needed), uses[key].rewritten)
-            for key, call in calls.items()
-        }
+        self._names = {key: (signature(call), device) for key, call in calls.items()}
         if self._kept is not None:
-            self._note(self._kept.of(device, calls, uses))
+            self._note(self._kept.of(device, calls))
         return {key: self._known[name] for key, name in self._names.items() if name in self._known}
 
     def keep(self, made: Mapping[int, Cost]) -> None:
@@ -95,12 +86,9 @@ class KeptCosts:
         self._names: dict[Any, str] = {}
         self._known: dict[str, Cost] = {}
 
-    def of(
-        self, device: torch.device, calls: Mapping[Any, Call], uses: Mapping[Any, Use]
-    ) -> dict[Any, Cost]:
-        """Return what is kept of these calls, which are all of a graph's on this device. `uses`: it
-        depends on them what a kernel may return, and that is not looked at again."""
-        names = {key: name for key, call in calls.items() if (name := described(call, uses[key]))}
+    def of(self, device: torch.device, calls: Mapping[Any, Call]) -> dict[Any, Cost]:
+        """Return what is kept of these calls, which are all of a graph's on this device."""
+        names = {key: name for key, call in calls.items() if (name := described(call))}
         shim = available_on(device) is not None
         self._names, self._known = names, {}
         self._key = [our_version(), machine_of(device), device.type, shim, *sorted(names.values())]
@@ -123,18 +111,13 @@ class KeptCosts:
             self._cache.write(KIND, self._key, {name: _data(cost) for name, cost in known.items()})
 
 
-def described(call: Call, use: Use) -> str:
-    """Tell a call at zero and its use from all others, in any process, by a digest; empty if no
-    text can."""
-    of_torch = getattr(call.op, "of_torch", call.op)
-    if isinstance(of_torch, OpOverload):
-        op: Any = str(of_torch)
-    elif isinstance(call.op, Update):
-        op = _settings(call.op)
-    else:
+def described(call: Call) -> str:
+    """Tell a call at zero from all others, in any process, by a digest; empty if no text can."""
+    op = call.of_torch
+    if not isinstance(op, OpOverload):
         return ""
     args, kwargs = _numbers_said(call.args), _numbers_said(dict(call.kwargs))
-    said = op, args, kwargs, call.outputs, sorted(use.needed), use.rewritten
+    said = str(op), args, kwargs, call.outputs
     if not _plain(said):
         return ""
     return hashlib.blake2b(repr(said).encode(), digest_size=16).hexdigest()
@@ -150,19 +133,6 @@ def _numbers_said(tree: Any) -> Any:
     return (tree.item(), tree.dtype) if is_one else tree
 
 
-def _settings(update: Update) -> Any:
-    """All that decides which kernel of torch's an update calls."""
-    kind = type(update.optimizer)
-    numbers = update.numbers().items()
-    return (
-        f"{kind.__module__}.{kind.__qualname__}",
-        {name: value for name, value in numbers if name not in ("params", "lr", "initial_lr")},
-        update.foreach,
-        update.states,
-        update.device,
-    )
-
-
 def _plain(tree: Any) -> bool:
     """Whether a `repr` of this says all of it."""
     if isinstance(tree, Mapping):
@@ -173,14 +143,13 @@ def _plain(tree: Any) -> bool:
 
 
 def _data(cost: Cost) -> dict[str, Any]:
-    return {**asdict(cost), "absent": sorted(cost.absent)}
+    return asdict(cost)
 
 
 def _cost(data: Any) -> Cost:
     """Read what `_data` made."""
     made = dict(data)
     found = made["allocations"]
-    made["absent"] = frozenset(_whole(made["absent"]))
     if found is not None:
         made["allocations"] = tuple(Allocation(**one) for one in found)
     _whole(made[name] for name in ("workspace", "unplaced", "elsewhere"))

@@ -15,7 +15,7 @@ on the host is measured on the host.
 
 import functools
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from statistics import median_low
@@ -24,25 +24,21 @@ from typing import Any
 import torch
 from torch.autograd.profiler import profile, record_function
 
-from offload.errors import OffloadError
+from offload.errors import CaptureError, OffloadError
 from offload.gate import only_python, stand_aside
 from offload.graph.memgraph import TASK, Access, Node, Place
 from offload.graph.taskgraph import RANKS, Task, TaskGraph
 from offload.measuring.allocation_log import MARK, peaks_of, rounded
-from offload.measuring.call_uses import Use, uses_of
 from offload.measuring.distinct_calls import at_zero, end_of, signature, sizes, values_of
-from offload.measuring.fake_answers import Answer, Misjudged, WrongFakes, results_of
 from offload.measuring.kept_costs import Cost, KeptCosts, MeasuredCosts, cost_of
 from offload.measuring.stopwatch import Cpu, Gpu
 from offload.memory.cpu_shim import Shim
 from offload.memory.cuda_shim import available_on
 from offload.memory.device_memory import measuring
-from offload.memory.placement import COPY, SHIM, Bindings, Run, bind_task, name
+from offload.memory.placement import COPY, SHIM, Bindings, Run, bind_task, flat, name
 from offload.memory.workspaces import kept_bytes, steady, warm
-from offload.optimizer.step_study import measured_variants
-from offload.optimizer.step_updates import StepUpdate
 from offload.program.generators import generators_of
-from offload.program.kernels import CPU, Call, Calls, Value, device_of
+from offload.program.kernels import CPU, Call, Calls, device_of
 from offload.program.trees import tensors_of
 from offload.torch_seams import OpOverload, spin
 
@@ -57,8 +53,6 @@ DRAWN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 SPIN = 400_000
 """Cycles that a device spins, about a fifth of a millisecond, so that the host gets ahead."""
 HOST_LANE = "host"
-UNKNOWN = Cost(None, 0, 0, None)
-"""That of a call that did not run, in a graph that is not used."""
 
 
 def measured(graph: TaskGraph, kept: KeptCosts | MeasuredCosts | None = None) -> TaskGraph:
@@ -73,7 +67,7 @@ def measured(graph: TaskGraph, kept: KeptCosts | MeasuredCosts | None = None) ->
             _keys(task, calls[where], known, where, graph.alignment)
             for task, where in zip(graph.tasks, wheres, strict=True)
         ]
-        uses = uses_of(graph, keys)
+        lines = _lines(graph, keys)
     costs: dict[int, Cost] = {}
     with (
         measuring("every kernel once", device, remedy=", or make the batch smaller"),
@@ -84,11 +78,10 @@ def measured(graph: TaskGraph, kept: KeptCosts | MeasuredCosts | None = None) ->
         else nullcontext(),  # other threads may draw at the same time
     ):
         for where, found in calls.items():
-            costs |= {} if kept is None else kept.of(where, found, uses)
+            costs |= {} if kept is None else kept.of(where, found)
             new = {key: call for key, call in found.items() if key not in costs}
-            bench = _Bench(where, new, graph.alignment, uses)
-            costs |= (made := bench.costs(new) if new else {})
-            bench.wrong.check()
+            made = _Bench(where, new, graph.alignment, lines).costs(new) if new else {}
+            costs |= made
             if kept is not None:
                 kept.keep(made)
         fixed = kept_bytes(device)
@@ -103,16 +96,9 @@ def measured(graph: TaskGraph, kept: KeptCosts | MeasuredCosts | None = None) ->
 
 def _may_draw(task: Task) -> bool:
     """Whether a kernel may draw random numbers: one that does, and one of Python's."""
-    ops = [getattr(call.op, "of_torch", call.op) for call in getattr(task.kernel, "calls", ())]
+    ops = [call.of_torch for call in getattr(task.kernel, "calls", ())]
     seeded = torch.Tag.nondeterministic_seeded
     return task.random or any(not isinstance(op, OpOverload) or seeded in op.tags for op in ops)
-
-
-def _variants(call: Call) -> Sequence[Call]:
-    """The call, and others that do what it may do at other steps."""
-    if not isinstance(call.op, StepUpdate):
-        return (call,)
-    return [replace(call, op=update) for update in measured_variants(call.op)]
 
 
 @contextmanager
@@ -133,9 +119,8 @@ def _keys(
     task: Task, calls: dict[int, Call], known: dict[Any, int], where: torch.device, alignment: int
 ) -> list[int]:
     """The keys of a task's calls, which are added to `calls`; equal calls have equal ones. None for
-    calls that the other ranks would have to make as well, and for checks, which made-up values do
-    not pass."""
-    if not isinstance(task.kernel, Call | Calls) or task.lane == RANKS or task.checks:
+    calls that the other ranks would have to make as well."""
+    if not isinstance(task.kernel, Call | Calls) or task.lane == RANKS:
         return []
     keys = []
     for call in (at_zero(call, alignment) for call in task.kernel.calls):
@@ -144,17 +129,21 @@ def _keys(
     return keys
 
 
+def _lines(graph: TaskGraph, keys: Sequence[Sequence[int]]) -> dict[int, str]:
+    """The user's line where a call comes first, and a colon; or nothing."""
+    found: dict[int, str] = {}
+    for task, of_task in zip(graph.tasks, keys, strict=True):
+        for key in of_task:
+            found.setdefault(key, f"{task.where}: " if task.where else "")
+    return found
+
+
 def _with(task: Task, costs: Sequence[Cost]) -> Task:
-    pairs = [*zip(task.kernel.calls, costs, strict=True)]
-    calls = tuple(
-        Call(call.op, call.args, call.kwargs, _without(call.outputs, cost.absent), cost.allocations)
-        for call, cost in pairs
-    )
-    absent = {v.buffer for call, cost in pairs for n in cost.absent if (v := call.outputs[n])}
+    pairs = zip(task.kernel.calls, costs, strict=True)
+    calls = tuple(replace(call, allocations=cost.allocations) for call, cost in pairs)
     seconds = [cost.seconds for cost in costs if cost.seconds is not None]
     return replace(
         task,
-        writes=tuple(b for b in task.writes if b not in absent) if absent else task.writes,
         kernel=calls[0] if isinstance(task.kernel, Call) else Calls(calls),
         workspace=max(cost.workspace for cost in costs),
         unplaced=max(cost.unplaced + cost.elsewhere for cost in costs),
@@ -192,10 +181,10 @@ class _Bench:
         device: torch.device,
         calls: Mapping[int, Call],
         alignment: int,
-        uses: Mapping[int, Use],
+        lines: Mapping[int, str],
     ) -> None:
         """Make memory for the largest of the calls."""
-        self._device, self._alignment, self._uses = device, alignment, uses
+        self._device, self._alignment, self._lines = device, alignment, lines
         with only_python():
             self._places = {key: self._side_by_side(call) for key, call in calls.items()}
             ends = [last for places in self._places.values() for last in places[-1:]]
@@ -206,7 +195,6 @@ class _Bench:
         self._timer = Gpu(device) if device.type == "cuda" else Cpu(time.perf_counter)
         self._took = 0.0
         """Seconds of the last run that was watched."""
-        self.wrong = WrongFakes(uses, device)
 
     def costs(self, calls: Mapping[int, Call]) -> dict[int, Cost]:
         warm(self._device)
@@ -240,10 +228,8 @@ class _Bench:
         stand_aside()
         with record_function(MARK):
             self._fill(key, call)
-        if not self.wrong.admit(key):
-            return UNKNOWN
         try:
-            return self._most([one(key, other) for other in _variants(call)])
+            return one(key, call)
         except _DidNotRun as failed:
             error = failed.error
             failure = f"{name(call.op)}: {type(error).__name__}: {error}".splitlines()[0]
@@ -252,32 +238,16 @@ class _Bench:
         except OffloadError:
             raise
         except Exception as error:
-            error.add_note(f"{self._uses[key].line}while {name(call.op)} was measured")
+            error.add_note(f"{self._lines[key]}while {name(call.op)} was measured")
             raise
-
-    def _most(self, costs: Sequence[Cost]) -> Cost:
-        """The cost of a call that calls other kernels at some steps. Nobody knows which before it
-        runs, so what it allocates has no places."""
-        if len(costs) == 1:
-            return costs[0]
-        return replace(
-            costs[0],
-            allocations=None,
-            workspace=0,
-            unplaced=max(cost.unplaced for cost in costs),
-            seconds=max((c.seconds for c in costs if c.seconds is not None), default=None),
-        )
 
     def _placed(self, shim: Shim, key: int, call: Call) -> Cost:
         run = self._watched(key, call)
         if self._device.type == "cuda":
             run()
-        results, log = shim.record(run, results_of)
+        homes, log = shim.record(run, _homes)
         if self._took < SHORT:  # the first run may have filled caches
-            results, log = shim.record(run, results_of)
-        absent = self._absent(key, call, results)
-        call = replace(call, outputs=_without(call.outputs, absent))
-        homes = [0 if found is None else found.home for found in results]
+            homes, log = shim.record(run, _homes)
         outputs = {n: homes[n] for n, value in enumerate(call.outputs) if value is not None}
         cost = cost_of(log, outputs, self._alignment, self._took)
         if self._took >= BRIEF or self._device.type == "cuda":
@@ -286,30 +256,22 @@ class _Bench:
             is_first = self._took >= SHORT or self._device.type == "cuda"
             seconds = self._seconds(run, [] if is_first else [self._took])
             cost = replace(cost, seconds=seconds)
-        return replace(cost, absent=absent)
+        return cost
 
     def _copied(self, key: int, call: Call) -> Cost:
-        results = results_of(self._watched(key, call)())
-        absent = self._absent(key, call, results)
-        run = self._bound(key, replace(call, outputs=_without(call.outputs, absent)), 0, COPY)
-        return Cost(None, 0, 0, self._seconds(run), absent=absent)
+        self._watched(key, call)()
+        return Cost(None, 0, 0, self._seconds(self._bound(key, call, 0, COPY)))
 
     def _counted(self, key: int, call: Call) -> Cost:
         """Use the statistics of the device's allocator, which rounds what it gives out."""
-        results = results_of(self._watched(key, call)())
-        absent = self._absent(key, call, results)
-        run = self._bound(key, replace(call, outputs=_without(call.outputs, absent)), 0, COPY)
+        self._watched(key, call)()
+        run = self._bound(key, call, 0, COPY)
         run()
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
         run()
         peak = torch.cuda.max_memory_allocated(self._device) - before
-        return Cost(None, 0, peak, self._seconds(run), absent=absent)
-
-    def _absent(self, key: int, call: Call, results: Answer) -> frozenset[int]:
-        """Positions of outputs that were not made, or not as they were traced."""
-        given = self._memory.untyped_storage().data_ptr()
-        return self.wrong.compare(key, call, results, given)
+        return Cost(None, 0, peak, self._seconds(run))
 
     def _watched(self, key: int, call: Call) -> Run:
         """A run of the call, which tells an op that fails from all that fails here, and an error if
@@ -330,12 +292,11 @@ class _Bench:
                 raise _DidNotRun(error) from error
             for tensor, (size, address) in zip(given, before, strict=True):
                 if (tensor.size(), tensor.data_ptr()) != (size, address):
-                    raise Misjudged(
-                        f"{self._uses[key].line}{name(call.op)}: it gives an argument of size"
+                    raise CaptureError(
+                        f"{self._lines[key]}{name(call.op)}: it gives an argument of size"
                         f" {tuple(size)} the size {tuple(tensor.size())}, and a planned tensor"
                         " cannot grow. If only the first call does that, as that of an observer"
-                        " does, make one eager call before the capture",
-                        {},
+                        " does, make one eager call before the capture"
                     )
             return result
 
@@ -344,8 +305,6 @@ class _Bench:
     def _seconds(self, run: Run, known: Sequence[float] = ()) -> float:
         """The median: the lowest would promise more than a busy machine holds. `known`: what the
         same call has taken before."""
-        if self.wrong:
-            return 0.0  # the step is traced anew, and nobody reads it
         taken = [*known, self._timed(run)]
         while len(taken) < RUNS and sum(taken) < ENOUGH:
             taken.append(self._timed(run))
@@ -388,7 +347,9 @@ class _Bench:
                 memory.fill_(1)
 
 
-def _without(outputs: Sequence[Value | None], absent: Collection[int]) -> tuple[Value | None, ...]:
-    if not absent:
-        return tuple(outputs)
-    return tuple(None if n in absent else value for n, value in enumerate(outputs))
+def _homes(returned: Any) -> list[int]:
+    """The addresses of the storages of what a kernel returned; 0 for what is no tensor."""
+    return [
+        one.untyped_storage().data_ptr() if isinstance(one, torch.Tensor) else 0
+        for one in flat(returned)
+    ]

@@ -1,5 +1,5 @@
 """Real memory: arenas, the user's tensors in them, what a machine has left, and how kernels write
 at planned addresses.
 
-May import: errors, graph, optimizer, program, sizes, torch_seams.
+May import: errors, graph, program, sizes, torch_seams.
 """

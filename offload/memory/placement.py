@@ -24,8 +24,6 @@ from offload.errors import GraphError
 from offload.graph.memgraph import SMALL_WORKSPACE, Node, Place
 from offload.graph.taskgraph import Task, TaskGraph
 from offload.memory.cuda_shim import available_on, load_on
-from offload.optimizer.joint_updates import joined
-from offload.optimizer.scalars import Scalars
 from offload.program.kernels import CPU, Call, Value
 from offload.torch_seams import OpOverload, TorchDispatchMode, name_of
 
@@ -83,13 +81,11 @@ def bind_task(
     mode: str,
     scratch: Place | None = None,
     bindings: Bindings | None = None,
-    scalars: Scalars | None = None,
 ) -> Run:
     """A function that runs the task.
 
     `arenas`: a 1-D uint8 tensor for each device and the host; `scratch`: a place for workspaces of
-    up to `SMALL_WORKSPACE` bytes that have none of their own; `scalars`: the numbers that updates
-    on the device read from memory."""
+    up to `SMALL_WORKSPACE` bytes that have none of their own."""
     task = graph.tasks[node.task]
     places = {b: access.place for b, access in zip(task.touches, node.accesses, strict=False)}
     kernel = task.kernel
@@ -108,11 +104,7 @@ def bind_task(
     mode = chosen(mode, device)
     bindings = Bindings() if bindings is None else bindings
     binder = _Binder(arenas, places, mode, workspace, bindings, device)
-    calls = kernel.calls
-    if scalars is not None and task.lane != "host":
-        calls = [scalars.bound(call) for call in calls]
-    runs = [binder.served(call, run) for call, run in joined(calls, binder.view)]
-    runs = runs or [binder.bound(call) for call in calls]
+    runs = [binder.bound(call) for call in kernel.calls]
     return runs[0] if len(runs) == 1 else functools.partial(_in_a_row, tuple(runs))
 
 
@@ -155,11 +147,11 @@ class _Binder:
     def bound(self, call: Call) -> Run:
         args, kwargs = call.arguments(self.view)
         if (bound := getattr(call.op, "bound", None)) is not None:
-            return self.served(call, bound(args, kwargs))
+            return self._served(call, bound(args, kwargs))
         op = fast(call.op, args, kwargs, self.bindings.twins)
-        return self.served(call, functools.partial(op, *args, **kwargs))
+        return self._served(call, functools.partial(op, *args, **kwargs))
 
-    def served(self, call: Call, run: Run) -> Run:
+    def _served(self, call: Call, run: Run) -> Run:
         """The run with the call's allocations at their planned addresses."""
         targets = tuple((n, self.view(v)) for n, v in enumerate(call.outputs) if v is not None)
         if self.mode == COPY or call.allocations is None:

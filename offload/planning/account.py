@@ -30,7 +30,6 @@ NAMES = MappingProxyType(
         Role.INPUT: "inputs",
         Role.ACTIVATION: "activations",
         Role.GRADIENT: "gradients",
-        Role.SUM: "gradient sums",
         Role.TEMPORARY: "temporaries",
         Role.WORKSPACE: "workspace",
     }

@@ -69,7 +69,7 @@ def graph_digest(graph: TaskGraph) -> str:
     said.update(b"tasks")
     for task in graph.tasks:
         said.update(repr(tasks(task)).encode())
-    said.update(repr((graph.outputs, graph.kept, graph.left, graph.alignment)).encode())
+    said.update(repr((graph.outputs, graph.kept, graph.alignment)).encode())
     return said.hexdigest()
 
 

@@ -144,6 +144,6 @@ class Policies:
 
     def _leaves_enough(self, graph: TaskGraph, device: int, resident: frozenset[int]) -> bool:
         sets = [working_set(graph, task, device, resident) for task in graph.tasks]
-        largest = max((graph.left, *sets))
+        largest = max(sets)
         taken = resident_bytes(graph, device, resident, {})
         return taken + largest <= self._capacities[device]

@@ -195,10 +195,8 @@ Conflicts = dict[tuple[int, int], Conflict]
 def _check_paths(memgraph: MemGraph, at: list[int]) -> None:
     nodes, asked = memgraph.nodes, _conflicts(memgraph)
     graph = memgraph.graph
-    checks = [number for number, task in enumerate(graph.tasks) if task.checks]
     for number, task in enumerate(graph.tasks):
-        lasts = any(graph.buffers[b].persistent for b in task.writes)
-        for before in (*task.after, *(checks[-1:] if lasts else ())):
+        for before in task.after:
             a, b = at[before], at[number]
             conflict = asked.setdefault((a, b), Conflict())
             if a >= b:

@@ -30,7 +30,6 @@ COLOURS = MappingProxyType(
         Role.INPUT: "#F0E442",
         Role.ACTIVATION: "#E69F00",
         Role.GRADIENT: "#009E73",
-        Role.SUM: "#006d50",
         Role.TEMPORARY: "#CC79A7",
         Role.WORKSPACE: "#8d99a6",
     }

@@ -16,9 +16,9 @@ from offload.graph.costs import Costs
 from offload.graph.memgraph import MemGraph, Place
 from offload.graph.remarks import Remarks
 from offload.graph.taskgraph import HOST, Task, TaskGraph
-from offload.lowering.beside import with_idle
 from offload.lowering.host_updates import CHOICES
 from offload.lowering.host_updates import variants as host_variants
+from offload.lowering.idle_tensors import with_idle
 from offload.lowering.micro_batches import orders
 from offload.planning.allocator_rounding import outside
 from offload.planning.observation import StepObservation, observe

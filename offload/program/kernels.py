@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import torch
 
 from offload.graph.taskgraph import ALIGNMENT
-from offload.program.assumptions import Number
 from offload.torch_seams import pytree
 
 View = Callable[["Value"], Any]
@@ -73,6 +72,11 @@ class Call:
     def calls(self) -> "Sequence[Call]":
         return (self,)
 
+    @property
+    def of_torch(self) -> Callable[..., Any]:
+        """The op of torch's, where something of ours calls it."""
+        return getattr(self.op, "of_torch", self.op)
+
     def renamed(self, names: Mapping[int, int]) -> "Call":
         def rename(leaf: Any) -> Any:
             return leaf.renamed(names) if isinstance(leaf, Value) else leaf
@@ -112,17 +116,8 @@ class Program:
     runner moves them into its arenas."""
     recapture: Callable[..., Any] | None = None
     """Captures the same step for a batch of another shape."""
-    after_step: tuple[Callable[[], None], ...] = ()
-    """Functions to call after each step, such as the optimizer's counters on the host."""
     device: torch.device = CPU
     """The device of its kernels. The host's arena is always in the machine's memory."""
-    changed: Callable[[], str] | None = None
-    """Says what the step depends on and has changed since the capture; empty if nothing has. None:
-    whoever captured the step watches that."""
-    sketch: Any = None
-    """What the trace of the step recorded, to be compared with another trace of it."""
-    assumed: tuple[Number, ...] = ()
-    """What the step was answered when it asked for values (assumptions.py)."""
     fixed: int = 0
     """Bytes that libraries keep on the device for all kernels together, as measured."""
 

@@ -1,5 +1,5 @@
 """Runs a plan. `runner.py` runs one job; engines run nodes, drivers drive a device.
 
-May import: errors, gate, graph, memory, optimizer, planning, program, running.drivers,
+May import: errors, gate, graph, memory, planning, program, running.drivers,
     running.engines, sizes, torch_seams.
 """

@@ -21,8 +21,6 @@ from offload.memory.arenas import Arenas
 from offload.memory.homes import Homes
 from offload.memory.placement import Bindings, bind_task
 from offload.memory.runnable import RunnablePlan
-from offload.optimizer.scalars import Scalars
-from offload.optimizer.step_updates import StepUpdate
 from offload.planning.cuts import live_after
 from offload.planning.host_tails import host_tail
 from offload.planning.simulator import node_seconds
@@ -52,7 +50,7 @@ class Binding:
     ) -> None:
         """`placed` counts what became of the kernels' outputs. `driver` has the streams that nodes
         are enqueued on; without one, a node is done when its call returns. `captured`: a graph of
-        the nodes is replayed, so the optimizer's numbers must lie in memory."""
+        the nodes is replayed."""
         self.memgraph = plan.memgraph
         self._arenas = arenas
         self.program = program_of(plan.graph)
@@ -62,19 +60,16 @@ class Binding:
         self._inputs = [self._input(value, arenas) for value in self.program.inputs]
         outputs = pytree.tree_leaves(self.program.outputs)
         self._outputs = [self._output(value, arenas) for value in outputs]
-        self._scalars = Scalars.of(plan.graph, self.program.device) if captured else None
         runs = [
-            _bind(self.memgraph, node, arenas, plan.placement, placed, driver, self._scalars)
+            _bind(self.memgraph, node, arenas, plan.placement, placed, driver)
             for node in self.memgraph.nodes
         ]
         if self._poison:
             runs = [self._poison.wrap(node, run) for node, run in enumerate(runs)]
         tell = partial(_tell, plan.remarks)
-        baked = self._scalars.baked if self._scalars else tuple
         self._work = StepWork.of(
             self.memgraph,
             runs,
-            baked,
             tell,
             _uncaptured(self.memgraph, arenas),
             node_seconds(self.memgraph, plan.costs) if driver is not None else (),
@@ -82,8 +77,6 @@ class Binding:
         self.pieces = whole(self._work)
         self._tail: Sequence[int] | None = None
         self._split: SplitWork | None = None
-        for note in self._scalars.notes() if self._scalars else ():
-            plan.remarks.say(note)
 
     def _input(self, value: Value, arenas: Arenas) -> torch.Tensor | None:
         """The memory that an input is copied to; None if no task reads it."""
@@ -104,8 +97,6 @@ class Binding:
         return self._split
 
     def begin(self, batch: Sequence[torch.Tensor]) -> None:
-        if self._scalars:
-            self._scalars.refresh()
         if self._poison:
             self._poison.begin()
         # No copy of the step before reads the host's arena any more: engines see to that. A batch
@@ -147,25 +138,13 @@ class Binding:
             found.append(value.to(device, copy=True) if isinstance(value, torch.Tensor) else value)
         return tuple(found)
 
-    def end(self) -> None:
-        """Do what the program does on the host once a step."""
-        for call in self.program.after_step:
-            call()
-
 
 def _uncaptured(memgraph: MemGraph, arenas: Arenas) -> str:
     """Why no graph can be captured; empty where one can. CUDA copies memory that is not page-locked
     by way of a buffer of its own, which the host fills. Only the device's default generator takes
     part in a replay."""
-    if any(task.checks for task in memgraph.graph.tasks):
-        return "it checks values on the host in the middle of a step"
     if generators_of(memgraph.graph):
         return "it draws from a torch.Generator of its own, whose state no replay moves on"
-    for task in memgraph.graph.tasks:
-        for call in getattr(task.kernel, "calls", ()) if task.lane != "host" else ():
-            if isinstance(call.op, StepUpdate):
-                name = type(call.op.optimizer).__name__
-                return f"step() of {name} computes with its counters in Python, once a step"
     if not arenas.note or all(node.kind == TASK for node in memgraph.nodes):
         return ""
     return "a graph copies only page-locked memory of the host, and none could be had"
@@ -178,12 +157,11 @@ def _bind(
     placement: str,
     placed: Bindings,
     driver: Driver | None,
-    scalars: Scalars | None,
 ) -> Run:
     if node.kind == TASK:
         device = memgraph.graph.tasks[node.task].device
         scratch = memgraph.scratch.get(device)
-        return bind_task(memgraph.graph, node, arenas.tensors, placement, scratch, placed, scalars)
+        return bind_task(memgraph.graph, node, arenas.tensors, placement, scratch, placed)
     source, target = (access.place for access in node.accesses)
     if driver is not None:
         return driver.copy(arenas.bytes(target), arenas.bytes(source))

@@ -153,9 +153,7 @@ class Runner:
             return self._step_with_tail(find, batch, self.tails)
         with self._on_stage() as held:
             self._check_open()
-            bound, outputs = self._step(find(), batch, None, held)
-            bound.end()
-            return outputs
+            return self._step(find(), batch, None, held)
 
     def _step_with_tail(
         self, find: Callable[[], Hashable], batch: Sequence[torch.Tensor], tails: HostTails
@@ -166,12 +164,9 @@ class Runner:
         try:
             with self._on_stage() as held:
                 self._check_open()
-                bound, outputs = self._step(find(), batch, step, held)
-                if not step.handed_on:
-                    bound.end()
-                    return outputs
-            step.run_tail()
-            bound.end()
+                outputs = self._step(find(), batch, step, held)
+            if step.handed_on:
+                step.run_tail()
             return outputs
         except BaseException as error:
             step.annotate(error)
@@ -188,13 +183,7 @@ class Runner:
         batch: Sequence[torch.Tensor],
         step: TailedStep | None,
         held: ExitStack,
-    ) -> tuple[Binding, tuple[Any, ...]]:
-        changed = program_of(self._plans[key].graph).changed
-        if changed is not None and (what := changed()):
-            raise StepError(
-                f"{what}, but a captured step does what it did when it was captured. Capture it"
-                " again, and make a new runner"
-            )
+    ) -> tuple[Any, ...]:
         run = partial(self._run_nodes, key, batch, step, held)
         with naming_loss(self.stage.device):
             return in_step_modes({self._plans.program.device.type}, run)
@@ -205,7 +194,7 @@ class Runner:
         batch: Sequence[torch.Tensor],
         step: TailedStep | None,
         held: ExitStack,
-    ) -> tuple[Binding, tuple[Any, ...]]:
+    ) -> tuple[Any, ...]:
         self.stage.warm()
         bound = self._enter(key)
         bound.begin(batch)
@@ -214,7 +203,7 @@ class Runner:
         else:
             bound = self._run(bound, partial(self._go_over, key, held))
             torch.autograd.graph.increment_version(bound.homes.counted())
-        return bound, bound.outputs()
+        return bound.outputs()
 
     def _run(self, bound: Binding, go_over: GoOver) -> Binding:
         """Returns the binding with which the step ended."""

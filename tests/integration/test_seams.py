@@ -12,11 +12,7 @@ import trainers.lightning_seams
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("perfect", "loaders", "offload", "trainers")
 TESTED_BY = {
-    "offload/torch_seams.py": (
-        "test_torch_seams.py",
-        "test_torch_seams_of_steps.py",
-        "test_torch_seams_of_ranks.py",
-    ),
+    "offload/torch_seams.py": ("test_torch_seams.py",),
     "loaders/torch_seams.py": ("test_torch_seams.py",),
     "trainers/torch_seams.py": ("test_torch_seams.py",),
     "trainers/lightning_seams.py": ("test_lightning_seams.py",),

@@ -4,6 +4,6 @@
 Lightning calls, `live_run.py` what a strategy knows of its run.
 
 May import: lightning_seams, offload, offload.gate, offload.live, offload.memory, offload.plans,
-    offload.running, offload.running.drivers, offload.sizes, offload.torch_seams, offload.tracing,
+    offload.running, offload.running.drivers, offload.sizes, offload.torch_seams,
     offloading.hardware, one_device, sharing.
 """

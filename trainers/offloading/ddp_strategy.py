@@ -18,6 +18,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 
 from offload import OffloadError, StepError
+from offload.live.collectives import together
 from offload.live.core import why_no_core
 from offload.torch_seams import (
     default_group,
@@ -27,7 +28,6 @@ from offload.torch_seams import (
     sync_params_and_buffers,
     verify_param_shapes,
 )
-from offload.tracing.collectives import together
 from trainers.lightning_seams import ddp_arguments, has_communication_hook
 from trainers.offloading.hardware.target import Target
 from trainers.offloading.live_averages import LiveAverages, gathered

@@ -10,7 +10,7 @@ import torch
 from torch import distributed
 
 from offload.torch_seams import at_end_of_backward
-from offload.tracing.ranks import Parameter, Ranks
+from trainers.offloading.ranks import Parameter, Ranks
 
 
 def gathered(mine: Any) -> list[Any]:

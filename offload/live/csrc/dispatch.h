@@ -56,7 +56,7 @@ inline Ranks ranks_of(const c10::FunctionSchema& schema) {
   const auto& name = schema.name();
   const auto space = name.substr(0, name.find("::")), own = name.substr(space.size() + 2);
   if (AT_ONCE.count(space)) return Ranks::at_once;
-  if (space == "offload_ranks") return Ranks::writes;  // tracing/ranks.py
+  if (space == "offload_ranks") return Ranks::writes;  // trainers/offloading/ranks.py
   if (space != "c10d" && space != "_c10d_functional") return Ranks::alone;
   if (OVER.count(own)) return Ranks::over;
   if (PAIRS.count(own)) return Ranks::pairs;

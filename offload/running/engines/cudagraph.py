@@ -2,12 +2,11 @@
 
     step 1   as engine `cuda`: handles, workspaces and kernels are loaded
     step 2   each piece captured on the streams            planning/cuts.py: where the host must act
-    step 2.. refresh numbers | replay | host tasks | replay | ...          one launch a piece
+    step 2.. replay | host tasks | replay | ...                            one launch a piece
 
-A graph is of the numbers that were baked into it. They are compared before every replay: where
-one has changed, that step runs as engine `cuda`, and the next one is captured again. Where a step
-cannot be captured it is said once, with the task and the user's line, and engine `cuda` runs it
-from then on.
+A graph is of torch's precision flags. They are compared before every replay: where one has changed,
+that step runs as engine `cuda`, and the next one is captured again. Where a step cannot be captured
+it is said once, with the task and the user's line, and engine `cuda` runs it from then on.
 """
 
 import time
@@ -31,8 +30,6 @@ from offload.torch_seams import (
 
 PIECE_SECONDS = 2e-3
 """The compute seconds of a graph where guests are expected. All streams meet at its end."""
-RESTLESS = 3
-"""Steps in a row, each with other numbers than the one before, after which it is said."""
 ROW = "graph"
 """In a trace."""
 
@@ -48,11 +45,10 @@ class Known:
     """Whether its streams touch the host's memory."""
     cut: bool = False
     """Whether it is cut for guests, too."""
-    baked: Hashable = None
+    flags: Hashable = None
+    """Those that its graphs are of."""
     graphs: Mapping[int, Run] | None = None
     """By the number of a piece."""
-    changes: int = 0
-    """Steps in a row with other numbers than before."""
     impossible: bool = False
 
 
@@ -106,19 +102,11 @@ class CudaGraph:
             self._streams.run(work, record)
 
     def _ready(self, work: StepWork, known: Known) -> bool:
-        """Whether there are graphs with the numbers of today; captures them if it is time."""
-        baked = work.baked(), flags()
-        if known.baked != baked:
-            known.changes += known.baked is not None
-            known.baked, known.graphs = baked, None
-            if known.changes == RESTLESS:
-                work.tell(
-                    "engine cudagraph: numbers that a graph keeps (betas, momentum, weight decay,"
-                    f" precision, ...) changed {RESTLESS} times in a row; steps in which one"
-                    " changes run as engine cuda"
-                )
+        """Whether there are graphs with the flags of today; captures them if it is time."""
+        now = flags()
+        if known.flags != now:
+            known.flags, known.graphs = now, None
             return False
-        known.changes = 0
         if known.graphs is None:
             known.graphs = self._captured(work, known)
         return known.graphs is not None

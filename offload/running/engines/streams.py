@@ -207,9 +207,7 @@ class Streams:
             driver.wait(stream, self._events[dep])
         ran.nodes.append(node)
         ran.starts.append(clock())
-        if node in state.work.checks:
-            self._check(stream, state.work.runs[node])
-        elif self.measure:
+        if self.measure:
             self._timed(state, ran, stream, state.work.runs[node])
         else:
             driver.enqueue(stream, state.work.runs[node])
@@ -219,13 +217,6 @@ class Streams:
             if event is None:
                 event = self._events[node] = driver.event()
             event.record(stream)
-
-    def _check(self, stream: Any, run: Run) -> None:
-        """Run a check on the host, once the stream has made what it reads. It may end the step."""
-        event = self._tails.setdefault("check", self._driver.event())
-        event.record(stream)
-        self._await(event)
-        run()
 
     def _timed(self, state: StreamStep, ran: LaneRecord, stream: Any, run: Run) -> None:
         used = 2 * len(state.timed)

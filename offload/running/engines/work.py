@@ -12,7 +12,7 @@ All engines note what ran when. An exception of a node ends the step: nothing ne
 ends, and `run` raises the exception unchanged. The next `run` starts afresh.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -38,8 +38,6 @@ class StepWork:
     """The nodes that wait for no other."""
     lanes: Sequence[str]
     """The lanes that have something to do."""
-    baked: Callable[[], Hashable] = tuple
-    """The optimizer's numbers that a graph captured now would keep."""
     name: Callable[[int], str] = str
     """A readable name of a node."""
     tell: Callable[[str], object] = str
@@ -50,8 +48,6 @@ class StepWork:
     """Whether one lane computes everything, and only the inputs move, at the beginning."""
     uncaptured: str = ""
     """Why no graph can be captured of this work, if that is known beforehand."""
-    checks: frozenset[int] = frozenset()
-    """The nodes that read values on the host, and may end the step."""
     varying: frozenset[int] = frozenset()
     """The nodes whose numbers differ from run to run, so that no graph can keep them."""
 
@@ -60,7 +56,6 @@ class StepWork:
         cls,
         memgraph: MemGraph,
         runs: Sequence[Run],
-        baked: Callable[[], Hashable] = tuple,
         tell: Callable[[str], object] = str,
         uncaptured: str = "",
         seconds: Sequence[float] = (),
@@ -76,7 +71,6 @@ class StepWork:
             successors=tuple(tuple(after) for after in successors),
             first=tuple(number for number, node in enumerate(memgraph.nodes) if not node.deps),
             lanes=tuple(dict.fromkeys(node.lane for node in memgraph.nodes)),
-            baked=baked,
             name=memgraph.described,
             tell=tell,
             in_a_row=all(
@@ -84,11 +78,6 @@ class StepWork:
             ),
             uncaptured=uncaptured,
             seconds=seconds,
-            checks=frozenset(
-                number
-                for number, node in enumerate(memgraph.nodes)
-                if node.kind == TASK and memgraph.graph.tasks[node.task].checks
-            ),
             varying=frozenset(
                 number
                 for number, node in enumerate(memgraph.nodes)
@@ -126,7 +115,6 @@ class StepWork:
             lanes=tuple(dict.fromkeys(lane_of)),
             seconds=tuple(self.seconds[node] for node in nodes) if self.seconds else (),
             name=lambda number: self.name(nodes[number]),
-            checks=frozenset(place[node] for node in self.checks if node in place),
             varying=frozenset(place[node] for node in self.varying if node in place),
         )
 
