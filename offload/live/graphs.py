@@ -153,10 +153,13 @@ def _add_tasks(
             shared = isinstance(group[0].call.op, Collective)
             chain = [RANKS] if shared else [f"draws {turn}"] if node.random else []
             chain += [BEGINS] if group[0].op == BEGINS else []
+            read, written = [slot for slot in reads if slot in there], writes | unborn
+            moved = {*read, *written} if shared else (*read, *written)
             number = builder.task(
                 group[-1].op.split("::")[1],
-                [slot for slot in reads if slot in there],
-                writes | unborn,
+                read,
+                written,
+                traffic=sum(builder.buffers[slot].nbytes for slot in moved),
                 kernel=kernels[0] if len(kernels) == 1 else Calls(kernels),
                 lane=RANKS if shared else "compute",
                 phase=phase if trained.isdisjoint(writes) else UPDATE,

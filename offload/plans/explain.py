@@ -247,14 +247,14 @@ def _micro_batches(plan: PlanFacts) -> list[tuple[str, str]]:
 
 
 def _averaged(plan: PlanFacts) -> list[tuple[str, str]]:
-    """What is averaged over all ranks."""
+    """What the ranks do together."""
     sums = [task for task in plan.graph.tasks if task.lane == RANKS and task.touches]
     if not sums:
         return []
     size = say_size(sum(task.traffic for task in sums))
     rate = say_size(int(plan.costs.ranks))
-    buckets = say_count(len(sums), "bucket")
-    return [("ranks", f"{size} of gradients averaged in {buckets}, taken to be {rate}/s")]
+    count = say_count(len(sums), "collective")
+    return [("ranks", f"{size} in {count}, taken to be {rate}/s")]
 
 
 def _waiting(plan: PlanFacts) -> list[tuple[str, str]]:
