@@ -2,15 +2,12 @@
 
 OffloadError
   CaptureError      a step that cannot be captured (names the user's line and what to do)
-    TracesDiffer    two traces of a step do different things
-    TensorsKept     a step keeps a tensor that it made in an object of Python
   GraphError        a TaskGraph, or a size, that is not valid
   BudgetTooSmall    no plan fits: the smallest budget that would, and the task that sets it
   MemoryTooSmall    a plan needs memory that this machine, its cgroup or a device does not have now
   DeviceLost        the device was lost during a run, with everything that was on it
   RaceFound         a MemGraph that does not order two tasks, or has other bytes than expected
   StepError         a call that does not fit the captured step, or a runner that is closed
-  AssumptionFailed  a value that the graph assumes is another one in this step
 
 An exception of a task itself reaches the caller as it is, with a note that names the task.
 """

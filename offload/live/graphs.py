@@ -153,18 +153,16 @@ def _add_tasks(
             shared = isinstance(group[0].call.op, Collective)
             chain = [RANKS] if shared else [f"draws {turn}"] if node.random else []
             chain += [BEGINS] if group[0].op == BEGINS else []
-            read, written = [slot for slot in reads if slot in there], writes | unborn
-            moved = {*read, *written} if shared else (*read, *written)
             number = builder.task(
                 group[-1].op.split("::")[1],
-                read,
-                written,
-                traffic=sum(builder.buffers[slot].nbytes for slot in moved),
+                [slot for slot in reads if slot in there],
+                writes | unborn,
                 kernel=kernels[0] if len(kernels) == 1 else Calls(kernels),
                 lane=RANKS if shared else "compute",
                 phase=phase if trained.isdisjoint(writes) else UPDATE,
                 after=tuple(sorted({chains[one] for one in chain if one in chains})),
                 unplaced=sum(builder.buffers[slot].nbytes for slot in fresh) if shared else 0,
+                traffic=_sent(builder, group[0].op, reads) if shared else 0,
                 repeatable=not chain
                 and fresh.issuperset(writes)
                 and weights.keys().isdisjoint(writes),
@@ -175,6 +173,12 @@ def _add_tasks(
             )
             there.update(writes, unborn)
             chains |= dict.fromkeys(chain, number)
+
+
+def _sent(builder: GraphBuilder, op: str, reads: Slots) -> int:
+    """The bytes that a rank has for the others; what only compares, has none."""
+    compares = op.startswith("offload_ranks::")
+    return 0 if compares else sum(builder.buffers[slot].nbytes for slot in reads)
 
 
 def _runs(calls: Sequence[TapeCall]) -> Iterator[list[TapeCall]]:

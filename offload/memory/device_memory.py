@@ -135,10 +135,7 @@ def _moving(plan: RunnablePlan, device: torch.device) -> int:
 
 
 def is_on(source: Any, device: torch.device) -> bool:
-    """Whether a source lies on the device: a tensor, several over a storage, or a function for
-    one."""
-    if callable(source) and not isinstance(source, torch.Tensor):
-        source = source()
+    """Whether a source lies on the device: a tensor, or several over a storage."""
     found = source if isinstance(source, torch.Tensor) else next(iter(source or ()), None)
     return found is not None and found.device == device
 

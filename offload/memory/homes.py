@@ -13,7 +13,6 @@ while another job has the device. `release` gives every tensor memory of its own
 Only `.data` changes: the tensor object stays the same.
 """
 
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -56,7 +55,7 @@ class Homes:
         ]
         for home in self._homes:
             arenas.origins.setdefault(home.key, home.tensors[0].device)
-        self._sources: list[torch.Tensor | Callable[[], torch.Tensor]] = []
+        self._all: list[torch.Tensor] = []
         self._at: list[int] = []
         self._list()
         self._way: tuple[WaitingPlace, HandOver, list[torch.Tensor], list[int]] | None = None
@@ -64,17 +63,14 @@ class Homes:
         some of them wait there."""
 
     def _list(self) -> None:
-        """List where all tensors are found and where they should be, after a home has changed."""
-        self._sources = [source for home in self._homes for source in self._source(home.key)]
+        """List all tensors and where they should be, after a home has changed."""
+        self._all = [tensor for home in self._homes for tensor in self._live(home.key)]
         self._at = [at for home in self._homes for at in home.at]
 
-    def _source(self, key: str) -> Sequence[torch.Tensor | Callable[[], torch.Tensor]]:
-        found = self._tensors[key]
-        own = (found,) if isinstance(found, torch.Tensor) or callable(found) else found
-        return (*own, *self._joined.get(key, ()))
-
     def _live(self, key: str) -> Sequence[torch.Tensor]:
-        return _found(self._source(key))
+        found = self._tensors[key]
+        own = (found,) if isinstance(found, torch.Tensor) else found
+        return (*own, *self._joined.get(key, ()))
 
     def together(self) -> dict[str, Sequence[torch.Tensor]]:
         """Where several tensors lie over one storage: all of them, by the storage's name."""
@@ -85,7 +81,7 @@ class Homes:
         a tensor sees what a step writes, as in plain PyTorch."""
         found = False
         for home in self._homes if together else ():
-            if home.key not in together or callable(self._tensors[home.key]):
+            if home.key not in together:
                 continue
             live = self._live(home.key)
             known = set(map(id, live))
@@ -206,25 +202,22 @@ class Homes:
 
     def astray(self, waiting: WaitingPlace | None = None) -> str:
         """The name of a tensor that somebody has pointed elsewhere; empty if all are at home, or
-        wait where they were parked.
-
-        Tensors whose owners replace the object do not count."""
+        wait where they were parked."""
         if self._at_home():
             return ""
         expected: dict[str, list[int]] = {home.key: home.at for home in self._homes}
         expected |= waiting.at if waiting else {}
-        known = {key: at for key, at in expected.items() if not callable(self._tensors[key])}
-        return next((k for k, at in known.items() if _addresses(self._live(k)) != at), "")
+        return next((k for k, at in expected.items() if _addresses(self._live(k)) != at), "")
 
     def _at_home(self) -> bool:
-        return _addresses(_found(self._sources)) == self._at
+        return _addresses(self._all) == self._at
 
     def pointed(self) -> Iterator[tuple[str, str]]:
         """Tensors that somebody has pointed elsewhere where not they alone are concerned: their
         names, and what becomes of it."""
         for home in [] if self._at_home() else self._homes:
             live = self._live(home.key)
-            if callable(self._tensors[home.key]) or _addresses(live) == home.at:
+            if _addresses(live) == home.at:
                 continue
             if not all(home.lie_together(live, 0, n) for n in range(len(live))):
                 yield home.key, TOGETHER
@@ -259,8 +252,7 @@ class Homes:
         waiting.empty(self._arenas.origins)  # what an interrupted `settle` left there
         way = waiting.way(leavers, self._arenas.bytes)
         waiting.take(way, self._arenas.rest)
-        live = _found(self._sources)
-        self._way = waiting, way, live, _addresses(live)
+        self._way = waiting, way, self._all, _addresses(self._all)
         return waiting.waiting_bytes
 
     def _has_gone(self, waiting: WaitingPlace) -> bool:
@@ -268,8 +260,7 @@ class Homes:
         if self._way is None or self._way[0] is not waiting or waiting.waiting_bytes:
             return False
         _, way, then, _ = self._way
-        live = _found(self._sources)
-        if not (all(map(operator.is_, live, then)) and _addresses(live) == self._at):
+        if then is not self._all or _addresses(then) != self._at:
             return False
         if not way.can_go():
             return False
@@ -282,8 +273,7 @@ class Homes:
         if self._way is None or self._way[0] is not waiting:
             return False
         _, way, then, at = self._way
-        live = _found(self._sources)
-        if not (all(map(operator.is_, live, then)) and _addresses(live) == at):
+        if then is not self._all or _addresses(then) != at:
             return False
         if not way.can_return():
             return False
@@ -305,19 +295,11 @@ class Homes:
     def _there(self, home: Home) -> list[torch.Tensor]:
         """The tensors of a home that are still at it."""
         there: dict[int, torch.Tensor] = {}
-        # A function is not called to find a tensor: its owner may have given it up.
-        live = () if callable(self._tensors[home.key]) else self._live(home.key)
-        for tensors in (home.tensors, live):
+        for tensors in (home.tensors, self._live(home.key)):
             for tensor, at in zip(tensors, home.at, strict=False):
                 if tensor.data_ptr() == at:
                     there[id(tensor)] = tensor
         return list(there.values())
-
-
-def _found(
-    sources: Sequence[torch.Tensor | Callable[[], torch.Tensor]],
-) -> list[torch.Tensor]:
-    return [found if isinstance(found, torch.Tensor) else found() for found in sources]
 
 
 def _addresses(tensors: Sequence[torch.Tensor]) -> list[int]:

@@ -46,14 +46,13 @@ def explain(plan: PlanFacts) -> str:
         *_smallest(plan),
         ("host", _host(plan)),
         ("step", _step(plan)),
-        *_measured(plan),
         ("bound", _bound(plan)),
         *_busy(plan),
         *_moves(plan),
         ("recomputed", _recomputed(plan)),
         *_updates(plan),
         *_micro_batches(plan),
-        *_averaged(plan),
+        *_collectives(plan),
         *_waiting(plan),
         ("outputs", _outputs(plan)),
         ("bits", _bits(plan)),
@@ -151,13 +150,6 @@ def _step(plan: PlanFacts) -> str:
     )
 
 
-def _measured(plan: PlanFacts) -> list[tuple[str, str]]:
-    if plan.measurement is None:
-        return []
-    decision = plan.measurement.decision
-    return [("measured", plan.measurement.text), *([("", decision)] if decision else [])]
-
-
 def _bound(plan: PlanFacts) -> str:
     bound, two = plan.bound, plan.simulation.two_phase
     text = f"{say_seconds(bound.seconds)} for any order: {bound.lane} binds"
@@ -246,15 +238,15 @@ def _micro_batches(plan: PlanFacts) -> list[tuple[str, str]]:
     return [("weights", f"{count} micro-batches in one step, {how}")]
 
 
-def _averaged(plan: PlanFacts) -> list[tuple[str, str]]:
-    """What the ranks do together."""
-    sums = [task for task in plan.graph.tasks if task.lane == RANKS and task.touches]
+def _collectives(plan: PlanFacts) -> list[tuple[str, str]]:
+    """What all ranks do together, such as averaging gradients."""
+    sums = [task for task in plan.graph.tasks if task.lane == RANKS and task.traffic]
     if not sums:
         return []
     size = say_size(sum(task.traffic for task in sums))
     rate = say_size(int(plan.costs.ranks))
-    count = say_count(len(sums), "collective")
-    return [("ranks", f"{size} in {count}, taken to be {rate}/s")]
+    times = say_count(len(sums), "collective")
+    return [("ranks", f"{size} of each rank in {times}, taken to be {rate}/s")]
 
 
 def _waiting(plan: PlanFacts) -> list[tuple[str, str]]:

@@ -11,7 +11,6 @@ from offload.graph.costs import Costs
 from offload.graph.memgraph import MemGraph
 from offload.graph.remarks import Remarks
 from offload.graph.taskgraph import TaskGraph
-from offload.planning.remake import PlanMeasurement
 from offload.planning.simulator import Bound, Simulation
 from offload.planning.wanted import FoundPlan
 
@@ -51,9 +50,6 @@ class PlanFacts(Protocol):
 
     @property
     def optimizer(self) -> str: ...
-
-    @property
-    def measurement(self) -> PlanMeasurement | None: ...
 
     @property
     def remarks(self) -> Remarks: ...

@@ -5,7 +5,7 @@ budget |=================================================|
                                                                         kernels allocate outside
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,15 +21,12 @@ from offload.lowering.host_updates import variants as host_variants
 from offload.lowering.idle_tensors import with_idle
 from offload.lowering.micro_batches import orders
 from offload.planning.allocator_rounding import outside
-from offload.planning.observation import StepObservation, observe
-from offload.planning.remake import PlanMeasurement, search_again, take_new
-from offload.planning.simulator import Bound, Simulation, least_seconds, simulate
+from offload.planning.simulator import Bound, Simulation, least_seconds
 from offload.planning.verify import verify
 from offload.planning.wanted import FoundPlan, Wanted, peak_bytes
 from offload.plans.explain import explain, smallest
 from offload.plans.kept_plans import proved_plan
 from offload.program.renaming import renamed_as
-from offload.running.trace import Trace
 from offload.sizes import parse_size, say_size
 
 PLACEMENTS = ("auto", "shim", "copy")
@@ -77,12 +74,8 @@ class Plan:
     """Whether it leaves the device as early as it can, for a stage that several jobs share."""
     cache: PlanCache | None = field(default=None, compare=False)
     """Where it is kept what was chosen, for later starts of the same run."""
-    measurement: PlanMeasurement | None = None
-    """How long its first steps took, if they were measured."""
-    observed: StepObservation | None = None
-    """How long each task and copy took in the first steps."""
     remarks: Remarks = field(default_factory=Remarks, compare=False)
-    """What its runs said. Plans that `measured` and `remade` make of this one share them."""
+    """What its runs said."""
 
     def __repr__(self) -> str:
         return (
@@ -156,54 +149,6 @@ class Plan:
 
         draw(self, path)
 
-    def measured(self, traces: Sequence[Trace]) -> "Plan":
-        """This plan with the seconds that its tasks and copies took in measured steps.
-
-        `traces`: `Runner.trace` of each step, with `Runner.measure()` called before. Steps of other
-        plans and incomplete or untimed steps are left out. Call it after the first few steps, then
-        call `remade`."""
-        known = [trace for trace in traces if trace.whole and trace.memgraph is self.memgraph]
-        whole = [trace for trace in known if trace.timed]
-        if not whole:
-            raise GraphError(
-                f"{len(known)} of {len(traces)} traces are of whole steps of this plan, and none"
-                " of them has times. Call runner.measure() before the steps"
-            )
-        seen = observe(self.memgraph, [trace.spans for trace in whole], self.costs.shared)
-        found = _priced(self.found, seen, seen.costs(self.costs))
-        told = PlanMeasurement(
-            steps=seen.steps,
-            seconds=seen.seconds,
-            before=self.predicted_seconds,
-            after=found.simulation.makespan,
-            expected=self.simulation.busy,
-        )
-        return replace(
-            self, source=seen.on(self.source), found=found, costs=seen.costs(self.costs),
-            observed=seen, measurement=told,
-        )  # fmt: skip
-
-    def remade(self) -> "Plan":
-        """This plan, or the best of another search with the measured costs if that one is faster.
-
-        Call it once, after `measured`; `measurement` says why it decided so. If the plan is a new
-        one (its `memgraph` differs), tensors lie elsewhere in it and it needs a new runner."""
-        if self.observed is None or self.measurement is None:
-            raise GraphError("this plan was not measured; call plan.measured(traces) first")
-        expected, nothing_moves = self.measurement.expected, self.found.nothing_moves
-        again = search_again(expected, self.simulation.busy, nothing_moves)
-        if not again.yes:
-            return replace(self, measurement=replace(self.measurement, decision=again.why))
-        # Measured seconds are other ones at every start, so a cache would never know them.
-        options = replace(PlanningOptions.of(self), cache=None)
-        new = _planned(options, self.source, {})
-        found = _priced(new.found, self.observed, self.costs)
-        new = replace(new, found=found, remarks=self.remarks)
-        taken = take_new(self.predicted_seconds, new.predicted_seconds)
-        chosen = new if taken.yes else self
-        told = replace(self.measurement, decision=f"{again.why}: {taken.why}")
-        return replace(chosen, measurement=told)
-
     def replan(self, graph: TaskGraph) -> "Plan":
         """A plan of another graph over the same tensors: another batch, or another step.
 
@@ -275,12 +220,6 @@ def plan(
         cache,
     )
     return _planned(options, graph, {})
-
-
-def _priced(found: FoundPlan, seen: StepObservation, costs: Costs) -> FoundPlan:
-    """The same nodes, priced by measured seconds."""
-    memgraph = replace(found.memgraph, graph=seen.on(found.memgraph.graph))
-    return replace(found, memgraph=memgraph, simulation=simulate(memgraph, costs))
 
 
 def fullest(graph: TaskGraph) -> int:

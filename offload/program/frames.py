@@ -1,19 +1,17 @@
 """Finds the line of the user's own code that an error or a task names.
 
 torch/..., offload/..., trainers/..., <frozen ...>   never named
-site-packages/...                                    named by an error if there is no other line
 """
 
 import os
 import sys
-from types import FrameType, TracebackType
+from types import FrameType
 
 import torch
 
 TORCH = os.path.dirname(torch.__file__) + os.sep
 OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 OUR_TRAINERS = os.path.join(os.path.dirname(OURS.rstrip(os.sep)), "trainers") + os.sep
-INSTALLED = f"{os.sep}site-packages{os.sep}"
 
 
 def user_frame(frame: FrameType | None = None) -> FrameType | None:
@@ -34,15 +32,3 @@ def say_frame(frame: FrameType | None, short: bool = False) -> str:
     file = frame.f_code.co_filename
     file = os.path.basename(file) if short else file
     return f"{file}:{frame.f_lineno} in {frame.f_code.co_name}"
-
-
-def say_traceback(traceback: TracebackType | None) -> str:
-    """The innermost line of the user's code, or else of a library that it calls."""
-    where, own = "in the step", ""
-    while traceback is not None:
-        code = traceback.tb_frame.f_code
-        if not is_foreign(code.co_filename):
-            where = f"{code.co_filename}:{traceback.tb_lineno} in {code.co_name}"
-            own = own if INSTALLED in code.co_filename else where
-        traceback = traceback.tb_next
-    return own or where

@@ -27,9 +27,8 @@ LEAVES = frozenset({
 })  # fmt: skip
 """Arguments of a kernel that are neither nests nor values."""
 
-Source = torch.Tensor | Sequence[torch.Tensor] | Callable[[], torch.Tensor]
-"""A user's tensor, several over one storage, or a function that finds it (where its owner replaces
-the object)."""
+Source = torch.Tensor | Sequence[torch.Tensor]
+"""A user's tensor, or several over one storage."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ and two tensors under one name would share one. A new tensor gets a name that is
 
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
-from functools import partial
 
 import torch
 
@@ -54,7 +53,4 @@ def _keys(source: Source) -> list[Hashable]:
     """Keys that are equal for the same tensor."""
     if isinstance(source, torch.Tensor):
         return [id(source)]
-    if isinstance(source, partial):  # each step has a new partial that finds the same state
-        given = (arg if isinstance(arg, str | int) else id(arg) for arg in source.args)
-        return [(source.func, *given)]
-    return [id(source)] if callable(source) else [id(tensor) for tensor in source]
+    return [id(tensor) for tensor in source]

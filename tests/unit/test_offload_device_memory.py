@@ -145,7 +145,6 @@ def test_where_a_tensor_of_the_users_is_is_seen_in_all_its_forms() -> None:
     cpu, tensor = torch.device("cpu"), torch.zeros(1)
     assert is_on(tensor, cpu)
     assert is_on([tensor, tensor], cpu)
-    assert is_on(lambda: tensor, cpu)
     assert not is_on(None, cpu)
     assert not is_on(tensor, CUDA)
 

@@ -11,16 +11,13 @@ from offload.graph.memgraph import Access, Block, Node, Place
 from offload.graph.remarks import Remarks
 from offload.graph.taskgraph import Buffer, Task
 from offload.memory.arenas import HostArena
-from offload.planning.observation import StepObservation
-from offload.planning.remake import PlanMeasurement
 from offload.planning.wanted import FoundPlan
 from offload.plans.plan import PlanningOptions
 from offload.program.kernels import Call, Calls, Program, Value
 
 HANDED_ON = [
     Access, Block, Buffer, Call, Calls, Costs, FoundPlan, MemGraph, Node, Place, Plan,
-    PlanMeasurement, PlanningOptions, Program, Simulation, StepObservation, Task,
-    TaskGraph, Value,
+    PlanningOptions, Program, Simulation, Task, TaskGraph, Value,
 ]  # fmt: skip
 
 

@@ -1,16 +1,13 @@
 """What every pass does to a small graph. That it changes no bit: tests/property."""
 
-import pytest
 import torch
 from graph_edits import grown
 
-from offload.errors import GraphError
 from offload.graph.builder import GraphBuilder
 from offload.graph.taskgraph import Buffer, Role, TaskGraph
 from offload.lowering.passes import (
     add_in_place,
     bucketed_updates,
-    checks_first,
     early_updates,
     fold_counters,
     grouped,
@@ -291,38 +288,3 @@ def test_lowering_says_what_it_did() -> None:
     lowered.check()
     assert lowered.notes == ()
     assert names(lowered) == ["f0", "f1", "f2", "b2", "u2", "b1", "u1", "b0", "u0"]
-
-
-def checking() -> TaskGraph:
-    """x -> y -> CHECK, and updates that are listed before it or read what it does not."""
-    builder = GraphBuilder()
-    x, w = builder.buffer("x", 8, Role.INPUT), builder.buffer("w", 8, Role.PARAMETER)
-    v, y = builder.buffer("v", 8, Role.PARAMETER), builder.buffer("y", 8)
-    builder.task("early", (x, w), (w,), phase="update")
-    builder.task("reader", (w,), (builder.buffer("z", 8),))
-    builder.task("f", (x,), (y,))
-    builder.task("check", (y,), (), checks=True)
-    builder.task("late", (x, v), (v,), phase="update")
-    builder.output(3)
-    return builder.graph()
-
-
-def test_what_outlives_the_step_comes_after_the_last_check() -> None:
-    graph = checks_first(checking())
-    assert names(graph) == ["f", "check", "early", "reader", "late"]
-    after = {task.name: [graph.tasks[a].name for a in task.after] for task in graph.tasks}
-    assert after["early"] == after["late"] == ["check"]
-    assert after["reader"] == []
-
-
-def test_a_check_is_not_left_out_although_it_writes_nothing() -> None:
-    assert "check" in names(lower(checking()))
-
-
-def test_a_check_of_what_an_update_made_is_no_graph() -> None:
-    builder = GraphBuilder()
-    w = builder.buffer("w", 8, Role.PARAMETER)
-    builder.task("update", (w,), (w,), phase="update")
-    builder.task("check", (w,), (), checks=True)
-    with pytest.raises(GraphError, match="a check depends on a task that writes"):
-        checks_first(builder.graph())

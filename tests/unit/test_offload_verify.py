@@ -229,21 +229,6 @@ def test_tasks_that_draw_in_turn_need_a_path() -> None:
     assert (error.task_a, error.task_b) == ("one", "two")
 
 
-def test_what_outlives_the_step_needs_a_path_from_the_last_check() -> None:
-    sound = example()
-    sound = replace(sound, graph=with_task(sound.graph, 1, checks=True))
-    verify(sound)
-    error = found(changed(sound, 6, deps=(2,)))
-    assert {error.task_a, error.task_b} & {"g", "u"}
-
-
-def test_a_check_alone_is_reason_enough_for_a_path() -> None:
-    memgraph = two_tasks((touch(0, 0, "w"),), (touch(64, 1, "w"),), 64, 64)
-    graph = with_buffer(with_task(memgraph.graph, 0, checks=True), 1, role=Role.PARAMETER)
-    error = found(replace(memgraph, graph=graph))
-    assert (error.task_a, error.task_b) == ("one", "two")
-
-
 def test_a_cycle_is_found() -> None:
     for dep in (6, 4):
         error = found(changed(example(), 4, deps=(3, dep)))

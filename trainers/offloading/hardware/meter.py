@@ -116,15 +116,6 @@ class Meter:
             self._tallies[object()] = self._tallies.pop(key)
         self._tallies[key] = _Tally(plan, inputs, part)
 
-    def reprice(self, key: Hashable, plan: Plan) -> None:
-        """Replace the plan by the same plan with other predicted seconds."""
-        self._tallies[key].plan = plan
-
-    def about(self, key: Hashable) -> tuple[str, str]:
-        """Return what `add` was told of the inputs and the part."""
-        tally = self._tallies[key]
-        return tally.inputs, tally.part
-
     def begin(self) -> float:
         """Return the time now, which `ran` needs."""
         return self._clock()
