@@ -12,7 +12,9 @@ the one with the smallest number comes first.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from offload.errors import GraphError
 from offload.graph.taskgraph import ALIGNMENT as ALIGNMENT
 from offload.graph.taskgraph import TaskGraph
 
@@ -115,3 +117,27 @@ class MemGraph:
         if found.kind == TASK:
             return self.graph.tasks[found.task].name
         return f"{found.kind} {self.graph.buffers[found.buffer].name}"
+
+
+def places_of(memgraph: MemGraph) -> dict[str, Place]:
+    """The home of every persistent tensor. Its pieces lie side by side."""
+    pieces: dict[str, list[tuple[int, Place]]] = {}
+    for number, buffer in enumerate(memgraph.graph.buffers):
+        if buffer.persistent and number in memgraph.starts:
+            pieces.setdefault(buffer.tensor, []).append((buffer.start, memgraph.starts[number]))
+    return {key: _joined(key, sorted(found, key=_start)) for key, found in pieces.items()}
+
+
+def _start(piece: tuple[int, Any]) -> int:
+    return piece[0]
+
+
+def _joined(key: str, pieces: list[tuple[int, Place]]) -> Place:
+    first, home = pieces[0]
+    end = first
+    for start, place in pieces:
+        apart = place.offset - start != home.offset - first or place.arena != home.arena
+        if first or start != end or apart:
+            raise GraphError(f"the pieces of tensor {key} do not lie side by side: {pieces}")
+        end = start + place.nbytes
+    return Place(home.arena, home.offset, end)

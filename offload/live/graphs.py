@@ -203,7 +203,7 @@ def _pieces(run: list[TapeCall]) -> Iterator[list[TapeCall]]:
     if not works_on_lists(run[0].op, run[0].call):
         yield run
         return
-    groups = [[_part(one, cut) for one in run] for cut in cuts(run[0].call)]
+    groups = [[_part(one, cut) for one in run] for cut in cuts([one.call for one in run])]
     if are_apart([({*_all(g, "reads")}, {*_all(g, "writes")}) for g in groups]):
         yield from groups
     else:

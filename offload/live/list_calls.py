@@ -16,7 +16,7 @@ from offload.program.kernels import Call, Value
 
 BY_POSITION = ("aten::_foreach_", "aten::_fused_adam", "aten::_fused_sgd", "aten::_fused_adagrad")
 PIECES = 16
-"""A list is cut to about so many pieces, none smaller than its largest tensor."""
+"""A list is cut to about so many pieces, and more if some of its tensors are larger than that."""
 
 
 def works_on_lists(op: str, call: Call) -> bool:
@@ -29,10 +29,13 @@ def length(call: Call) -> int:
     return len(_first_list(call))
 
 
-def cuts(call: Call) -> list[slice]:
-    """Where the lists are cut, by the bytes of the first one."""
-    sizes = [prod(value.size) * value.dtype.itemsize for value in _first_list(call)]
-    limit = max(*sizes, sum(sizes) // PIECES)
+def cuts(calls: Sequence[Call]) -> list[slice]:
+    """Where the lists of these calls are cut, by the bytes of the largest tensors."""
+    whole = length(calls[0])
+    every = (arg for call in calls for arg in _arguments(call) if _is_tensors(arg))
+    lists = [arg for arg in every if len(arg) == whole]
+    sizes = [max(map(_bytes, tensors)) for tensors in zip(*lists, strict=True)]
+    limit = sum(sizes) // PIECES
     found, begin, total = [], 0, 0
     for position, size in enumerate(sizes):
         if total + size > limit and position > begin:
@@ -68,6 +71,10 @@ def are_apart(pieces: Sequence[tuple[set[int], set[int]]]) -> bool:
         for m, (reads, others) in enumerate(pieces)
         if n != m
     )
+
+
+def _bytes(value: Value) -> int:
+    return prod(value.size) * value.dtype.itemsize
 
 
 def _arguments(call: Call) -> Sequence[Any]:

@@ -20,7 +20,7 @@ from offload.live.runner_plans import RunnerPlans
 from offload.live.tape_calls import TapeReader
 from offload.live.tried_costs import costs_without_moves
 from offload.live.weights import LiveWeights
-from offload.lowering.passes import grouped, lower
+from offload.lowering.passes import grouped, lower, split_updates, whole_updates
 from offload.measuring.kept_costs import KeptCosts, MeasuredCosts
 from offload.measuring.profiling import measured
 
@@ -132,6 +132,7 @@ class PlannedTapes:
         weights |= {slot: weight for slot, (_, weight) in crossing.items()}
         given = [n for n, origin in enumerate(tape.origins) if origin == self._core.GIVEN]
         graph, ends = graph_of(reader, given, weights, kept, self._weights.all)
+        graph = split_updates(whole_updates(graph))
         lowered = lower(measured(graph, self._measured))
         few = grouped(lowered, GROUP, GROUP_BYTES, any_kind=True)
         self._plans.add(key, drawing_apart(few))

@@ -18,11 +18,8 @@ from dataclasses import dataclass, field
 
 from offload.graph.taskgraph import Role, Task, TaskGraph
 from offload.lowering.merging import held_in_order, kin, regrouped
-from offload.program.kernels import CPU, device_of
+from offload.lowering.update_splits import most_bytes
 
-ON_HOST, ON_DEVICE = 32 << 20, 256 << 20
-"""The most bytes of a bucket. A GPU's kernels give 65,536 elements to a block, so small ones would
-leave most of it idle."""
 SMALL = 16
 """A small update touches at most 1 / SMALL of a bucket's bytes."""
 
@@ -46,7 +43,7 @@ class _Bucket:
 
 def bucketed_updates(graph: TaskGraph, nbytes: int | None = None) -> TaskGraph:
     """Merge neighbouring updates that together touch at most `nbytes`."""
-    nbytes = nbytes or (ON_HOST if device_of(graph) == CPU else ON_DEVICE)
+    nbytes = nbytes or most_bytes(graph)
     held = held_in_order(graph)
     limit = min(nbytes, max((_room(graph, task) for task in graph.tasks), default=0))
     live = graph.live_bytes()

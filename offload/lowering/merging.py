@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any
 
 from offload.errors import GraphError
-from offload.graph.taskgraph import RANKS, Task, TaskGraph
+from offload.graph.taskgraph import RANKS, UPDATE, Task, TaskGraph
 from offload.program.kernels import Calls
 
 Function = Callable[[Sequence[Any], Sequence[Any]], Any]
@@ -35,8 +35,8 @@ class Functions:
 
 
 def kin(task: Task) -> tuple[object, ...]:
-    """A key of the task: only tasks with equal keys can be merged."""
-    return (task.lane, task.device, task.phase, task.turn, _kind(task.kernel))
+    """A key of the task. Only tasks with equal keys can be merged, but for the first part."""
+    return (task.phase, task.lane, task.device, task.turn, _kind(task.kernel))
 
 
 def is_held(task: Task) -> bool:
@@ -57,7 +57,7 @@ def merged(members: Sequence[Task], name: str = "") -> Task:
     """One task that does what `members` do. Its `after` still names tasks of the old graph;
     `regrouped` puts that right."""
     first = members[0]
-    if len({kin(task) for task in members}) > 1:
+    if len({kin(task)[1:] for task in members}) > 1:
         raise GraphError(f"{[task.name for task in members]} differ in kind and cannot be merged")
     reads, writes = _from_outside(members)
     seconds = [task.seconds for task in members]
@@ -72,6 +72,7 @@ def merged(members: Sequence[Task], name: str = "") -> Task:
         flops=sum(task.flops for task in members),
         traffic=sum(task.traffic for task in members),
         seconds=sum(s for s in seconds if s is not None) if None not in seconds else None,
+        phase=UPDATE if any(task.phase == UPDATE for task in members) else first.phase,
         repeatable=all(task.repeatable for task in members) and not {*reads} & {*writes},
         pointwise=all(task.pointwise for task in members),
         recomputes="",

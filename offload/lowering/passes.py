@@ -1,6 +1,6 @@
 """Names the graph passes and runs them in order. Each has a file and can be tested alone.
 
-    dead -> counters -> sums -> early -> buckets -> pointwise -> planner
+    updates -> split -> measured -> dead -> counters -> sums -> early -> buckets -> pointwise
 
 These passes keep every bit of the step's results. The search for a plan chooses where updates run
 (`host_updates`), and for how many micro-batches a weight comes in at once (`micro_batches`).
@@ -15,6 +15,8 @@ from offload.lowering.host_updates import host_updates
 from offload.lowering.micro_batches import layer_by_layer
 from offload.lowering.pointwise_groups import grouped
 from offload.lowering.sums import add_in_place
+from offload.lowering.update_splits import split_updates
+from offload.lowering.whole_updates import whole_updates
 
 __all__ = [
     "add_in_place",
@@ -25,6 +27,8 @@ __all__ = [
     "host_updates",
     "layer_by_layer",
     "lower",
+    "split_updates",
+    "whole_updates",
     "without_views_and_dead",
 ]
 

@@ -14,12 +14,11 @@ Only `.data` changes: the tensor object stays the same.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 
-from offload.errors import GraphError, StepError
-from offload.graph.memgraph import MemGraph, Place
+from offload.errors import StepError
+from offload.graph.memgraph import MemGraph, Place, places_of
 from offload.graph.taskgraph import HOST
 from offload.memory.arenas import Arenas
 from offload.memory.home import Home
@@ -49,7 +48,7 @@ class Homes:
         self._tensors = tensors
         self._joined: dict[str, list[torch.Tensor]] = {}
         """Tensors over the same storages that only other steps know."""
-        self.places = {k: p for k, p in places(memgraph).items() if k in tensors and p.nbytes}
+        self.places = {k: p for k, p in places_of(memgraph).items() if k in tensors and p.nbytes}
         self._homes = [
             Home(key, arenas.bytes(place), self._live(key)) for key, place in self.places.items()
         ]
@@ -326,33 +325,9 @@ def _check(home: Home, live: Sequence[torch.Tensor], device: torch.device) -> No
         )
 
 
-def places(memgraph: MemGraph) -> dict[str, Place]:
-    """The home of every tensor. Its pieces lie side by side."""
-    pieces: dict[str, list[tuple[int, Place]]] = {}
-    for number, buffer in enumerate(memgraph.graph.buffers):
-        if buffer.persistent and number in memgraph.starts:
-            pieces.setdefault(buffer.tensor, []).append((buffer.start, memgraph.starts[number]))
-    return {key: _joined(key, sorted(found, key=_start)) for key, found in pieces.items()}
-
-
-def _start(piece: tuple[int, Any]) -> int:
-    return piece[0]
-
-
-def _joined(key: str, pieces: list[tuple[int, Place]]) -> Place:
-    first, home = pieces[0]
-    end = first
-    for start, place in pieces:
-        apart = place.offset - start != home.offset - first or place.arena != home.arena
-        if first or start != end or apart:
-            raise GraphError(f"the pieces of tensor {key} do not lie side by side: {pieces}")
-        end = start + place.nbytes
-    return Place(home.arena, home.offset, end)
-
-
 def resident_bytes(memgraph: MemGraph) -> int:
     """The bytes that a waiting place needs for all residents of a plan."""
-    return _room_of(places(memgraph).values())
+    return _room_of(places_of(memgraph).values())
 
 
 def _room_of(homes: Iterable[Place]) -> int:

@@ -10,9 +10,9 @@ begins or ends at a time. What lies on a device is not counted; a CPU's arena be
 
 from dataclasses import dataclass
 
-from offload.graph.memgraph import OFFLOAD, RELOAD
+from offload.graph.memgraph import OFFLOAD, RELOAD, places_of
 from offload.graph.taskgraph import HOST
-from offload.memory.homes import places, resident_bytes
+from offload.memory.homes import resident_bytes
 from offload.memory.host_memory import moving_sizes, returned_bytes
 from offload.memory.runnable import RunnablePlan
 from offload.program.kernels import device_of
@@ -43,5 +43,5 @@ def needs(plan: RunnablePlan, *more: RunnablePlan) -> HostNeeds:
 
 def swap_seconds(plan: RunnablePlan) -> float:
     """Predicted seconds of parking the residents of a plan and of bringing them home again."""
-    sizes = [place.nbytes for place in places(plan.memgraph).values() if place.arena != HOST]
+    sizes = [place.nbytes for place in places_of(plan.memgraph).values() if place.arena != HOST]
     return sum(plan.costs.of_copy(way, nbytes) for way in (OFFLOAD, RELOAD) for nbytes in sizes)

@@ -13,7 +13,7 @@ from pathlib import Path
 from offload.caching.plan_cache import PlanCache
 from offload.errors import BudgetTooSmall, GraphError
 from offload.graph.costs import Costs
-from offload.graph.memgraph import MemGraph, Place
+from offload.graph.memgraph import MemGraph, Place, places_of
 from offload.graph.remarks import Remarks
 from offload.graph.taskgraph import HOST, Task, TaskGraph
 from offload.lowering.host_updates import CHOICES
@@ -158,15 +158,11 @@ class Plan:
         if self.graph.program is not None:
             graph = renamed_as(graph, self.graph.program.tensors)
         graph = with_idle(graph, self.graph)
-        places = {
-            (buffer.tensor, buffer.start, buffer.nbytes): self.memgraph.starts[b]
-            for b, buffer in enumerate(self.graph.buffers)
-            if buffer.persistent and b in self.memgraph.starts
-        }
+        places = places_of(self.memgraph)
         homes = {
-            b: places[key]
+            b: Place(home.arena, home.offset + buffer.start, buffer.nbytes)
             for b, buffer in enumerate(graph.buffers)
-            if buffer.persistent and (key := (buffer.tensor, buffer.start, buffer.nbytes)) in places
+            if buffer.persistent and (home := places.get(buffer.tensor)) is not None
         }
         options = PlanningOptions.of(self)
         try:

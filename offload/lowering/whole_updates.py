@@ -1,0 +1,121 @@
+"""Merges all that updates one parameter into one task.
+
+    lerp_(m, g)  mul_(v)  addcmul_(v, g)  sqrt(v) -> t  addcdiv_(p, m, t)   ->   u: p g m v -> p m v
+
+Otherwise each of them would run as early as it may (early_updates.py), far from the others, and a
+state that does not stay on the device would come in once for each. Tasks belong together if they
+work element by element and share a parameter that they write, or a state or temporary that nobody
+else touches.
+"""
+
+from collections.abc import Iterator, Sequence
+from heapq import heapify, heappop, heappush
+from itertools import pairwise
+
+from offload.graph.taskgraph import BACKWARD, UPDATE, Role, Task, TaskGraph
+from offload.lowering.merging import held_in_order, regrouped
+
+COUNTER = 64
+"""The most bytes of a counter, which may be one for all parameters."""
+SHARED = frozenset({Role.STATE, Role.TEMPORARY, Role.ACTIVATION, Role.GRADIENT})
+
+
+def whole_updates(graph: TaskGraph) -> TaskGraph:
+    """Merge the tasks of each parameter's update."""
+    groups = _groups(graph)
+    if not groups:
+        return graph
+    order = _ordered(graph, groups)
+    count = sum(len(group) > 1 for group in order)
+    tasks = sum(len(group) for group in order if len(group) > 1)
+    note = f"{tasks} tasks make {count} updates" if count else ""
+    return regrouped(graph, order, note)
+
+
+def is_elementwise(task: Task) -> bool:
+    """Whether each of its kernels treats every element alike."""
+    calls = getattr(task.kernel, "calls", ())
+    return bool(calls) and all(getattr(call.op, "elementwise", False) for call in calls)
+
+
+def _groups(graph: TaskGraph) -> list[list[int]]:
+    held = held_in_order(graph)
+    able = {
+        number
+        for number, task in enumerate(graph.tasks)
+        if task.phase != BACKWARD and number not in held and is_elementwise(task)
+    }
+    users: dict[int, list[int]] = {}
+    for number, task in enumerate(graph.tasks):
+        for b in task.touches:
+            users.setdefault(b, []).append(number)
+    group_of = {number: [number] for number in able}
+    for b, found in users.items():
+        for first, second in _pairs(graph, b, found, able):
+            one, other = group_of[first], group_of[second]
+            if one is not other:
+                one += other
+                group_of.update(dict.fromkeys(other, one))
+    groups = {id(group): sorted(group) for group in group_of.values() if len(group) > 1}
+    return [group for group in groups.values() if _is_update(graph, group)]
+
+
+def _pairs(
+    graph: TaskGraph, b: int, found: Sequence[int], able: set[int]
+) -> Iterator[tuple[int, int]]:
+    """Neighbours among the tasks that belong together because of this buffer."""
+    buffer = graph.buffers[b]
+    together: list[int] = []
+    if buffer.nbytes > COUNTER and buffer.role is Role.PARAMETER:
+        together = [n for n in found if n in able and b in graph.tasks[n].writes]
+    elif buffer.nbytes > COUNTER and buffer.role in SHARED and able.issuperset(found):
+        together = [*found]
+    yield from pairwise(together)
+
+
+def _is_update(graph: TaskGraph, group: Sequence[int]) -> bool:
+    members = [graph.tasks[number] for number in group]
+    alike = len({(task.lane, task.device, task.turn) for task in members}) == 1
+    return alike and any(task.phase == UPDATE for task in members)
+
+
+def _ordered(graph: TaskGraph, groups: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+    """All tasks, each group at the place of its last member. A group between whose members another
+    task has to run falls apart."""
+    needed = graph.dependencies()
+    while True:
+        merged = {number for group in groups for number in group}
+        every = [*groups, *([n] for n in range(len(needed)) if n not in merged)]
+        every.sort(key=lambda group: group[-1])
+        order = _sorted(every, needed)
+        if len(order) == len(every):
+            return order
+        done = set(map(id, order))
+        stuck = next(group for group in every if len(group) > 1 and id(group) not in done)
+        groups = [group for group in groups if group is not stuck]
+
+
+def _sorted(
+    groups: Sequence[Sequence[int]], needed: Sequence[Sequence[int]]
+) -> list[Sequence[int]]:
+    """The groups in their order, but for those that have to wait; without those that wait for
+    themselves."""
+    place = {number: at for at, group in enumerate(groups) for number in group}
+    before = [{place[n] for number in group for n in needed[number]} - {at}
+              for at, group in enumerate(groups)]  # fmt: skip
+    after: list[list[int]] = [[] for _ in groups]
+    for at, found in enumerate(before):
+        for one in found:
+            after[one].append(at)
+    left = [len(found) for found in before]
+    ready = [at for at, count in enumerate(left) if not count]
+    heapify(ready)
+    order: list[Sequence[int]] = []
+    while ready:
+        at = heappop(ready)
+        order.append(groups[at])
+        for later in after[at]:
+            left[later] -= 1
+            if not left[later]:
+                heappush(ready, later)
+    return order
