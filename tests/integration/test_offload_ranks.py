@@ -35,7 +35,7 @@ def named(module: nn.Module) -> dict[Any, str]:
 
 def averaging(module: nn.Module) -> LiveTraining:
     """Steps whose gradients are averaged before the update."""
-    optimizer, names = torch.optim.SGD(module.parameters(), 0.01), named(module)
+    optimizer, names = torch.optim.AdamW(module.parameters(), 0.01), named(module)
     over = Ranks(1, tuple(names), 10_000)
 
     def average(*_: object) -> None:
