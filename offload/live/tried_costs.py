@@ -5,6 +5,7 @@ in which nothing moves, which no seconds decide. Other calls and other plans are
 """
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from offload.live.tape_kernel import TapeKernel
 from offload.measuring.kept_costs import Cost, MeasuredCosts, cost_of
 from offload.memory.cpu_shim import AllocatorEvent, Log, available
+from offload.memory.placement import Allocation
 from offload.program.kernels import CPU, Call, alignment_on
 
 
@@ -34,8 +36,8 @@ def costs_without_moves(core: Any, device: torch.device) -> MeasuredCosts:
 
 
 def _tried(call: Call) -> Cost | None:
-    """None where other memory than that of the results was there, such as a library's cache, or
-    where a number of the step is made a tensor first."""
+    """None where other memory than that of the results was there, such as a library's cache, where
+    a number of the step is made a tensor first, or for a part of what was watched."""
     op = call.op
     if not isinstance(op, TapeKernel) or any(one.dtype is not None for one in op.varying):
         return None
@@ -46,4 +48,9 @@ def _tried(call: Call) -> Cost | None:
     outputs = {n: homes[n] for n, value in enumerate(call.outputs) if value is not None}
     cost = cost_of(log, outputs, alignment_on(CPU), seconds)
     assert cost.allocations is not None
-    return cost if all(one.output is not None for one in cost.allocations) else None
+    return cost if all(_is_result(one, call) for one in cost.allocations) else None
+
+
+def _is_result(allocation: Allocation, call: Call) -> bool:
+    value = None if allocation.output is None else call.outputs[allocation.output]
+    return value is not None and prod(value.size) * value.dtype.itemsize == allocation.nbytes

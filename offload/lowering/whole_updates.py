@@ -9,6 +9,7 @@ else touches.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
@@ -26,10 +27,22 @@ def whole_updates(graph: TaskGraph) -> TaskGraph:
     if not groups:
         return graph
     order = _ordered(graph, groups)
-    count = sum(len(group) > 1 for group in order)
-    tasks = sum(len(group) for group in order if len(group) > 1)
-    note = f"{tasks} tasks make {count} updates" if count else ""
-    return regrouped(graph, order, note)
+    merged = regrouped(graph, order)
+    together = [number for number, group in enumerate(order) if len(group) > 1]
+    if not together:
+        return merged
+    tasks = [*merged.tasks]
+    for number in together:
+        tasks[number] = replace(tasks[number], name=_name(graph, tasks[number]))
+    count = sum(len(order[number]) for number in together)
+    return merged.with_tasks(tasks, None, f"{count} tasks make {len(together)} updates")
+
+
+def _name(graph: TaskGraph, task: Task) -> str:
+    """`conv1.weight.update`, or `conv1.weight.update+2` if it is one of three parameters."""
+    buffers = [graph.buffers[b] for b in task.writes]
+    first, *others = [b.name for b in buffers if b.role is Role.PARAMETER] or [buffers[0].name]
+    return f"{first}.update{f'+{len(others)}' if others else ''}"
 
 
 def is_elementwise(task: Task) -> bool:

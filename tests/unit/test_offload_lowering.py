@@ -12,6 +12,7 @@ from offload.lowering.passes import (
     fold_counters,
     grouped,
     lower,
+    whole_updates,
     without_views_and_dead,
 )
 from offload.program.kernels import Call, Value
@@ -288,3 +289,40 @@ def test_lowering_says_what_it_did() -> None:
     lowered.check()
     assert lowered.notes == ()
     assert names(lowered) == ["f0", "f1", "f2", "b2", "u2", "b1", "u1", "b0", "u0"]
+
+
+# ---- whole updates ------------------------------------------------------------------------------
+
+
+class Elementwise:
+    elementwise = True
+
+
+def updating(*between: str) -> TaskGraph:
+    """w, its state, and what updates both. `between`: what reads w in the middle of that."""
+    builder = GraphBuilder()
+    w, state = builder.buffer("w", 1024, Role.PARAMETER), builder.buffer("m", 1024, Role.STATE)
+    g, made = builder.buffer("g", 1024), builder.buffer("t", 1024)
+    call = Call(Elementwise())  # type: ignore[arg-type]
+    builder.task("decay m", (state,), (state,), phase="update", kernel=call)
+    builder.task("decay w", (w,), (w,), phase="update", kernel=call)
+    builder.task("backward", (), (g,), phase="backward", kernel=Call(torch.relu))
+    for name in between:
+        builder.task(name, (w,), (g,), kernel=Call(torch.relu))
+    builder.task("add m", (g, state), (state,), phase="update", kernel=call)
+    builder.task("root", (state,), (made,), kernel=call)
+    builder.task("add w", (made, w), (w,), phase="update", kernel=call)
+    return builder.graph()
+
+
+def test_what_updates_a_parameter_is_one_task_after_its_gradient() -> None:
+    graph = whole_updates(updating())
+    assert names(graph) == ["backward", "w.update"]
+    update = graph.tasks[1]
+    assert (update.reads, update.writes, update.phase) == ((1, 0, 2), (1, 0, 3), "update")
+    assert graph.notes == ("5 tasks make 1 updates",)
+
+
+def test_an_update_that_others_read_in_its_middle_falls_apart() -> None:
+    graph = updating("norm")
+    assert names(whole_updates(graph)) == names(graph)
