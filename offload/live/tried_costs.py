@@ -36,21 +36,21 @@ def costs_without_moves(core: Any, device: torch.device) -> MeasuredCosts:
 
 
 def _tried(call: Call) -> Cost | None:
-    """None where other memory than that of the results was there, such as a library's cache, where
-    a number of the step is made a tensor first, or for a part of what was watched."""
-    op = call.op
-    if not isinstance(op, TapeKernel) or any(one.dtype is not None for one in op.varying):
-        return None
-    if (tried := op.node.tried) is None:
+    """None for a part of what was watched, and where other memory than that of the results was
+    there: it may be a library's cache. Pointwise kernels have none."""
+    if not isinstance(call.op, TapeKernel) or (tried := call.op.node.tried) is None:
         return None
     events, homes, elsewhere, seconds = tried
     log = Log(tuple(AllocatorEvent(*event) for event in events), len(events), elsewhere)
     outputs = {n: homes[n] for n, value in enumerate(call.outputs) if value is not None}
     cost = cost_of(log, outputs, alignment_on(CPU), seconds)
     assert cost.allocations is not None
-    return cost if all(_is_result(one, call) for one in cost.allocations) else None
+    has_no_cache = torch.Tag.pointwise in call.of_torch.tags  # type: ignore[attr-defined]
+    known = [_is_whole(one, call) if one.output is not None else has_no_cache
+             for one in cost.allocations]  # fmt: skip
+    return cost if all(known) else None
 
 
-def _is_result(allocation: Allocation, call: Call) -> bool:
-    value = None if allocation.output is None else call.outputs[allocation.output]
+def _is_whole(allocation: Allocation, call: Call) -> bool:
+    value = call.outputs[allocation.output or 0]
     return value is not None and prod(value.size) * value.dtype.itemsize == allocation.nbytes

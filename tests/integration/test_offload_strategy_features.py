@@ -22,6 +22,7 @@ from support import offload_lightning as ol
 from torch import nn
 from torch.optim import lr_scheduler
 
+from offload.live.core import load_core
 from trainers import OffloadStrategy
 
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
@@ -293,3 +294,12 @@ def test_a_trainer_can_be_saved_after_a_fit_and_goes_on_elsewhere(tmp_path: Path
     assert ol.differences(ours, again) == []
     assert loaded.global_step == ours.trainer.global_step == 24
     assert again.strategy.plan.budget == ours.strategy.plan.budget
+
+
+def test_a_step_by_hand_after_the_fit_runs_as_without_us() -> None:
+    """Nobody would end a live step there, and the next trainer could not begin."""
+    ours = ol.train(planned())
+    ours.module.log = lambda *_, **__: None  # type: ignore[method-assign]
+    ours.strategy.training_step(next(iter(ol.data())), 0)
+    assert not load_core().is_in_step()
+    ol.train(planned())

@@ -134,7 +134,7 @@ class LiveFit(LiveRun):
         self._end_open()
 
     def _begin_step(self, name: str, given: Any) -> None:
-        if self._eager or self._is_in_step:
+        if self._eager or self._is_in_step or not self._runs:
             return
         with self._gate.held():  # guests come here at least, where no plan runs
             session = self._open_session()
@@ -222,6 +222,7 @@ class LiveFit(LiveRun):
             self._reset()
         if why := self._why_not():
             self._go_eager(why)
+        self._runs = True
 
     def _why_not(self) -> str:
         """Why this run has no live steps; empty if it has."""

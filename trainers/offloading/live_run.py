@@ -97,6 +97,9 @@ class LiveRun(Strategy):
     def _reset(self) -> None:
         """Forget the last fit."""
         self._eager = False
+        self._runs = False
+        """Whether Lightning has set the run up and not torn it down: nobody would end a live step
+        that somebody begins by hand afterwards."""
         self._plan: Plan | None = None
         self._meter = Meter()
         self._is_in_step = False
@@ -269,6 +272,7 @@ class LiveRun(Strategy):
 
     def _close(self) -> None:
         """Give the tensors memory of their own."""
+        self._runs = False
         self._moves.end()
         self._close_session()
 

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <ATen/Dispatch_v2.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
@@ -50,6 +51,10 @@ class BoundCall {
     for (size_t n = 0; n < schema.size(); n++) {
       arguments_.push_back(torch::jit::toIValue(arguments[n], schema[n].type()));
     }
+    for (const auto& one : varying_) {
+      if (!one.dtype || one.element >= 0) continue;  // `write` puts the numbers of each step into it
+      arguments_[one.argument] = number_tensor(numbers_->at(one.index), c10::scalarTypeToTypeMeta(*one.dtype));
+    }
     keys_ = keys_for(node, arguments_);
     stack_.reserve(schema.size() + node.schema->returns().size());
   }
@@ -76,6 +81,7 @@ class BoundCall {
  private:
   void put(const Varying& varying) {
     const auto& number = numbers_->at(varying.index);
+    if (varying.dtype && varying.element < 0) return write(stack_[varying.argument].toTensor(), number);
     IValue value(number);
     if (varying.dtype) value = number_tensor(number, c10::scalarTypeToTypeMeta(*varying.dtype));
     if (varying.element < 0) {
@@ -85,6 +91,13 @@ class BoundCall {
     auto list = stack_[varying.argument].toList().copy();
     list.set(varying.element, std::move(value));
     stack_[varying.argument] = std::move(list);
+  }
+
+  // In place: making a tensor takes as long as a small kernel.
+  static void write(const at::Tensor& tensor, const c10::Scalar& number) {
+    AT_DISPATCH_V2(
+        tensor.scalar_type(), "number", AT_WRAP([&] { *tensor.mutable_data_ptr<scalar_t>() = number.to<scalar_t>(); }),
+        AT_EXPAND(AT_ALL_TYPES_AND_COMPLEX), at::kHalf, at::kBFloat16, at::kBool);
   }
 
   OperatorHandle op_;
