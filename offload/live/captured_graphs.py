@@ -73,7 +73,9 @@ def recorded_graph(
     reader = TapeReader(core, tape, (), device)
     given = [_input(reader, tape, one) for one in inputs]
     results = result if isinstance(result, tuple) else (result,)
-    outputs = pytree.tree_map_only(torch.Tensor, lambda one: _value(reader, tape, one), results)
+    outputs = pytree.tree_map_only(
+        torch.Tensor, lambda one: _value(core, reader, tape, one), results
+    )
     returned = {value.buffer for value in _leaves(outputs)}
     literals = _add_literals(reader, tape, returned)
     others = ({*reader.touched} | returned) - literals - {value.buffer for value in given}
@@ -101,7 +103,7 @@ def _input(reader: TapeReader, tape: Any, given: torch.Tensor) -> Value:
     return Value(slot, given.dtype, tuple(given.size()), given.stride())
 
 
-def _value(reader: TapeReader, tape: Any, made: torch.Tensor) -> Any:
+def _value(core: Any, reader: TapeReader, tape: Any, made: torch.Tensor) -> Any:
     """What is returned; a tensor that the step has nothing to do with is returned as it is."""
     if made.layout is not torch.strided or made.is_conj() or made.is_neg():
         raise CaptureError(
@@ -109,6 +111,11 @@ def _value(reader: TapeReader, tape: Any, made: torch.Tensor) -> Any:
             " dense one, as of to_dense() or resolve_conj()"
         )
     slots = tape.slots_of([made])
+    if not slots and core.is_lost(made):
+        raise CaptureError(
+            "the step returns an input as it is, and a graph returns what its tasks make: leave it"
+            " out, or return a copy, as of clone()"
+        )
     if not slots:
         return made
     [slot] = slots

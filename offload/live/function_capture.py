@@ -7,10 +7,11 @@ bytes, so a function that needs a value is refused. So is one that differs the s
 optimizer's step, whose numbers differ. Whole training steps: `offload.within`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -32,6 +33,7 @@ from offload.live.placing import Device, device_of, placed
 from offload.lowering.passes import lower
 from offload.measuring.profiling import measured
 from offload.program.frames import say_frame, user_frame
+from offload.torch_seams import pytree
 
 INSTEAD = "Run the step within `offload.within`, where its Python runs every time"
 
@@ -64,12 +66,21 @@ def captured(
     inside = torch.nn.ModuleList(modules_among(reached).values())
     place = device_of(device, example_inputs, (*inside.parameters(), *inside.buffers()))
     with _recording(place) as core, placed(core, inside, (), place) as places:
+        kept = KeptTensors(inside, names_of(reached))
         try:
-            leaf = _run(core, step, example_inputs, place).tape.leaf
+            before = _run(core, step, example_inputs, place)
+            leaf, values = before.tape.leaf, _plain_values(before.result)
+            del before
+            kept.check(core)
+            if not leaf:
+                raise CaptureError("the step runs no operation, so there is nothing to capture")
             inputs, result, tape = _run(core, step, example_inputs, place)
+            kept.check(core)
         except BaseException:
             _drop_gradients(core, tensors_alive())
+            kept.put_back(core)
             raise
+        del kept  # it holds the memory of the user's tensors
         ours = {id(each.tensor) for each in places.values()}
         users = users_tensors(core, tape, inputs, names_of(reached), ours)
         if lost := _drop_gradients(core, users.alive):
@@ -77,7 +88,8 @@ def captured(
                 f"the step leaves a gradient in the .grad of a tensor {lost}, and a graph has no"
                 " place for it: return what torch.autograd.grad returns"
             )
-        if tape.recorded or tape.varied or tape.leaf != leaf:
+        is_another = tape.recorded or tape.varied or tape.leaf != leaf
+        if is_another or _plain_values(result) != values:
             _drop_gradients(core, tensors_alive())
             raise CaptureError(
                 "the step does something else every time"
@@ -159,6 +171,51 @@ def _run(
     if tape.failed:
         raise CaptureError(f"the step has caught the error of a capture. {INSTEAD}")
     return Recorded(inputs, result, tape)
+
+
+def _plain_values(result: Any) -> list[Any]:
+    """What is returned besides tensors: numbers and text, as they are written."""
+    plain = (int, float, complex, str, bytes)
+    return [repr(leaf) for leaf in pytree.tree_leaves(result) if isinstance(leaf, plain)]
+
+
+class KeptTensors:
+    """The tensors that a step reaches, and the memory that they had before it."""
+
+    def __init__(self, inside: torch.nn.Module, names: Mapping[torch.Tensor, str]) -> None:
+        self._names = names
+        self._memory = {tensor: tensor.detach() for tensor in names}
+        self._parts = [
+            (
+                part,
+                dict(
+                    chain(part.named_parameters(recurse=False), part.named_buffers(recurse=False))
+                ),
+            )
+            for part in inside.modules()
+        ]
+
+    def put_back(self, core: Any) -> str:
+        """Undo what the step has replaced. Returns the name of one, if there are any."""
+        replaced = ""
+        for part, own in self._parts:
+            for name, tensor in own.items():
+                if getattr(part, name, None) is not tensor:
+                    setattr(part, name, tensor)
+                    replaced = name
+        for tensor, before in self._memory.items():
+            if core.is_lost(tensor):
+                tensor.data = before
+                replaced = self._names[tensor]
+        return replaced
+
+    def check(self, core: Any) -> None:
+        if replaced := self.put_back(core):
+            raise CaptureError(
+                f"the step puts another tensor, or other memory, in the place of {replaced}, and a"
+                " graph writes into the tensors that there are: change it in place, as by copy_()."
+                " If only the first call replaces it, call the step once before the capture"
+            )
 
 
 def _drop_gradients(core: Any, tensors: Sequence[torch.Tensor]) -> str:

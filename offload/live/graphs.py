@@ -5,7 +5,7 @@ inputs    what else the step is given            copied to the plan's place for 
 outputs   what somebody holds after the step     given to the shadows that stand for it
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -162,7 +162,7 @@ def _add_tasks(
                 phase=phase if trained.isdisjoint(writes) else UPDATE,
                 after=tuple(sorted({chains[one] for one in chain if one in chains})),
                 unplaced=sum(builder.buffers[slot].nbytes for slot in fresh) if shared else 0,
-                traffic=_sent(builder, group[0].op, reads) if shared else 0,
+                traffic=_moved_bytes(builder, group[0].op, reads, () if shared else writes),
                 repeatable=not chain
                 and fresh.issuperset(writes)
                 and weights.keys().isdisjoint(writes),
@@ -175,10 +175,11 @@ def _add_tasks(
             chains |= dict.fromkeys(chain, number)
 
 
-def _sent(builder: GraphBuilder, op: str, reads: Slots) -> int:
-    """The bytes that a rank has for the others; what only compares, has none."""
+def _moved_bytes(builder: GraphBuilder, op: str, reads: Slots, writes: Iterable[int]) -> int:
+    """The bytes that are read and written, or that a rank has for the others; what only compares,
+    has none."""
     compares = op.startswith("offload_ranks::")
-    return 0 if compares else sum(builder.buffers[slot].nbytes for slot in reads)
+    return 0 if compares else sum(builder.buffers[slot].nbytes for slot in (*reads, *writes))
 
 
 def _runs(calls: Sequence[TapeCall]) -> Iterator[list[TapeCall]]:

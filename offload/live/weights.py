@@ -76,7 +76,8 @@ class LiveWeights:
                 self._add(self._core.adopt(tensor), name, role)
         origins = tape.origins
         for slot in tape.written:
-            if origins[slot] == self._core.GIVEN and not tape.is_exposed(slot):
+            is_the_users = origins[slot] == self._core.GIVEN and not tape.is_exposed(slot)
+            if is_the_users and tape.nbytes(slot):
                 self._adopt_written(tape, slot)
         return {slot: self._known[own] for slot, own in enumerate(tape.origins) if own >= 0}
 

@@ -158,11 +158,16 @@ class Plan:
         if self.graph.program is not None:
             graph = renamed_as(graph, self.graph.program.tensors)
         graph = with_idle(graph, self.graph)
-        places = places_of(self.memgraph)
+        places, sizes = places_of(self.memgraph), dict[str, int]()
+        for buffer in graph.buffers:
+            size = buffer.start + buffer.nbytes
+            sizes[buffer.tensor] = max(size, sizes.get(buffer.tensor, 0))
         homes = {
             b: Place(home.arena, home.offset + buffer.start, buffer.nbytes)
             for b, buffer in enumerate(graph.buffers)
-            if buffer.persistent and (home := places.get(buffer.tensor)) is not None
+            if buffer.persistent
+            and (home := places.get(buffer.tensor)) is not None
+            and sizes[buffer.tensor] <= home.nbytes  # a tensor that has grown needs another one
         }
         options = PlanningOptions.of(self)
         try:

@@ -33,7 +33,7 @@ from offload.errors import OffloadError
 from offload.graph.costs import Costs
 from offload.graph.taskgraph import RANKS
 from offload.live.session import LiveSession
-from offload.tracing.ranks import Ranks
+from trainers.offloading.ranks import Ranks
 
 STEPS = 5
 
@@ -91,7 +91,8 @@ class Averaged(OfRanks):
         loss = self.loss(x, y)
         loss.backward()
         ranks = Ranks(gloo_ranks.WORLD, [*self.net.parameters()], bucket_bytes=8 << 10)
-        ranks.average({p: p.grad for p in self.net.parameters() if p.grad is not None})
+        names = {p: name for name, p in self.net.named_parameters()}
+        ranks.average({p: p.grad for p in names if p.grad is not None}, names)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.seen.append(loss.detach())

@@ -6,10 +6,14 @@ Prints the last loss.
 """
 
 import sys
+from pathlib import Path
 
 import torch
 from torch import nn
 from torch.nn import functional
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from support.live_training import LiveTraining, training_graph
 
 import offload
 
@@ -28,16 +32,15 @@ def main(device: str, engine: str) -> float:
         nn.Dropout(0.1),
         nn.Linear(128, 10),
     )
+    net.to(device)
     optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
-    x, y = torch.randn(8, 3, 9, 9), torch.randint(0, 10, (8,))
-    graph = offload.capture_training_step(
-        net, functional.cross_entropy, optimizer, x, y, device=device
-    )
+    x, y = torch.randn(8, 3, 9, 9).to(device), torch.randint(0, 10, (8,)).to(device)
+    graph = training_graph(net, functional.cross_entropy, optimizer, x, y)
     whole = offload.plan(graph)
     plan = offload.plan(graph, whole.peak_bytes // 2 + whole.reserve)
     assert any(node.kind != "task" for node in plan.memgraph.nodes), "nothing comes and goes"
-    with offload.Runner(plan, engine) as runner:
-        losses = [runner(x, y)[0] for _ in range(STEPS)]
+    with LiveTraining(net, functional.cross_entropy, optimizer, plan, engine=engine) as step:
+        losses = [step(x, y)[0] for _ in range(STEPS)]
     return float(losses[-1])
 
 

@@ -169,8 +169,8 @@ def test_a_module_on_the_host_is_captured_for_a_gpu_and_stays_there() -> None:
     graph = offload.capture(lambda x: step(x, layer), torch.ones(4, 8), device="cuda")
     assert {p.device.type for p in layer.parameters()} == {"cpu"}
     with Runner(offload.plan(graph), poison=True) as runner:
-        for _ in range(3):
-            x = torch.randn(4, 8)
+        for rows in (4, 2, 4):
+            x = torch.randn(rows, 8)
             for ours, theirs in zip(runner(x), step(x.cuda(), twin), strict=True):
                 assert torch.equal(ours.cuda(), theirs)
 
@@ -318,6 +318,11 @@ def test_a_tensor_written_down_in_the_step_is_made_anew_every_step() -> None:
     run = reference(capture(step, torch.ones(2)))
     for _ in range(2):
         assert run(torch.ones(2))[0].tolist() == [6.0, 9.0]
+
+
+def test_what_is_no_number_is_the_same_the_second_time() -> None:
+    graph = capture(lambda x: x + torch.tensor([float("nan")]) * float("nan"), torch.ones(1))
+    assert reference(graph)(torch.ones(1))[0].isnan().all()
 
 
 def test_gradients_inside_of_a_step_and_of_gradients() -> None:

@@ -1,5 +1,6 @@
 """What a capture refuses because no graph can repeat it, and that nothing of it is left."""
 
+import itertools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -7,11 +8,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import offload
 from offload.errors import CaptureError
 
 LAYER = nn.Linear(3, 3)
+LAYER.register_buffer("mean", torch.zeros(3))
+COUNT = itertools.count()
 SGD = torch.optim.SGD(LAYER.parameters(), 0.1)
 OWN = torch.Generator()
 AT_ONCE = "has to run at once"
@@ -23,11 +28,28 @@ def backward(x: torch.Tensor) -> torch.Tensor:
     return loss.detach()
 
 
+def replaced(x: torch.Tensor) -> torch.Tensor:
+    LAYER.mean = LAYER.get_buffer("mean") * 0.9 + 0.1 * x
+    return x - LAYER.mean
+
+
+def moved(x: torch.Tensor) -> torch.Tensor:
+    LAYER.weight.data = LAYER.weight.data * 2
+    return LAYER(x).detach()
+
+
 def caught(x: torch.Tensor) -> torch.Tensor:
     try:
         return x * x.sum().item()
     except CaptureError:
         return x
+
+
+def dropped(x: torch.Tensor) -> torch.Tensor:
+    """Its backward pass drops the same again, so it sets the generator's state."""
+    y = checkpoint(lambda a: functional.dropout(LAYER(a)), x, use_reentrant=False)
+    assert isinstance(y, torch.Tensor)
+    return torch.autograd.grad(y.sum(), LAYER.weight)[0]
 
 
 REFUSED: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
@@ -39,7 +61,14 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
     "an array": (lambda x: x * float(x.numpy()[0]), AT_ONCE),
     "a list of a weight": (lambda x: x * LAYER.bias.tolist()[0], AT_ONCE),
     "a mask": (lambda x: x[x > 0], AT_ONCE),
+    "what is there": (lambda x: x.unique(), AT_ONCE),
+    "another size": (lambda x: (x * 2).resize_(2), AT_ONCE),
+    "dropout that is checkpointed": (dropped, AT_ONCE),
+    "lazily conjugated numbers": (lambda x: torch.complex(x, x).conj() * 2, "conjugated"),
     "python's dice": (lambda x: x * random.random(), "something else every time"),
+    "a count that is returned": (lambda x: (x * 2, next(COUNT)), "something else every time"),
+    "another buffer": (replaced, "in the place of mean"),
+    "other memory": (moved, "in the place of weight"),
     "a generator": (lambda x: x + torch.randn(3, generator=OWN), AT_ONCE),
     "a state of dice": (lambda x: x + torch.get_rng_state().float().mean(), AT_ONCE),
     "a seed": (lambda x: (torch.manual_seed(0), x + torch.rand(3))[1], AT_ONCE),
@@ -62,9 +91,32 @@ def test_what_no_graph_can_repeat_is_refused_and_leaves_nothing(how: str) -> Non
     assert all(p.grad is None for p in LAYER.parameters())
 
 
+@pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt])
+def test_an_error_of_the_step_is_the_users_and_nothing_has_changed(error: Any) -> None:
+    before = LAYER.weight.detach().clone()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            LAYER.weight.mul_(2)
+        LAYER(x).sum().backward()
+        raise error("of the user's own")
+
+    with pytest.raises(error, match="of the user's own"):
+        offload.capture(step, torch.ones(3))
+    assert torch.equal(LAYER.weight, before)
+    assert LAYER.weight.grad is None
+
+
 def test_an_input_that_is_no_tensor_is_refused() -> None:
     with pytest.raises(CaptureError, match="input 1 is a float"):
         offload.capture(lambda x, by: x * by, torch.ones(3), 2.0)  # type: ignore[arg-type]
+
+
+def test_an_input_that_is_returned_as_it_is_is_refused() -> None:
+    with pytest.raises(CaptureError, match="returns an input as it is"):
+        offload.capture(lambda x, y: (x * 2, y), torch.ones(3), torch.ones(3))
+    with pytest.raises(CaptureError, match="runs no operation"):
+        offload.capture(lambda x: x, torch.ones(3))
 
 
 @pytest.mark.parametrize("of_the_module", [True, False])

@@ -4,67 +4,45 @@ from typing import Any
 
 import pytest
 import torch
-from support import captured_training
-from support.captured_training import CUDA, STEPS, Trained, counting, planned, sums
-from support.fake_gpu import FAKE
+from support import cudagraph_runs
+from support.cudagraph_runs import CUDA, counting, sums, trained
+from support.offload_training import STEPS, named, rated
 from torch import nn
 
 import offload
 from offload import Runner
 from offload.graph.memgraph import TASK
 
-exact = captured_training.exact
+exact = cudagraph_runs.exact
 pytestmark = pytest.mark.gpu
 
 
-def close(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return torch.allclose(a, b.to(a.device), rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("budget", [None, "60%", "minimum"])
-@pytest.mark.parametrize(
-    ("model", "optimizer"),
-    [("mlp", "sgd"), ("mlp", "adamw"), ("mlp", "fused adam"), ("convolutional", "sgd")],
-)
-def test_replayed_steps_are_eagers_to_the_last_bit(
-    model: str, optimizer: str, budget: str | None, exact: None
-) -> None:
-    theirs, ours = Trained(model, optimizer), Trained(model, optimizer)
-    expected = theirs.eager()
-    made = planned(ours.graph(), budget)
-    driver = counting()
-    # A GPU's fused kernel takes the rate from memory as float32.
-    equal = close if optimizer == "fused adam" and not FAKE else torch.equal
-    with Runner(made, "cudagraph", driver=driver, poison=True) as runner:
-        torch.manual_seed(3)
-        for step, batch in enumerate(ours.batches):
-            ours.numbers(step)
-            [loss] = runner(*batch)
-            assert equal(loss, expected[step]), f"loss of step {step}"
-        found, wanted = ours.state(), theirs.state()
-    assert found.keys() == wanted.keys()
-    assert [name for name in found if not equal(found[name], wanted[name])] == []
-    changed = 0 if optimizer == "fused adam" else 1  # its weight decay is 0, and stays it
-    assert driver.captures == 1 + changed
-    assert driver.replays == STEPS - 1 - changed
+@pytest.mark.parametrize("share", [1.0, 0.6, 0.0])
+@pytest.mark.parametrize("name", ["mlp", "mlp, adamw", "mlp, fused", "convolutional"])
+def test_replayed_steps_are_eagers_to_the_last_bit(name: str, share: float, exact: None) -> None:
+    case, driver = trained(name), counting()
+    case.run(case.planned(share, "auto"), "cudagraph", 0, "priority", driver)
+    assert driver.replays == (STEPS - 1) * driver.captures > 0
 
 
 def test_updates_on_the_host_split_the_graph() -> None:
     """They round otherwise than a device's."""
-    theirs, ours = Trained("mlp", "adamw"), Trained("mlp", "adamw")
-    expected = theirs.eager()
-    made = planned(ours.graph(), None, optimizer="host")
+    case, driver = trained("mlp, adamw"), counting()
+    made = offload.plan(case.graph, optimizer="host")
     assert "host" in {node.lane for node in made.memgraph.nodes}
-    driver = counting()
-    with Runner(made, "cudagraph", driver=driver, poison=True) as runner:
-        torch.manual_seed(3)
-        for step, batch in enumerate(ours.batches):
-            ours.numbers(step)
-            [loss] = runner(*batch)
-            assert close(loss, expected[step]), f"loss of step {step}"
-        found, wanted = ours.state(), theirs.state()
-    assert [name for name in found if not close(found[name], wanted[name])] == []
-    assert driver.replays >= STEPS - 1  # the host's updates read their numbers themselves
+    case.restart()
+    with case.stepping(made, engine="cudagraph", driver=driver, poison=True) as step_of:
+        for step, batch in enumerate(case.batches):
+            rated(case.optimizer, step)
+            torch.manual_seed(step)
+            assert close(step_of(*batch)[0], case.losses[step]), f"loss of step {step}"
+        found = named(case.model, case.optimizer)
+        assert [name for name in found if not close(found[name], case.end[name])] == []
+    assert driver.replays == (STEPS - 1) * driver.captures > 0
+
+
+def close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.allclose(a, b.to(a.device), rtol=1e-4, atol=1e-6)
 
 
 def test_a_batch_of_another_shape_is_captured_too() -> None:
@@ -83,26 +61,6 @@ def test_a_batch_of_another_shape_is_captured_too() -> None:
                 [total] = runner(x)
                 assert torch.equal(total, layer(x).sum())
     assert (driver.captures, driver.replays) == (2, 4)
-
-
-def test_numbers_that_never_rest_are_told_and_the_bits_are_eagers() -> None:
-    theirs, ours = Trained("mlp", "adamw"), Trained("mlp", "adamw")
-
-    def betas(trained: Trained, step: int) -> None:
-        trained.optimizer.param_groups[0]["betas"] = (0.9 - 0.01 * step, 0.99)
-
-    expected = theirs.eager(betas)
-    driver = counting()
-    with Runner(planned(ours.graph(), None), "cudagraph", driver=driver) as runner:
-        torch.manual_seed(3)
-        losses = []
-        with pytest.warns(RuntimeWarning, match="betas"):
-            for step, batch in enumerate(ours.batches):
-                ours.numbers(step)
-                betas(ours, step)
-                losses += runner(*batch)
-    assert all(map(torch.equal, losses, expected))
-    assert driver.captures == 0
 
 
 MATMUL = torch.backends.cuda.matmul

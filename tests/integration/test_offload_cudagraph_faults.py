@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from support import captured_training
+from support import cudagraph_runs
 from support import stream_graphs as graphs
-from support.captured_training import CUDA, Counting, Trained, counting, planned, sums
+from support.cudagraph_runs import CUDA, Counting, counting, sums, trained
 from support.fake_gpu import losable_device, lose_device, only_on_a_fake_gpu
 
 import offload
@@ -15,7 +15,7 @@ from offload import Runner
 from offload.running.drivers.cuda import Cuda
 from offload.running.drivers.cuda_graph import GraphCuda
 
-exact = captured_training.exact
+exact = cudagraph_runs.exact
 pytestmark = pytest.mark.gpu
 
 
@@ -100,29 +100,13 @@ def test_a_kernel_that_asks_for_a_value_is_named_once_and_the_step_runs_as_engin
 
 def test_a_capture_that_fails_in_mid_step_leaves_a_device_that_works(exact: None) -> None:
     """With draws before and after it."""
-    theirs, ours = Trained("asking", "sgd"), Trained("asking", "sgd")
-    expected = theirs.eager()
-    graph = ours.graph()
-    with Runner(planned(graph, None), "cudagraph", driver=counting(), poison=True) as runner:
-        torch.manual_seed(3)
-        losses = []
-        with pytest.warns(RuntimeWarning, match=r"cannot be captured in .*asks") as told:
-            for step, batch in enumerate(ours.batches):
-                ours.numbers(step)
-                losses += [loss.clone() for loss in runner(*batch)]
-        found, wanted = ours.state(), theirs.state()
+    case = trained("asking")
+    with pytest.warns(RuntimeWarning, match=r"cannot be captured in .*asks") as told:
+        case.run(case.planned(1.0, "auto"), "cudagraph", 0, "priority", counting())
     assert len(told) == 1
-    assert [n for n, loss in enumerate(losses) if not torch.equal(loss, expected[n])] == []
-    assert [name for name in found if not torch.equal(found[name], wanted[name])] == []
     # And torch's own captures work on.
-    again, once_more = Trained("mlp", "sgd"), Trained("mlp", "sgd")
-    expected = again.eager()
-    driver = counting()
-    with Runner(planned(once_more.graph(), None), "cudagraph", driver=driver) as runner:
-        torch.manual_seed(3)
-        for step, batch in enumerate(once_more.batches):
-            once_more.numbers(step)
-            assert torch.equal(runner(*batch)[0], expected[step]), step
+    case, driver = trained("mlp"), counting()
+    case.run(case.planned(1.0, "auto"), "cudagraph", 0, "priority", driver)
     assert driver.replays
 
 

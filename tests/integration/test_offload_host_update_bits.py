@@ -12,7 +12,9 @@ from torch.nn import functional
 
 import offload
 from offload.errors import BudgetTooSmall
+from offload.graph.costs import Costs
 from offload.graph.taskgraph import HOST
+from offload.lowering.host_updates import moves
 from offload.plans.plan import Plan
 
 WIDTH = 64
@@ -114,3 +116,12 @@ def test_a_batch_of_another_shape_is_planned_with_everything_where_it_is(optimiz
     x, y = trained.batches[1]
     trained.batches[1] = (x[:5], y[:5])
     trained.compare(offload.plan(trained.graph, budget, optimizer=optimizer))
+
+
+@pytest.mark.gpu
+def test_an_update_of_a_gpu_is_not_taken_to_cost_the_host_nothing() -> None:
+    """Its seconds were measured elsewhere, so the bytes that it moves count."""
+    net, x = nn.Linear(1024, 1024).cuda(), torch.randn(4, 1024, device="cuda")
+    graph = training_graph(net, functional.mse_loss, torch.optim.AdamW(net.parameters()), x, x)
+    slow = Costs(host_memory=1e9)
+    assert max(move.seconds for move in moves(graph, slow).values()) > 3 * 4 * 1024**2 / 1e9

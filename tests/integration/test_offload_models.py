@@ -26,6 +26,13 @@ from offload.graph.taskgraph import HOST
 from offload.memory import cpu_shim as shim
 
 NAMES = ("resnet18", "mobilenet_v2", "vit", "gpt", "llama", "huggingface gpt2")
+KINDS = (
+    "resnet18 in evaluation mode",
+    "resnet18 channels last",
+    "resnet18 channels last, small",
+    "gpt around autocast",
+    "llama in one precision",
+)
 FEW = (
     (0.0, "auto", "threads"),
     (0.4, "copy", "serial"),
@@ -75,9 +82,10 @@ def run_all(trained: Any, ways: Sequence[tuple[float, str, str]]) -> None:
 # ---- the bits -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", (*NAMES, *KINDS))
 def test_five_steps_in_random_order_leave_the_bits_of_eager(small: Trained, name: str) -> None:
-    run_all(small(name), FEW[:2] if name in ("resnet18", "mobilenet_v2") else FEW)
+    large = name.startswith(("resnet18", "mobilenet_v2"))
+    run_all(small(name), FEW[:2] if large else FEW)
 
 
 @pytest.mark.full

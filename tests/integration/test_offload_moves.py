@@ -10,9 +10,9 @@ import torch
 from support import stage_jobs as jobs
 
 from offload.errors import MemoryTooSmall, StepError
+from offload.graph.memgraph import places_of
 from offload.graph.taskgraph import HOST
 from offload.memory import passages, room
-from offload.memory.homes import places
 from offload.memory.host_memory import HostMemoryLeft
 from offload.running.runner import Runner
 
@@ -25,7 +25,7 @@ def planned(job: Any, budget: int) -> Any:
 
 def in_other_places(job: Any, old: Any, new: Any) -> int:
     """The bytes of the tensors whose places the two plans do not share."""
-    before, after = places(old.memgraph), places(new.memgraph)
+    before, after = places_of(old.memgraph), places_of(new.memgraph)
     return sum(job.tensors[name].nbytes for name in after if after[name] != before[name])
 
 
@@ -78,7 +78,7 @@ def test_what_stays_on_the_host_stays_when_the_device_changes() -> None:
         Runner(job.plan, stage=one) as runner,
     ):
         job.step(runner)
-        homes = places(job.plan.memgraph)
+        homes = places_of(job.plan.memgraph)
         at = {name: job.tensors[name].data_ptr() for name in job.tensors}
         moved = runner.move_to(planned(job, BUDGETS[1]), stage=other)
         on_host = {name for name in homes if homes[name].arena == HOST}

@@ -19,11 +19,16 @@ from offload.lowering import update_splits
 
 STEPS = 4
 FOREACH: tuple[dict[str, Any], ...] = ({"foreach": True}, {"foreach": False})
+FUSED = {"fused": True}
 
 
 def cases() -> Iterator[tuple[Any, dict[str, Any]]]:
     """Each optimizer, with the options that change what its step does."""
     both = {"weight_decay": 0.1, "maximize": True}
+    yield optim.Adam, {"amsgrad": True, **both}
+    yield optim.AdamW, {"lr": torch.tensor(0.01)}
+    yield optim.AdamW, {"amsgrad": True, **FUSED}
+    yield optim.SGD, {"lr": 0.01, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1}
     yield optim.Adadelta, both
     yield optim.Adagrad, {"lr_decay": 0.1, "initial_accumulator_value": 0.5, **both}
     yield optim.Adagrad, {"fused": True}
@@ -44,6 +49,11 @@ def cases() -> Iterator[tuple[Any, dict[str, Any]]]:
 
 def others() -> Iterator[tuple[Any, dict[str, Any]]]:
     """All the other options."""
+    for how in ({}, *FOREACH, FUSED):
+        for more in ({}, {"weight_decay": 0.1, "maximize": True}, {"amsgrad": True}):
+            yield from ((kind, {**how, **more}) for kind in (optim.Adam, optim.AdamW))
+        for more in ({}, {"momentum": 0.9, "maximize": True}, {"momentum": 0.9, "nesterov": True}):
+            yield optim.SGD, {"lr": 0.0123, **how, **more}
     kinds = (optim.Adadelta, optim.Adagrad, optim.Adamax, optim.NAdam, optim.RAdam, optim.ASGD)
     for kind in (*kinds, optim.RMSprop, optim.Rprop, optim.Adafactor):
         yield from ((kind, more) for more in ({}, *FOREACH))
@@ -66,7 +76,7 @@ def smallest(graph: offload.TaskGraph, **how: Any) -> Plan:
     with pytest.raises(BudgetTooSmall) as refused:
         offload.plan(graph, budget=1, **how)
     # the numbers vary from the second step on, which groups the calls otherwise
-    made = offload.plan(graph, budget=max(refused.value.needed, 1 << 16), **how)
+    made = offload.plan(graph, budget=max(refused.value.needed + 512, 68 << 10), **how)
     made.verify()
     return made
 

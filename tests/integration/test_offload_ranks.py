@@ -1,23 +1,22 @@
-"""All-reduces in a planned step, in a group of one process: what ranks add to a graph."""
+"""Averages over ranks in a planned step, in a group of one process."""
 
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
+from support.live_training import LiveTraining
 from torch import distributed, nn
 from torch._C._distributed_c10d import HashStore
 
-import offload
 from offload.errors import StepError
-from offload.graph.taskgraph import RANKS, TaskGraph
-from offload.tracing.capture import capture_step
-from offload.tracing.ranks import Ranks, contents_of, difference
-from offload.tracing.training import Clip, TrainingStep
+from offload.graph.costs import Costs
+from offload.graph.taskgraph import RANKS
+from trainers.offloading import ranks
+from trainers.offloading.ranks import Ranks, difference
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def group() -> Iterator[None]:
     distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     yield
@@ -30,115 +29,64 @@ def network() -> nn.Module:
     return nn.Sequential(*layers)
 
 
-def captured(module: nn.Module, ranks: Ranks | None, clip: Clip | None = None) -> TaskGraph:
-    optimizer = torch.optim.AdamW(module.parameters(), 0.01)
-
-    def forward(x: torch.Tensor) -> tuple[torch.Tensor, tuple[()]]:
-        return module(x).square().mean(), ()
-
-    step = TrainingStep(forward, optimizer, {"": module}, clip=clip, ranks=ranks)
-    return capture_step(step, torch.zeros(8, 32))
+def named(module: nn.Module) -> dict[Any, str]:
+    return {p: name for name, p in module.named_parameters()}
 
 
-def trained(ranks: bool, clip: Clip | None, seed: int = 0, budget: Any = None) -> dict[str, Any]:
-    module = network()
-    graph = captured(module, ranks_of(module) if ranks else None, clip)
-    noise = torch.Generator().manual_seed(1)
-    with offload.Runner(
-        offload.plan(graph, budget), order="random", seed=seed, poison=True
-    ) as runner:
-        for _ in range(3):
-            runner(torch.randn(8, 32, generator=noise))
-    return module.state_dict()
+def averaging(module: nn.Module) -> LiveTraining:
+    """Steps whose gradients are averaged before the update."""
+    optimizer, names = torch.optim.AdamW(module.parameters(), 0.01), named(module)
+    over = Ranks(1, tuple(names), 10_000)
+
+    def average(*_: object) -> None:
+        over.average({p: p.grad for p in names if p.grad is not None}, names)
+
+    optimizer.register_step_pre_hook(average)
+    return LiveTraining(module, nn.functional.mse_loss, optimizer)
 
 
-def ranks_of(module: nn.Module, bucket_bytes: int = 10_000) -> Ranks:
-    return Ranks(1, tuple(module.parameters()), bucket_bytes)
+BATCH = torch.zeros(8, 32), torch.ones(8, 32)
 
 
-def chain(graph: TaskGraph) -> list[int]:
-    return [number for number, task in enumerate(graph.tasks) if task.lane == RANKS]
-
-
-def test_a_bucket_holds_neighbours_of_one_type_from_the_last_to_the_first() -> None:
-    sizes = [100, 100, 100, 1000, 100]
-    wide = [nn.Parameter(torch.zeros(n)) for n in sizes]
-    half = nn.Parameter(torch.zeros(7, dtype=torch.bfloat16))
-    ranks = Ranks(2, [*wide, half], bucket_bytes=900)
-    found = [[p.numel() for p in bucket] for bucket in ranks.buckets([*wide[1:], half])]
-    assert found == [[100], [1000], [7], [100, 100]]
-    # The order in which they are asked for, an optimizer's say, means nothing.
-    again = ranks.buckets([half, *reversed(wide[1:])])
-    assert [[p.numel() for p in bucket] for bucket in again] == found
-
-
-@pytest.mark.parametrize("clip", [None, Clip(0.1)], ids=["plain", "clipped"])
-@pytest.mark.parametrize("seed", range(3))
-def test_the_mean_of_one_rank_is_its_own_gradient_in_any_order(
-    group: None, clip: Clip | None, seed: int
+def test_a_bucket_holds_neighbours_of_one_type_from_the_last_to_the_first(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    without = trained(False, clip)
-    budget = int(offload.plan(captured(network(), None)).peak_bytes * 0.6)
-    for limit in (None, budget):
-        found = trained(True, clip, seed, limit)
-        assert all(torch.equal(found[name], without[name]) for name in without)
+    told: list[str] = []
+    monkeypatch.setattr(ranks, "compare", lambda _, contents: told.append(contents))
+    wide = [nn.Parameter(torch.ones(n)) for n in (100, 100, 100, 1000, 100)]
+    half = nn.Parameter(torch.ones(7, dtype=torch.bfloat16))
+    names = {p: f"p{n}" for n, p in enumerate((*wide, half))}
+    # The order in which they are averaged, an optimizer's say, means nothing.
+    for asked in ([*wide[1:], half], [half, *reversed(wide[1:])]):
+        Ranks(2, [*wide, half], 900).average({p: torch.ones_like(p) for p in asked}, names)
+    assert told[0].splitlines() == [
+        "100 torch.float32 of p4", "1000 torch.float32 of p3", "7 torch.bfloat16 of p5",
+        "200 torch.float32 of p2, p1",
+    ]  # fmt: skip
+    assert told[1] == told[0]
 
 
-def test_collectives_stay_in_one_order_whatever_is_lowered(group: None) -> None:
-    module = network()
-    graph = captured(module, ranks_of(module))
-    numbers = chain(graph)
-    names = [graph.tasks[number].name for number in numbers]
-    contents = contents_of(graph)
-    assert [len(bucket.split(", ")) for bucket in contents] == [5, 4, 3]
-    assert names == ["ranks", *(f"all_reduce {n}/3" for n in (1, 2, 3))]
-    for before, number in pairwise(numbers):
-        assert before in graph.tasks[number].after
-
-
-def test_an_all_reduce_begins_while_backward_goes_on(group: None) -> None:
-    module = network()
-    graph = captured(module, ranks_of(module))
-    last = max(number for number, task in enumerate(graph.tasks) if task.phase == "backward")
-    _, first, *_ = chain(graph)
-    assert first < last
-    after = graph.dependencies()
-    assert first not in after[last]
-    nodes = offload.plan(graph).memgraph.nodes
-    assert {node.lane for node in nodes} >= {"compute", RANKS}
-
-
-def test_nothing_is_sent_while_a_step_is_captured_and_planned(
-    group: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sent: list[str] = []
-    for name in ("all_reduce", "all_gather", "all_gather_object", "broadcast"):
-        monkeypatch.setattr(distributed, name, lambda *_, name=name, **__: sent.append(name))
-    module = network()
-    plan = offload.plan(captured(module, ranks_of(module)))
-    assert sent == []
-    tasks = [plan.graph.tasks[number] for number in chain(plan.graph)]
-    slow = offload.Costs(ranks=1e6)
-    nbytes = [task.traffic for task in tasks]
-    assert sum(nbytes) == sum(p.numel() * 4 for p in module.parameters())
-    assert [slow.of_task(task) for task in tasks] == [1e-5 + n / 1e6 for n in nbytes]
-
-
-def test_a_plan_tells_what_goes_to_the_other_ranks(group: None) -> None:
-    module = network()
-    said = offload.plan(captured(module, ranks_of(module))).explain()
-    (line,) = [line for line in said.splitlines() if line.startswith("ranks")]
-    assert "24.8 KiB of gradients averaged in 3 buckets" in line
-    assert "ranks " not in offload.plan(captured(module, None)).explain()
-
-
-def test_averaging_by_hand_gives_the_same_as_the_plan(group: None) -> None:
+def test_averages_are_divided_by_all_ranks() -> None:
     module = network()
     module(torch.ones(8, 32)).sum().backward()
     gradients = {p: p.grad.clone() for p in module.parameters() if p.grad is not None}
     expected = {p: g / 2 for p, g in gradients.items()}  # a second rank had zeros
-    Ranks(2, tuple(module.parameters())).average(gradients)
+    Ranks(2, tuple(module.parameters()), 10_000).average(gradients, named(module))
     assert all(torch.equal(gradients[p], expected[p]) for p in expected)
+
+
+def test_a_plan_counts_and_tells_what_goes_to_the_other_ranks() -> None:
+    with averaging(network()) as step:
+        step(*BATCH)
+        plan = step.session.plan
+    assert plan is not None
+    sums = [task for task in plan.graph.tasks if task.lane == RANKS]
+    assert sum(task.traffic for task in sums) == 6 * (32 + 1) * 32 * 4
+    assert [Costs(ranks=1e6).of_task(task) for task in sums] == [
+        pytest.approx(1e-5 + task.traffic / 1e6) for task in sums
+    ]
+    (line,) = [line for line in plan.explain().splitlines() if line.startswith("ranks")]
+    assert "24.8 KiB of each rank in 3 collectives" in line
 
 
 def test_a_rank_with_other_gradients_is_told_by_its_number_and_theirs() -> None:
@@ -149,21 +97,19 @@ def test_a_rank_with_other_gradients_is_told_by_its_number_and_theirs() -> None:
 
 
 def test_a_collective_that_fails_names_the_rank_that_waited(
-    group: None, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("connection closed by peer\nat some line")
 
     module = network()
-    graph = captured(module, ranks_of(module))
-    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    with offload.Runner(offload.plan(graph)) as runner:
-        runner(torch.zeros(8, 32))
+    with averaging(module) as step:
+        step(*BATCH)
         before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
         monkeypatch.setattr(distributed, "all_gather", broken)
         with pytest.raises(
             StepError, match=r"rank 0 waited for the others.*closed by peer"
         ) as told:
-            runner(torch.zeros(8, 32))
+            step(*BATCH)
         assert "are those of the step before" in "".join(told.value.__notes__)
         assert all(torch.equal(module.state_dict()[name], before[name]) for name in before)

@@ -1,15 +1,19 @@
 """What a runner takes and gives: batches of any shape and layout, and outputs of its own."""
 
+import copy
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from support import offload_hand_made as hand
+from torch import nn
 
+import offload
 from offload.errors import StepError
 from offload.graph.builder import GraphBuilder
-from offload.graph.taskgraph import TaskGraph
+from offload.graph.taskgraph import HOST, TaskGraph
+from offload.planning.refusal import smallest_budget
 from offload.running.runner import Runner
 
 ENGINES = ("serial", "threads")
@@ -128,3 +132,58 @@ def test_a_batch_of_another_shape_is_captured_once_and_works_on_the_same_tensors
             assert torch.equal(runner(x)[0], expected)
             assert torch.equal(tensors["w"], held["w"])
     assert captured == [other]
+
+
+def test_a_step_that_was_forgotten_must_be_added_again() -> None:
+    total = torch.zeros(2)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return total.add_(x.sum())
+
+    with Runner(offload.plan(offload.capture(step, torch.ones(3))), key="a") as runner:
+        runner.add("b", offload.capture(step, torch.ones(2)))
+        runner.run("b", torch.ones(2))
+        runner.forget("b")
+        with pytest.raises(StepError, match="no step 'b'"):
+            runner.run("b", torch.ones(2))
+        with pytest.raises(StepError, match="shape"):
+            runner.run("a", torch.ones(2))
+        runner.run("a", torch.ones(3))
+    assert total.tolist() == [5, 5]
+
+
+def test_numbers_written_in_a_step_are_those_of_its_batch() -> None:
+    # Each shape has a literal of its own, of the same name and size.
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.tensor(float(x.shape[0]))
+
+    with Runner(offload.plan(offload.capture(step, torch.ones(2)))) as runner:
+        for _ in range(2):
+            for n in (2, 3, 5):
+                assert torch.equal(runner(torch.ones(n))[0], torch.full((n,), float(n)))
+
+
+def test_a_larger_batch_is_planned_though_what_stays_on_the_device_is_in_its_way() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(*(part for _ in range(4) for part in (nn.Linear(32, 32), nn.ReLU())))
+    for p in net.parameters():
+        p.grad = torch.zeros_like(p)
+    twin = copy.deepcopy(net)
+    for p in twin.parameters():
+        p.grad = torch.zeros_like(p)
+
+    def step(x: torch.Tensor, of: nn.Module = net) -> torch.Tensor:
+        loss = of(x).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    small, large = (torch.randn(n, 32) for n in (4, 512))
+    graphs = [offload.capture(step, x) for x in (small, large)]
+    made = offload.plan(graphs[0], max(smallest_budget(graph, 0)[0] for graph in graphs))
+    stays = [b for b, place in made.memgraph.starts.items() if place.arena != HOST]
+    assert any(made.graph.buffers[b].persistent for b in stays), "nothing is in the way"
+    with Runner(made) as runner:
+        for x in (small, large, large, small, large, small):
+            assert torch.equal(runner(x)[0], step(x, twin))
+        for p, q in zip(net.parameters(), twin.parameters(), strict=True):
+            assert torch.equal(p.grad, q.grad)

@@ -1,74 +1,45 @@
 """Two trainings on one stage, each going on in the tails of the other: bits of plain PyTorch."""
 
-import copy
 import threading
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 
+import pytest
 import torch
+from support import offload_models as models
+from support import offload_training as training
 from support import stage_jobs as jobs
 from torch import nn
 
 import offload
+from offload.live.core import why_no_core
 from offload.planning.host_tails import host_tail
 from offload.running.runner import Runner
 
-STEPS = 5
 LONG = 60.0
 
 
-@dataclass
-class Trained:
-    module: nn.Module
-    optimizer: torch.optim.Optimizer
-    plan: offload.Plan
-    batches: list[tuple[torch.Tensor, torch.Tensor]]
-    losses: list[torch.Tensor]
-    end: dict[str, Any]
-
-    def step(self, runner: Runner, number: int) -> None:
-        self.optimizer.param_groups[0]["lr"] = 1e-3 / (1 + number)
-        torch.manual_seed(number)
-        [loss] = runner(*self.batches[number])
-        assert torch.equal(loss, self.losses[number]), number
-
-    def is_right(self) -> bool:
-        found = states(self.module, self.optimizer)
-        return found.keys() == self.end.keys() and all(
-            torch.equal(found[name], self.end[name]) for name in found
-        )
+@pytest.fixture(autouse=True)
+def core() -> None:
+    if why := why_no_core():
+        pytest.skip(why)
 
 
-def states(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    found = {name: t.clone() for name, t in module.state_dict().items()}
-    for number, state in optimizer.state_dict()["state"].items():
-        found |= {f"{number}.{key}": torch.as_tensor(t).clone() for key, t in state.items()}
-    return found
+def trained(wide: int, drop: float) -> training.Training:
+    def net() -> nn.Module:
+        return nn.Sequential(
+            nn.Linear(16, wide), nn.ReLU(), nn.Dropout(drop), nn.Linear(wide, wide), nn.ReLU(),
+            nn.Linear(wide, 4),
+        )  # fmt: skip
 
+    def adamw(module: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(module.parameters(), foreach=False)
 
-def trained(seed: int, wide: int, drop: float) -> Trained:
-    torch.manual_seed(seed)
-    module = nn.Sequential(
-        nn.Linear(16, wide), nn.ReLU(), nn.Dropout(drop), nn.Linear(wide, wide), nn.ReLU(),
-        nn.Linear(wide, 4),
-    )  # fmt: skip
-    twin = copy.deepcopy(module)
-    optimizer, plain = (torch.optim.AdamW(m.parameters(), foreach=False) for m in (module, twin))
-    batches = [(torch.randn(8, 16), torch.randn(8, 4)) for _ in range(STEPS)]
-    losses = []
-    for number, (x, y) in enumerate(batches):
-        plain.param_groups[0]["lr"] = 1e-3 / (1 + number)
-        torch.manual_seed(number)
-        plain.zero_grad()
-        loss = nn.functional.mse_loss(twin(x), y)
-        loss.backward()
-        plain.step()
-        losses.append(loss.detach())
-    graph = offload.capture_training_step(module, nn.functional.mse_loss, optimizer, *batches[0])
-    whole = offload.plan(graph, optimizer="host")
-    plan = offload.plan(graph, whole.smallest_bytes, optimizer="host")
-    assert host_tail(plan.memgraph)
-    return Trained(module, optimizer, plan, batches, losses, states(twin, plain))
+    def batch() -> models.Batch:
+        return torch.randn(8, 16), torch.randn(8, 4)
+
+    return training.trained(models.Case(net, adamw, batch, nn.functional.mse_loss))
 
 
 class Baton:
@@ -101,28 +72,42 @@ class Turns:
         self.baton.take(self.name)
 
 
+@contextmanager
+def in_turns(baton: Baton, name: int, runner: Runner) -> Iterator[None]:
+    runner.tails = Turns(baton, name)
+    yield
+    runner.tails = None
+
+
 def test_two_trainings_that_go_on_in_each_others_tails_are_plain_pytorchs() -> None:
-    found = [trained(1, 48, 0.0), trained(2, 64, 0.5)]
+    found = [trained(48, 0.0), trained(64, 0.5)]
     baton, wrong = Baton(), []
 
-    def train(name: int, runner: Runner) -> None:
+    def train(name: int, stage: jobs.Stage) -> None:
+        own, whole = found[name], offload.plan(found[name].graph, optimizer="host")
+        plan = offload.plan(own.graph, whole.smallest_bytes, optimizer="host")
+        assert host_tail(plan.memgraph)
         try:
             baton.take(name)
-            runner.tails = Turns(baton, name)
-            for number in range(STEPS):
-                found[name].step(runner, number)
+            with own.stepping(
+                plan, partial(in_turns, baton, name), stage=stage, poison=True
+            ) as step_of:
+                for step, batch in enumerate(own.batches):
+                    training.rated(own.optimizer, step)
+                    torch.manual_seed(step)
+                    loss, *_ = step_of(*batch)
+                    assert torch.equal(loss, own.losses[step]), step
+                assert host_tail(step_of.planner.plans[-1].memgraph)
+            own.compare()
         except BaseException as error:
             wrong.append(error)
         baton.give(name)
 
     with jobs.stage("threads") as stage:
-        runners = [Runner(one.plan, stage=stage, poison=True) for one in found]
-        threads = [threading.Thread(target=train, args=given) for given in enumerate(runners)]
+        threads = [threading.Thread(target=train, args=(name, stage)) for name in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(2 * LONG)
-        assert not wrong and baton.given == 2 * STEPS + 2
-        for runner in runners:
-            runner.close()
-    assert [one.is_right() for one in found] == [True, True]
+        assert not wrong
+        assert baton.given == 2 * training.STEPS + 2

@@ -1,4 +1,4 @@
-"""Tensors in what an op is given: as PyTorch's own tree functions find and change them."""
+"""Tensors in what an op is given: as PyTorch's own tree functions find them."""
 
 from collections import namedtuple
 from typing import Any
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
-from offload.program.trees import leaves, mapped, tensors_of
+from offload.program.trees import leaves, tensors_of
 
 Pair = namedtuple("Pair", "first second")
 ENDS = st.one_of(st.none(), st.integers(), st.booleans(), st.builds(torch.ones, st.just(1)))
@@ -30,11 +30,3 @@ def test_they_are_pytorchs(tree: Any) -> None:
     assert [id(leaf) for leaf in leaves(tree)] == [id(leaf) for leaf in expected]
     assert all(isinstance(t, torch.Tensor) for t in tensors_of(tree))
     assert len(tensors_of(tree)) == sum(isinstance(leaf, torch.Tensor) for leaf in expected)
-    named = {id(t): f"t{n}" for n, t in enumerate(tensors_of(tree))}
-    found = mapped(tree, lambda t: named[id(t)])
-    assert found == pytree.tree_map_only(torch.Tensor, lambda t: named[id(t)], tree)
-
-
-def test_a_tree_with_names_keeps_them() -> None:
-    found = mapped([Pair(torch.ones(1), 2)], lambda t: "there")
-    assert found == [Pair("there", 2)] and type(found[0]) is Pair

@@ -62,8 +62,6 @@ class Reference:
         for number, buffer in enumerate(graph.buffers):
             if buffer.persistent:
                 _bytes(_live(program.tensors[buffer.tensor])).copy_(memory[number])
-        for call in program.after_step:
-            call()
         return outputs
 
 
@@ -71,7 +69,7 @@ def _live(source: Any) -> torch.Tensor:
     """The user's tensor, or one of several over the same storage."""
     if isinstance(source, torch.Tensor):
         return source
-    return source() if callable(source) else source[0]
+    return source[0]
 
 
 def _layout(size: Any, stride: Any) -> list[tuple[int, int | None]]:

@@ -115,24 +115,6 @@ def test_a_plan_is_told_with_its_copies_and_what_it_held(clock: Clock) -> None:
     assert meter.spent.plans == 2
 
 
-def test_a_plan_that_was_priced_anew_keeps_what_its_runs_took(clock: Clock) -> None:
-    first = made()
-    meter = Meter(clock)
-    meter.add("a", first, "(8, 3)", "whole step")
-    count = len(first.memgraph.nodes)
-    times = [*map(float, range(count))]
-    lane = LaneRecord("", list(range(count)), times, [start + 1.0 for start in times])
-    trace = Trace(first.memgraph, Record([lane]))
-    begun = meter.begin()
-    clock.now += 5.0
-    meter.ran("a", begun, trace)
-    repriced = first.measured([trace])
-    meter.reprice("a", repriced)
-    [measured] = meter.plans
-    assert measured.plan is repriced
-    assert (measured.spent.runs, measured.median_seconds) == (1, 5.0)
-
-
 def test_a_plan_that_is_forgotten_leaves_what_it_took(meter: Meter, clock: Clock) -> None:
     run(meter, clock, 3.0)
     meter.forget("a")

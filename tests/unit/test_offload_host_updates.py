@@ -1,13 +1,11 @@
 """Updates on the host: which ones, and what moves then."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from graph_edits import with_task
 from plan_amounts import least, moved
-from torch import nn
 
 import offload
 from offload.errors import GraphError
@@ -15,16 +13,12 @@ from offload.graph.builder import GraphBuilder
 from offload.graph.costs import Costs
 from offload.graph.memgraph import OFFLOAD, RELOAD, TASK
 from offload.graph.taskgraph import HOST, Role, TaskGraph
+from offload.live.tape_kernel import TapeKernel
 from offload.lowering.host_updates import host_updates, moves
-from offload.optimizer.gradients import clamp, scale
-from offload.optimizer.updates import Update
 from offload.program.kernels import Call, Value
 from offload.sizes import say_size
-from offload.tracing.capture import capture_step
-from offload.tracing.training import Clip, TrainingStep
 
 MIB = 1 << 20
-WIDTH = 64
 
 
 def by_hand(layers: int = 4, gradient: int = MIB) -> TaskGraph:
@@ -167,8 +161,8 @@ def test_the_picture_of_a_plan_with_host_updates_is_drawn(tmp_path: Path) -> Non
 
 def test_what_was_measured_on_another_kind_of_device_is_not_believed_of_the_host() -> None:
     """And its kernels are others than the host's: the user is told."""
-    p = nn.Parameter(torch.empty(64))
-    update = Update(torch.optim.SGD([p]), 0, p, None, (), torch.device("cuda", 0))
+    gpu = torch.device("cuda", 0)
+    update = TapeKernel(torch.add, None, None, None, (), device=gpu, elementwise=True)
     builder = GraphBuilder()
     w, g = (builder.buffer(n, 256, r) for n, r in (("w", Role.PARAMETER), ("g", Role.GRADIENT)))
     values = [Value(b, torch.float32, (64,), (1,)) for b in (w, g)]
@@ -179,34 +173,3 @@ def test_what_was_measured_on_another_kind_of_device_is_not_believed_of_the_host
     found = host_updates(graph, Costs(), "host")
     assert (found.tasks[1].lane, found.tasks[1].seconds) == ("host", None)
     assert found.notes[-1].startswith("host_updates: the last bits differ")
-
-
-# ---- clipping ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("clip", [Clip(0.5), Clip(0.01, "value")])
-def test_gradients_that_the_host_reads_are_clipped_there(clip: Clip) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(3)))
-    optimizer = torch.optim.AdamW(model.parameters())
-
-    def forward(x: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        return model(x).square().mean(), ()
-
-    step = TrainingStep(forward, optimizer, {"": model}, clip=clip)
-    graph = capture_step(step, torch.randn(8, WIDTH))
-    made = host_updates(graph, Costs(), "host")
-    clips = [
-        task.lane
-        for task in made.tasks
-        for call in getattr(task.kernel, "calls", ())
-        if getattr(call.op, "func", call.op) in (clamp, scale)
-    ]
-    assert len(clips) == 6 and {*clips} == {"host"}
-    norms = [task.lane for task in made.tasks if ".norm" in task.name]
-    assert {*norms} <= {"compute"}
-    # Every gradient goes out once, and nothing of it comes back.
-    plan = offload.plan(made, least(made) + WIDTH * WIDTH * 16, recompute=False)
-    gradients = moved(plan, OFFLOAD)[Role.GRADIENT]
-    assert gradients == sum(p.nbytes for p in model.parameters())
-    assert Role.GRADIENT not in moved(plan, RELOAD)

@@ -144,7 +144,7 @@ inline bool adopt_at(Pass& pass, int slot, int id, const at::Tensor& home) {
 
 // Whether a tensor's storage has bytes of its own, which can go to a home.
 inline bool can_adopt(const Pass& pass, const at::Tensor& tensor) {
-  if (!is_strided(tensor) || is_tiny(tensor)) return false;
+  if (!is_strided(tensor) || is_tiny(tensor) || storage_of(tensor)->nbytes() == 0) return false;
   auto* storage = storage_of(tensor);
   const auto is_its = [&](const auto& crossed) { return crossed && crossed->user._unsafe_get_target() == storage; };
   return !absent_of(storage) && !session().adopted.count(storage) && !is_exposed(storage) &&

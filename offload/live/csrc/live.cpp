@@ -296,7 +296,7 @@ PYBIND11_MODULE(live, module) {
       .def_property_readonly("written", &slots_written);
   py::class_<Pass, std::shared_ptr<Pass>>(module, "Pass")
       .def_property_readonly("nodes", [](const Pass& p) { return p.path; }, py::return_value_policy::reference)
-      .def_property_readonly("leaf", [](const Pass& p) { return reinterpret_cast<uintptr_t>(p.path.back()); })
+      .def_property_readonly("leaf", [](const Pass& p) { return p.path.empty() ? 0 : reinterpret_cast<uintptr_t>(p.path.back()); })
       .def_property_readonly("ran", [](const Pass& p) { return py::bytes(p.ran.data(), p.ran.size()); })
       .def_readonly("varied", &Pass::varied)
       .def_property_readonly("origins", &origins)

@@ -1,10 +1,13 @@
-"""Small models that are trained under engine `cudagraph`, and drivers that count its captures."""
+"""Small models for engine `cudagraph`, and drivers that count its captures."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from support import offload_training
+from support.offload_models import Case
+from support.offload_training import Training
 from torch import nn
 from torch.nn import functional
 
@@ -13,8 +16,6 @@ from offload import Runner
 from offload.running.drivers.cuda_graph import GraphCuda
 
 CUDA = torch.device("cuda")
-STEPS = 7
-RATES = (0.02, 0.01, 0.003, 0.03, 0.001, 0.02, 0.005)
 
 
 @pytest.fixture
@@ -80,74 +81,21 @@ def pictures() -> tuple[torch.Tensor, ...]:
     return torch.randn(4, 3, 15, 15), torch.randint(0, 10, (4,))
 
 
-OPTIMIZERS = {
-    "sgd": lambda m: torch.optim.SGD(m.parameters(), 0.1, momentum=0.9, weight_decay=0.01),
-    "adamw": lambda m: torch.optim.AdamW(m.parameters(), 0.1, weight_decay=0.02),
-    "fused adam": lambda m: torch.optim.Adam(m.parameters(), 0.1, fused=True),
+def sgd(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(module.parameters(), 0.1, momentum=0.9, weight_decay=0.01)
+
+
+CASES = {
+    "mlp": Case(Mlp, sgd, vectors),
+    "mlp, adamw": Case(Mlp, lambda m: torch.optim.AdamW(m.parameters()), vectors),
+    "mlp, fused": Case(Mlp, lambda m: torch.optim.Adam(m.parameters(), fused=True), vectors),
+    "asking": Case(Asking, sgd, vectors),
+    "convolutional": Case(Convolutional, sgd, pictures),
 }
-MODELS: dict[str, Any] = {
-    "mlp": (Mlp, vectors),
-    "asking": (Asking, vectors),
-    "convolutional": (Convolutional, pictures),
-}
 
 
-class Trained:
-    """A model and its optimizer from the same start, with the same numbers at every step."""
-
-    def __init__(self, model: str, optimizer: str) -> None:
-        torch.manual_seed(1)
-        made, batch = MODELS[model]
-        self.model = made().to(CUDA)
-        self.optimizer = OPTIMIZERS[optimizer](self.model)
-        torch.manual_seed(2)
-        self.batches = [tuple(t.to(CUDA) for t in batch()) for _ in range(STEPS)]
-
-    def numbers(self, step: int) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = RATES[step]
-            if step == 4:
-                group["weight_decay"] *= 3
-
-    def eager(self, more: Callable[..., None] | None = None) -> list[torch.Tensor]:
-        losses = []
-        torch.manual_seed(3)
-        for step, (x, y) in enumerate(self.batches):
-            self.numbers(step)
-            if more is not None:
-                more(self, step)
-            self.optimizer.zero_grad()
-            loss = functional.cross_entropy(self.model(x), y)
-            loss.backward()
-            self.optimizer.step()
-            losses.append(loss.detach())
-        return losses
-
-    def state(self) -> dict[str, torch.Tensor]:
-        """Copies on the host, wherever the tensors are."""
-        found = dict(self.model.state_dict())
-        for number, state in enumerate(self.optimizer.state.values()):
-            found |= {f"{number} {key}": t for key, t in state.items()}
-        return {name: t.cpu().clone() for name, t in found.items()}
-
-    def graph(self) -> offload.TaskGraph:
-        x, y = self.batches[0]
-        return offload.capture_training_step(
-            self.model, functional.cross_entropy, self.optimizer, x, y
-        )
-
-
-def planned(graph: offload.TaskGraph, budget: str | None, **more: Any) -> offload.Plan:
-    if budget is None:
-        return offload.plan(graph, **more)
-    whole = offload.plan(graph, **more)
-    if budget == "60%":
-        return offload.plan(graph, int(whole.peak_bytes * 0.6) + whole.reserve, **more)
-    try:
-        offload.plan(graph, 1, **more)
-    except offload.BudgetTooSmall as error:
-        return offload.plan(graph, error.needed, **more)
-    raise AssertionError("a budget of one byte did")
+def trained(name: str) -> Training:
+    return offload_training.trained(CASES[name], "cuda")
 
 
 class Counting:
