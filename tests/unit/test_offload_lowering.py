@@ -323,6 +323,16 @@ def test_what_updates_a_parameter_is_one_task_after_its_gradient() -> None:
     assert graph.notes == ("5 tasks make 1 updates",)
 
 
+def test_what_reads_a_weight_between_its_update_and_the_states_comes_after_both() -> None:
+    builder = grown(updating())
+    w, state, last = 0, 1, builder.buffer("z", 1024)
+    builder.task("reader", (w,), (last,), kernel=Call(torch.relu))
+    call = Call(Elementwise())  # type: ignore[arg-type]
+    builder.task("late m", (state,), (state,), phase="update", kernel=call)
+    builder.output(last)
+    assert names(whole_updates(builder.graph())) == ["backward", "w.update", "reader"]
+
+
 def test_an_update_that_others_read_in_its_middle_falls_apart() -> None:
     graph = updating("norm")
     assert names(whole_updates(graph)) == names(graph)
