@@ -37,16 +37,15 @@ EXPOSERS = ("__dlpack__", "share_memory_")
 """Methods after which somebody can do so for good."""
 _OF_CPU = ("get_rng_state", "set_rng_state", "manual_seed", "seed")
 _OF_CUDA = (*_OF_CPU, "get_rng_state_all", "set_rng_state_all", "manual_seed_all", "seed_all")
-AT_ONCE = (
-    (torch, ("ctc_loss", "save")),
-    (torch.serialization, ("save",)),
+AT_ONCE = ((torch, ("ctc_loss", "save")), (torch.serialization, ("save",)))
+"""Functions that read lengths or storages by address."""
+GENERATORS = (
     (torch, _OF_CPU),
     (torch.random, _OF_CPU),
     (torch.cuda, _OF_CUDA),
     (torch.cuda.random, _OF_CUDA),
 )
-"""Functions that read lengths or storages by address, or ask for what kernels draw from, or set
-it."""
+"""Functions that ask for what kernels draw from, or set it."""
 UNSEEN = tuple((owner, ("quantile", "nanquantile")) for owner in (torch, torch.Tensor))
 """Functions made of several operations, which read the results of some by address."""
 OF_LISTS = ((torch, ("tensor", "as_tensor", "asarray")), (torch.Tensor, ("new_tensor",)))
@@ -93,10 +92,11 @@ def _patched(core: Any) -> Iterator[None]:
         for name in ARRAYS:
             method = _giving_an_array(getattr(torch.Tensor, name), core)
             patches.enter_context(_replaced(torch.Tensor, name, method))
-        for module, names in AT_ONCE:
-            for name in names:
-                function = _settled(core, getattr(module, name))
-                patches.enter_context(_replaced(module, name, function))
+        for functions, settle in ((AT_ONCE, core.settle), (GENERATORS, core.settle_draws)):
+            for module, names in functions:
+                for name in names:
+                    function = _settled(core, getattr(module, name), settle)
+                    patches.enter_context(_replaced(module, name, function))
         for owner, names in UNSEEN:
             for name in names:
                 function = _unseen(core, getattr(owner, name))
@@ -193,11 +193,13 @@ def _giving_an_array(method: Callable[..., Any], core: Any) -> Callable[..., Any
     return giving
 
 
-def _settled(core: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, after all that was issued before it."""
+def _settled(
+    core: Any, function: Callable[..., Any], settle: Callable[[], object]
+) -> Callable[..., Any]:
+    """The function, after what it needs of all that was issued before it."""
 
     def settled(*args: Any, **kwargs: Any) -> Any:
-        core.settle()
+        settle()
         for tensor in _tensors_in((*args, *kwargs.values())):
             core.touch(tensor)
         return function(*args, **kwargs)

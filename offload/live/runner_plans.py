@@ -5,6 +5,7 @@ budget 60%    of what the largest part of a step needs if nothing ever leaves th
 budget None   every part has a plan as fast as it can be
 """
 
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from math import ceil
@@ -78,11 +79,17 @@ class RunnerPlans:
         self._homes: set[str] = set()
         self._planned_with: Budget = None
         self._plans: dict[Hashable, Plan] = {}
+        self._runs: Counter[Hashable] = Counter()
 
     @property
     def plan(self) -> Plan | None:
-        """That of the largest graph."""
-        return max(self._plans.values(), key=lambda plan: len(plan.graph.tasks), default=None)
+        """That of the largest graph, among those that ran again if there are any: the first step
+        of an optimizer makes its states, and does not come again."""
+
+        def worth(key: Hashable) -> tuple[bool, int]:
+            return self._runs[key] > 1, len(self._plans[key].graph.tasks)
+
+        return self._plans[max(self._plans, key=worth)] if self._plans else None
 
     @property
     def refused(self) -> bool:
@@ -111,6 +118,7 @@ class RunnerPlans:
             assert isinstance(added, Plan)
             self._note(key, added)
         assert self.runner is not None
+        self._runs[key] += 1
         return self._planner.run(self.runner, key, batch)
 
     def move_to(self, budget: Budget, found: Plan) -> Migration:
@@ -197,7 +205,7 @@ class RunnerPlans:
         if self.runner is not None:
             for key in self._plans:
                 self.runner.forget(key)
-        for known in (self._plans, self._graphs, self._needs):
+        for known in (self._plans, self._graphs, self._needs, self._runs):
             known.clear()
 
     def close(self) -> None:

@@ -14,11 +14,11 @@ on the host is measured on the host.
 """
 
 import functools
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from statistics import median_low
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -194,7 +194,7 @@ class _Bench:
         self._memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
         self._workspace = torch.empty(0, dtype=torch.uint8, device=device)
         self._bindings = Bindings()
-        self._timer = Gpu(device) if device.type == "cuda" else Cpu(time.perf_counter)
+        self._timer = Gpu(device) if device.type == "cuda" else Cpu(perf_counter)
         self._times = times
         self._took = 0.0
         """Seconds of the last run that was watched."""
@@ -285,10 +285,10 @@ class _Bench:
         before = [(tensor.size(), tensor.data_ptr()) for tensor in given]
 
         def watched() -> Any:
-            begin = time.perf_counter()
+            begin = perf_counter()
             try:
                 result = run()
-                self._took = time.perf_counter() - begin
+                self._took = perf_counter() - begin
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:

@@ -121,6 +121,14 @@ class Checkpointed(Loop):
         return F.cross_entropy(out, y)
 
 
+class CheckpointedWithoutDraws(Checkpointed):
+    """The state of the generators is read and put back, and nobody draws."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__(device)
+        self.net.eval()
+
+
 class Held(Loop):
     """The loop keeps what a step made, and the next step reads it; weights are read by an alias."""
 

@@ -1,7 +1,7 @@
 """The methods that Lightning calls of an offloading strategy.
 
     Trainer.fit --> training_step    begins a step: from here on kernels are deferred
-                    backward         ends it if gradients are accumulated, and keeps them
+                    post_backward    ends it if gradients are accumulated, and keeps them
                     optimizer_step   ends it: a plan runs the kernels
 
     validation_step, test_step, predict_step, a training_step that optimizes by hand: one step each
@@ -78,14 +78,10 @@ class LiveFit(LiveRun):
         with self._device_loss_noted():
             return super().training_step(*args, **kwargs)
 
-    def backward(
-        self, closure_loss: torch.Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any
-    ) -> torch.Tensor:
-        with self._device_loss_noted():
-            loss = super().backward(closure_loss, optimizer, *args, **kwargs)
+    def post_backward(self, closure_loss: torch.Tensor) -> None:
+        super().post_backward(closure_loss)
         if self._module.automatic_optimization and is_accumulating(self._module.trainer):
             self._end_open()
-        return loss
 
     def optimizer_step(
         self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any

@@ -251,6 +251,14 @@ inline void settle() {
   execute(*now.pass);
 }
 
+// Whether a kernel that draws is still to run: until then generators are not what the step's code expects.
+inline bool draws_wait(const Pass& pass) {
+  for (size_t n = pass.done; n < pass.path.size(); n++) {
+    if (!pass.ran[n] && pass.path[n]->op && known(*pass.path[n]->op).random) return true;
+  }
+  return false;
+}
+
 inline void touch(StorageImpl* storage) {
   if (!is_barred(storage)) return;
   check_own(storage);

@@ -176,6 +176,12 @@ void settle_here() {
   if (current) settle();
 }
 
+// A capture has to know of every look at a generator, which no run of it repeats.
+void settle_draws_here() {
+  const Serving as_its_own(session_here());
+  if (current && (session().only_records || !session().pass || draws_wait(*session().pass))) settle();
+}
+
 // Somebody gets a pointer to the bytes. `array`: of numpy's, and the session's `concealed` is called when it dies.
 std::shared_ptr<Session> expose(const at::Tensor& tensor, bool array) {
   const Serving as_its_own(session_here());
@@ -337,6 +343,7 @@ PYBIND11_MODULE(live, module) {
   module.def("end", &end);
   module.def("only_record", [] { session().only_records = true; });
   module.def("settle", &settle_here);
+  module.def("settle_draws", &settle_draws_here);
   module.def("vacate", &vacate);
   module.def("is_backward", [] { return static_cast<bool>(torch::autograd::get_current_node()); });
   module.def("current", [] { return session().pass; });
