@@ -124,9 +124,9 @@ def test_a_reserve_is_taken_off_the_budget_of_the_training() -> None:
     fitted(strategy)
     whole = strategy.plan.device_bytes
     strategy = OffloadStrategy(budget=whole)
-    with strategy.high_priority(served(), 20_000):
+    with strategy.high_priority(served(), 15_000):
         fitted(strategy)
-    assert strategy.plan.device_bytes <= whole - 20_000
+    assert strategy.plan.device_bytes <= whole - 15_000
     strategy = OffloadStrategy(budget="1MiB")
     with (
         strategy.high_priority(served(), "1MiB"),

@@ -8,10 +8,7 @@ from support import placed_ops
 from support.placed_ops import MODES, PLACED, bound, rigged, t
 
 from offload.errors import GraphError
-from offload.graph.builder import GraphBuilder
-from offload.measuring.profiling import measured
 from offload.memory.placement import COPY, SHIM, Allocation
-from offload.program.kernels import Call, Value
 
 without_gradients = placed_ops.without_gradients
 aten = torch.ops.aten
@@ -62,30 +59,6 @@ def test_an_op_whose_allocations_nobody_recorded_is_copied() -> None:
     there.run()
     assert torch.equal(there.view(rig.outputs[0]), rig.results[0])  # type: ignore[arg-type]
     assert (there.bindings.placed, there.bindings.copied) == (0, 1)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_an_output_that_the_kernel_does_not_make_is_in_no_plan(mode: str) -> None:
-    def halves(x: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return x / 2, None
-
-    builder = GraphBuilder()
-    x, y, never = (
-        builder.buffer("x", 64, "input"),
-        builder.buffer("y", 64),
-        builder.buffer("never", 64),
-    )
-    of, made, fake = (Value(b, torch.float32, (16,), (1,)) for b in (x, y, never))
-    builder.task("halves", [x], [y, never], kernel=Call(halves, (of,), {}, (made, fake)))
-    builder.output(y)
-    graph = builder.graph()
-    graph = measured(graph)
-    [task] = graph.tasks
-    assert task.writes == (y,) and task.kernel.outputs == (made, None)
-    there = bound(graph, mode)
-    there.view(of).fill_(3)
-    there.run()
-    assert torch.equal(there.view(made), torch.full((16,), 1.5))
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -299,28 +299,6 @@ def test_pieces_that_do_not_lie_side_by_side_are_refused() -> None:
         Runner(hand.HandPlan(hand.planned(graph).memgraph))
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_after_step_is_called_once_a_step_and_not_after_one_that_failed(engine: str) -> None:
-    calls: list[str] = []
-    graph = hand.layers(1)
-    fit = [1]
-
-    def kernel(reads: Bytes, writes: Bytes) -> None:
-        writes[0].fill_(1 // len(fit))
-
-    graph = hand.bind(
-        with_task(graph, "loss", kernel=kernel), [0], after_step=(lambda: calls.append("over"),)
-    )
-    with Runner(hand.planned(graph), engine) as runner:
-        runner(some(640))
-        fit.clear()
-        with pytest.raises(ZeroDivisionError):
-            runner(some(640))
-        fit.append(1)
-        runner(some(640))
-    assert calls == ["over"] * 2
-
-
 def test_a_task_that_writes_without_a_kernel_is_refused_before_a_step() -> None:
     builder = GraphBuilder()
     builder.task("forgotten", writes=[made := builder.buffer("made", 64)])

@@ -175,28 +175,6 @@ def test_a_tensor_of_another_kind_is_refused_and_a_right_one_runs(wrong: torch.T
         check_step(runner, made)
 
 
-def test_an_owner_that_makes_another_tensor_is_asked_which_one_it_is_now() -> None:
-    """As an optimizer does that loads its state."""
-    owner: dict[str, Any] = {}
-
-    def tensors() -> dict[str, Any]:
-        return {"w": owner["w"], "m": lambda: owner["m"]}
-
-    owner["m"] = torch.zeros(7)
-    owner["w"] = nn.Parameter(torch.randn(5, 5))
-    made = case(w=owner["w"], tensors=tensors)
-    old = owner["m"]
-    runner = Runner(hand.planned(made.graph), "serial")
-    made.m = owner["m"]
-    check_step(runner, made)
-    owner["m"] = made.m = torch.full((7,), 40.0)
-    check_step(runner, made)
-    assert made.m.tolist() == [41.0] * 7
-    assert old.tolist() == [1.0] * 7 and old.data_ptr() != made.m.data_ptr()
-    runner.close()
-    assert made.m.tolist() == [41.0] * 7 and made.m.untyped_storage().nbytes() == 28
-
-
 @pytest.mark.parametrize("engine", ENGINES)
 def test_tensors_that_share_a_storage_still_share_it(engine: str) -> None:
     flat = torch.randn(50)

@@ -213,7 +213,7 @@ def test_a_target_that_is_none_fails_in_the_kernel_between_the_lines_that_are_na
     loader.dataset.tensors[1][20] = 99  # type: ignore[attr-defined]
     with pytest.raises(IndexError) as failed:
         ol.train(OffloadStrategy(budget="60%"), loader=loader)
-    where = re.compile(r"in task .* \(offload_lightning.py:\d+ in forward to .* in backward\)")
+    where = re.compile(r"in task .* \(offload_lightning.py:\d+ in \w+ to .* in backward\)")
     assert any(where.match(note) for note in failed.value.__notes__)
 
 

@@ -193,7 +193,7 @@ def test_a_test_that_failed_is_written_down_before_one_that_hangs_is_ended(tmp_p
         tmp_path, f"python={sys.executable}; trap end TERM; part t 1000 tests 1 {tests}"
     )
     outcomes = tmp_path / "state" / "outcomes.tsv"
-    eventually(outcomes.exists)
+    eventually(lambda: outcomes.exists() and bool(outcomes.stat().st_size))
     process.send_signal(signal.SIGTERM)
     process.communicate()
     assert packed(tmp_path, "outcomes.tsv").startswith("failed\t")
