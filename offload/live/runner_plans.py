@@ -16,7 +16,7 @@ import torch
 from offload.caching.plan_cache import PlanCache
 from offload.errors import BudgetTooSmall
 from offload.graph.costs import Costs
-from offload.graph.taskgraph import BACKWARD, FORWARD, TaskGraph
+from offload.graph.taskgraph import BACKWARD, FORWARD, UPDATE, TaskGraph
 from offload.plans.plan import Budget, Plan, fullest, plan, reserve_of
 from offload.running.runner import Runner
 from offload.running.runner_memory import Migration
@@ -83,11 +83,13 @@ class RunnerPlans:
 
     @property
     def plan(self) -> Plan | None:
-        """That of the largest graph, among those that ran again if there are any: the first step
-        of an optimizer makes its states, and does not come again."""
+        """That of an update that ran again, or of any, and of these of the largest graph. The first
+        step of an optimizer makes its states, and does not come again."""
 
-        def worth(key: Hashable) -> tuple[bool, int]:
-            return self._runs[key] > 1, len(self._plans[key].graph.tasks)
+        def worth(key: Hashable) -> tuple[bool, bool, int]:
+            tasks = self._plans[key].graph.tasks
+            updates = any(task.phase == UPDATE for task in tasks)
+            return updates and self._runs[key] > 1, updates, len(tasks)
 
         return self._plans[max(self._plans, key=worth)] if self._plans else None
 

@@ -92,3 +92,9 @@ def test_what_updates_one_parameter_is_one_task() -> None:
         mine = {b.name for b in plan.graph.buffers if b.tensor.startswith(name)}
         using = [t for t in updates if mine & {plan.graph.buffers[b].name for b in t.touches}]
         assert len(using) == 1, [task.name for task in using]
+
+
+def test_the_plan_of_a_session_is_that_of_a_step_that_comes_again() -> None:
+    _, plan = trained("adamw", "100%")
+    made = [call.of_torch for task in plan.graph.tasks for call in task.kernel.calls]
+    assert torch.ops.aten.zeros_like.default not in made, "the first step makes the states"
