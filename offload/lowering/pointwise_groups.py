@@ -6,6 +6,8 @@ A group stays small, in tasks and in bytes, and needs no more room than the larg
 The tensors between its members stay in the plan.
 """
 
+from collections.abc import Collection
+
 from offload.graph.taskgraph import TaskGraph
 from offload.lowering.merging import held_in_order, kin, regrouped
 
@@ -15,27 +17,31 @@ def grouped(
 ) -> TaskGraph:
     """Merge up to `at_most` neighbouring pointwise tasks that together touch at most `nbytes`, and
     no more than the largest task. `any_kind`: other tasks as well."""
-    sizes = (sum(graph.buffers[b].nbytes for b in task.touches) for task in graph.tasks)
+
+    def room(touched: Collection[int], workspace: int) -> int:
+        return sum(graph.buffers[b].nbytes for b in touched) + workspace
+
+    sizes = (room(task.touches, task.workspace) for task in graph.tasks)
     nbytes = min(nbytes, max(sizes, default=0))
     held = held_in_order(graph)
     groups: list[list[int]] = []
-    touched: set[int] = set()
+    touched, workspace = set[int](), 0
     kind: object = None
     for number, task in enumerate(graph.tasks):
-        together = touched.union(task.touches)
+        together, most = touched.union(task.touches), max(workspace, task.workspace)
         joins = (task.pointwise or any_kind) and number not in held
         own = kin(task) if joins else None
         if (
             own is not None
             and own == kind
             and len(groups[-1]) < at_most
-            and sum(graph.buffers[b].nbytes for b in together) <= nbytes
+            and room(together, most) <= nbytes
         ):
             groups[-1].append(number)
-            touched = together
+            touched, workspace = together, most
         else:
             groups.append([number])
-            touched = {*task.touches}
+            touched, workspace = {*task.touches}, task.workspace
             kind = own
     fewer = len(graph.tasks) - len(groups)
     chains = sum(len(group) > 1 for group in groups)
