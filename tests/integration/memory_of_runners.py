@@ -3,7 +3,6 @@
 base -> [module, capture] -> Runner, steps, hand-overs -> peak -> close -> peak at the end
 """
 
-import ctypes
 import gc
 import json
 import re
@@ -20,8 +19,6 @@ from offload.running.runner import Runner
 from offload.running.stage import Stage
 
 WIDE = 1024
-LIBC = ctypes.CDLL(None)
-M_MMAP_THRESHOLD = -3
 CASES = (
     ("all resident", 4, None, "device"),
     ("60 %", 4, 0.6, "device"),
@@ -57,15 +54,7 @@ def captured(layers: int) -> Any:
         return loss.detach()
 
     batch = torch.randn(8, WIDE), torch.randn(8, WIDE)
-    graph = offload.capture(step, *batch)
-    LIBC.mallopt(M_MMAP_THRESHOLD, 1 << 16)  # the capture has raised it
-    return graph, batch, module
-
-
-def settle() -> None:
-    """Give back to the system what nobody needs."""
-    gc.collect()
-    LIBC.malloc_trim(0)
+    return offload.capture(step, *batch), batch, module
 
 
 def planned(graph: Any, share: float | None, optimizer: str) -> Any:
@@ -81,7 +70,7 @@ def measured(layers: int, share: float | None, where: str) -> dict[str, int]:
     plan = planned(graph, share, where)
     filler, small, *also = captured(1)
     other_plan = planned(filler, None, "device")
-    settle()
+    gc.collect()
     found = needs(plan)
     tensors = found.passing + needs(other_plan).passing
     base = resident_set() - tensors
@@ -93,7 +82,7 @@ def measured(layers: int, share: float | None, where: str) -> dict[str, int]:
         for _ in range(3):
             runner(*batch)
             other(*small)
-        settle()
+        gc.collect()
         assert stage._arena is not None
         arena = sum(stage._arena.sizes.values())
         lives, peak = resident_set() - base, resident_set(peak=True) - base

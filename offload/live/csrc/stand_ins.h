@@ -21,7 +21,10 @@ namespace live {
 struct LargeBlocksApart {
 #ifdef __GLIBC__
   LargeBlocksApart() { mallopt(M_MMAP_THRESHOLD, 256 << 10); }
-  ~LargeBlocksApart() { mallopt(M_MMAP_THRESHOLD, 32 << 20); }  // what glibc raises it to by itself
+  ~LargeBlocksApart() {
+    static const char* asked = std::getenv("MALLOC_MMAP_THRESHOLD_");
+    mallopt(M_MMAP_THRESHOLD, asked ? std::atoi(asked) : 32 << 20);  // what glibc raises it to by itself
+  }
 #endif
 };
 
