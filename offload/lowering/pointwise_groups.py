@@ -8,6 +8,7 @@ The tensors between its members stay in the plan.
 
 from collections.abc import Collection
 
+from offload.graph.memgraph import SMALL_WORKSPACE
 from offload.graph.taskgraph import TaskGraph
 from offload.lowering.merging import held_in_order, kin, regrouped
 
@@ -19,7 +20,8 @@ def grouped(
     no more than the largest task. `any_kind`: other tasks as well."""
 
     def room(touched: Collection[int], workspace: int) -> int:
-        return sum(graph.buffers[b].nbytes for b in touched) + workspace
+        apart = workspace if workspace > SMALL_WORKSPACE else 0  # all small ones share a place
+        return sum(graph.buffers[b].nbytes for b in touched) + apart
 
     sizes = (room(task.touches, task.workspace) for task in graph.tasks)
     nbytes = min(nbytes, max(sizes, default=0))
