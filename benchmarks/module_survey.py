@@ -73,10 +73,9 @@ def measure(args: argparse.Namespace) -> Report:
     report.remarks = [
         'refused: OffloadStrategy(budget="80%") raises and says why, before the first step or at'
         " it. Without a budget such a module is trained eagerly, with a warning.",
-        "planned, bit-equal: weights, buffers and optimizer state are compared exactly at the end."
-        " The first two steps are also compared on the fly, which is the strategy's default.",
-        "graphs: the step was captured so often. There is more than one where values that the step"
-        " asks for change from batch to batch; with more batches there may be more of them.",
+        "planned, bit-equal: weights, buffers and optimizer state are compared exactly at the end.",
+        "graphs: so many plans were made. The first update, which makes the optimizer's states, has"
+        " one of its own, and so has every stretch of a step between two values that it asks for.",
         "The models are tiny: they say what is planned, and nothing about speed or memory.",
     ]
     return report
