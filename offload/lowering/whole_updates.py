@@ -93,8 +93,8 @@ def _is_update(graph: TaskGraph, group: Sequence[int]) -> bool:
 
 
 def _ordered(graph: TaskGraph, groups: Sequence[Sequence[int]]) -> list[Sequence[int]]:
-    """All tasks, each group at the place of its last member. A group between whose members another
-    task has to run falls apart."""
+    """All tasks, each group at the place of its last member. A group falls apart if another task
+    has to run between its members."""
     needed = graph.dependencies()
     while True:
         merged = {number for group in groups for number in group}
@@ -111,8 +111,8 @@ def _ordered(graph: TaskGraph, groups: Sequence[Sequence[int]]) -> list[Sequence
 def _sorted(
     groups: Sequence[Sequence[int]], needed: Sequence[Sequence[int]]
 ) -> list[Sequence[int]]:
-    """The groups in their order, but for those that have to wait; without those that wait for
-    themselves."""
+    """The groups in an order that keeps what they need, as near to theirs as can be. Groups in a
+    cycle, and those that need them, are left out."""
     place = {number: at for at, group in enumerate(groups) for number in group}
     before = [{place[n] for number in group for n in needed[number]} - {at}
               for at, group in enumerate(groups)]  # fmt: skip

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 import offload
 from offload.lowering import update_splits
@@ -58,7 +59,7 @@ def trained(name: str, budget: str | None, device: str = "cpu") -> tuple[list[An
 
 
 def leaves(tree: Any) -> list[Any]:
-    return torch.utils._pytree.tree_leaves(tree)
+    return pytree.tree_leaves(tree)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
