@@ -9,7 +9,7 @@
 
 #include <torch/library.h>
 
-#include "binding.h"
+#include "chain.h"
 #include "exporting.h"
 #include "homes.h"
 #include "matching.h"
@@ -334,6 +334,7 @@ PYBIND11_MODULE(live, module) {
       .def("run_as_issued", &run_as_issued);
   module.attr("GIVEN") = GIVEN;
   module.def("bind", &bind);
+  module.def("chain", &chain);
   module.def("open", &open);
   module.def("watch_allocations", [](uintptr_t watch, uintptr_t watched) {  // addresses of functions; 0: none
     session().watch = reinterpret_cast<decltype(session().watch)>(watch);
