@@ -246,6 +246,7 @@ inline void settle() {
   struct Always {
     ~Always() { nothing_pending(); }
   } always;
+  land();
   if (!now.pass || run_part(now)) return;
   WithoutGil let_go;
   execute(*now.pass);
@@ -260,8 +261,10 @@ inline bool draws_wait(const Pass& pass) {
 }
 
 inline void touch(StorageImpl* storage) {
+  if (current && is_in_flight(storage)) land();
   if (!is_barred(storage)) return;
   check_own(storage);
+  land();
   // The bytes of an adopted storage that no deferred kernel writes are at home.
   auto* absent = absent_of(storage);
   if (session().pass || !absent) settle();
