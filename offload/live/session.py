@@ -8,6 +8,7 @@ with LiveSession(module, optimizer, budget="60%") as session:
 first run of a tape    shadows; it is recorded on stand-ins    csrc/recording.h
 later runs             shadows; it is compared with the tape   csrc/matching.h
 the step's end         its plan runs                           planned_tapes.py
+the next step          the kernels still run, on a CPU too     kernel_thread.py
 a value is needed      a cut: the part before it runs by a plan of its own
 another operation      the rest is recorded as another tape
 

@@ -264,7 +264,6 @@ inline void touch(StorageImpl* storage) {
   if (current && is_in_flight(storage)) land();
   if (!is_barred(storage)) return;
   check_own(storage);
-  land();
   // The bytes of an adopted storage that no deferred kernel writes are at home.
   auto* absent = absent_of(storage);
   if (session().pass || !absent) settle();

@@ -197,8 +197,10 @@ void settle_here() {
 // A capture has to know of every look at a generator, which no run of it repeats.
 void settle_draws_here() {
   const Serving as_its_own(session_here());
-  if (current && session().flight && session().flight->draws) land();
-  if (current && (session().only_records || !session().pass || draws_wait(*session().pass))) settle();
+  if (!current) return;
+  const auto& now = session();
+  if (now.flight && now.flight->draws) land();
+  if (now.only_records || (now.pass && draws_wait(*now.pass))) settle();
 }
 
 // How this thread rounds, and what it does with the smallest numbers.
