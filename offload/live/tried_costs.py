@@ -16,6 +16,10 @@ from offload.memory.cpu_shim import AllocatorEvent, Log, available
 from offload.memory.placement import Allocation
 from offload.program.kernels import CPU, Call, alignment_on
 
+OF_TORCH = ("aten::native_batch_norm", "aten::native_layer_norm", "aten::native_group_norm",
+            "aten::mean", "aten::sum", "aten::var")  # fmt: skip
+"""Beginnings of the names of kernels that call no library."""
+
 
 class TriedCosts(MeasuredCosts):
     """Those of the calls that were watched, and those that were measured."""
@@ -42,15 +46,18 @@ def costs_without_moves(core: Any, device: torch.device) -> MeasuredCosts:
 
 def _tried(call: Call) -> Cost | None:
     """None for a part of what was watched, and where other memory than that of the results was
-    there: it may be a library's cache. Pointwise kernels have none."""
+    there: it may be a library's cache. Kernels of torch's own have none."""
     if not isinstance(call.op, TapeKernel) or (tried := call.op.node.tried) is None:
         return None
     events, homes, elsewhere, seconds = tried
+    if not events:  # in place, as most updates are
+        return Cost((), 0, 0, seconds, elsewhere)
     log = Log(tuple(AllocatorEvent(*event) for event in events), len(events), elsewhere)
     outputs = {n: homes[n] for n, value in enumerate(call.outputs) if value is not None}
     cost = cost_of(log, outputs, alignment_on(CPU), seconds)
     assert cost.allocations is not None
-    has_no_cache = torch.Tag.pointwise in getattr(call.of_torch, "tags", ())
+    is_pointwise = torch.Tag.pointwise in getattr(call.of_torch, "tags", ())
+    has_no_cache = is_pointwise or call.op.node.op.startswith(OF_TORCH)
     known = [_is_whole(one, call) if one.output is not None else has_no_cache
              for one in cost.allocations]  # fmt: skip
     return cost if all(known) else None

@@ -31,6 +31,7 @@ class LiveWeights:
         self._device = device
         self._number = count(1)
         self._known: dict[int, Weight] = {}
+        self._names: set[str] = set()
         self._places: set[int] = set()
         """Those whose owner is another one in every step."""
         self._written: dict[int, dict[int, int]] = {}
@@ -86,12 +87,13 @@ class LiveWeights:
         """Every one whose owner is alive, and all places for what crosses a cut."""
         alive = {*self._core.adopted(), *self._places}
         self._known = {own: weight for own, weight in self._known.items() if own in alive}
+        self._names = {weight.name for weight in self._known.values()}
         return self._known.values()
 
     def _add(self, adopted: tuple[int, torch.Tensor], name: str, role: Role) -> Weight:
         own, home = adopted
-        taken = {weight.name for weight in self._known.values()}
-        name = f"{name}#{next(self._number)}" if name in taken else name
+        name = f"{name}#{next(self._number)}" if name in self._names else name
+        self._names.add(name)
         self._known[own] = Weight(name, role, home)
         return self._known[own]
 

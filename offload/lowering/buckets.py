@@ -78,7 +78,8 @@ def bucketed_updates(graph: TaskGraph, nbytes: int | None = None) -> TaskGraph:
             bucket.workspace = max(bucket.workspace, task.workspace)
         done = [b for b in task.touches if last[b] == number]
         for bucket in open_.values():
-            bucket.waiting += _bytes(graph, bucket.reads.union(bucket.writes).intersection(done))
+            own_done = [b for b in done if b in bucket.reads or b in bucket.writes]
+            bucket.waiting += _bytes(graph, own_done)
     close([*open_])
     groups.sort(key=lambda members: members[-1])
     together = sum(len(members) for members in groups if len(members) > 1)

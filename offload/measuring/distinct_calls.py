@@ -3,21 +3,19 @@
     mm(buffer 7 from byte 4096 on, buffer 9)    --at_zero-->    mm(buffer 0, buffer 1)
     mm(buffer 3, buffer 2)                      --at_zero-->    the same, if sizes are the same
 
-The signature of a call at zero is its key: one call of each key is measured for all others.
+What a call says at zero is its signature: one call of each key is measured for all others.
 """
 
 from typing import Any
 
 import torch
 
-from offload.program.kernels import CPU, Call, Value
+from offload.program.kernels import CPU, Call, Value, values_in
 
 
 def values_of(call: Call) -> list[Value]:
     """The tensors among the call's arguments."""
-    found: list[Value] = []
-    call.arguments(found.append)
-    return found
+    return [*values_in((*call.args, *call.kwargs.values()))]
 
 
 def end_of(value: Value) -> int:
@@ -30,37 +28,55 @@ def end_of(value: Value) -> int:
 
 def at_zero(call: Call, alignment: int) -> Call:
     """The same call over buffers 0, 1, ... that begin at the first byte that it touches."""
-    names: dict[int, int] = {}
-    first: dict[int, int] = {}
-    for value in (*values_of(call), *filter(None, call.outputs)):
-        names.setdefault(value.buffer, len(names))
-        begin = value.offset * value.dtype.itemsize // alignment * alignment
-        first[value.buffer] = min(first.get(value.buffer, begin), begin)
-    for value in filter(None, call.outputs):
-        first[value.buffer] = 0  # memory that the op allocates begins where the buffer does
+    places = _places(call, alignment)
 
     def moved(value: Value) -> Value:
-        offset = value.offset - first[value.buffer] // value.dtype.itemsize
-        return Value(names[value.buffer], value.dtype, value.size, value.stride, offset)
+        number, offset = _placed(value, places)
+        return Value(number, value.dtype, value.size, value.stride, offset)
 
     args, kwargs = call.arguments(moved)
     outputs = tuple(None if v is None else moved(v) for v in call.outputs)
     return Call(call.op, args, kwargs, outputs)
 
 
-def signature(call: Call) -> tuple[Any, ...]:
-    """All that a call at zero says, as a key."""
+def signature(call: Call, alignment: int) -> tuple[Any, ...]:
+    """All that the call says at zero, as a key."""
+    places = _places(call, alignment)
     # Objects that do the same to other tensors (updates) have a key in `alike`.
     op = getattr(call.op, "alike", call.op)
-    return (op, _frozen(call.args), _frozen(dict(call.kwargs)), call.outputs)
+    frozen = [_frozen(part, places) for part in (call.args, dict(call.kwargs), call.outputs)]
+    return (op, *frozen)
 
 
-def _frozen(tree: Any) -> Any:
+Places = dict[int, tuple[int, int]]
+
+
+def _places(call: Call, alignment: int) -> Places:
+    """By buffer: its number among those of the call, and the first byte that the call touches."""
+    places: Places = {}
+    for value in values_in((*call.args, *call.kwargs.values())):
+        begin = value.offset * value.dtype.itemsize // alignment * alignment
+        number, first = places.get(value.buffer, (len(places), begin))
+        places[value.buffer] = number, min(first, begin)
+    for value in filter(None, call.outputs):
+        # Memory that the op allocates begins where the buffer does.
+        places[value.buffer] = places.get(value.buffer, (len(places), 0))[0], 0
+    return places
+
+
+def _placed(value: Value, places: Places) -> tuple[int, int]:
+    number, first = places[value.buffer]
+    return number, value.offset - first // value.dtype.itemsize
+
+
+def _frozen(tree: Any, places: Places) -> Any:
     """A key for lookups in which 1, 1.0 and True differ."""
+    if type(tree) is Value:
+        return (*_placed(tree, places), tree.dtype, tree.size, tree.stride)
     if isinstance(tree, dict):
-        return tuple((name, _frozen(tree[name])) for name in sorted(tree))
+        return tuple((name, _frozen(tree[name], places)) for name in sorted(tree))
     if isinstance(tree, tuple | list):
-        return (type(tree), *map(_frozen, tree))
+        return (type(tree), *[_frozen(part, places) for part in tree])
     if isinstance(tree, torch.Tensor) and tree.dim() == 0 and tree.device == CPU:
         return (tree.dtype, repr(tree.item()))
     return (type(tree), tree)

@@ -21,7 +21,7 @@ from offload.measuring.distinct_calls import signature
 from offload.memory.cpu_shim import Log
 from offload.memory.cuda_shim import available_on
 from offload.memory.placement import Allocation
-from offload.program.kernels import CPU, LEAVES, Call, Value
+from offload.program.kernels import CPU, LEAVES, Call, Value, alignment_on
 from offload.torch_seams import OpOverload
 
 KIND = "costs"
@@ -62,7 +62,9 @@ class MeasuredCosts:
 
     def of(self, device: torch.device, calls: Mapping[int, Call]) -> dict[int, Cost]:
         """As `KeptCosts.of`."""
-        self._names = {key: (signature(call), device) for key, call in calls.items()}
+        self._names = {
+            key: (signature(call, alignment_on(device)), device) for key, call in calls.items()
+        }
         if self._kept is not None:
             self._note(self._kept.of(device, calls))
         return {key: self._known[name] for key, name in self._names.items() if name in self._known}

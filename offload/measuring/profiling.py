@@ -124,9 +124,11 @@ def _keys(
     if not isinstance(task.kernel, Call | Calls) or task.lane == RANKS:
         return []
     keys = []
-    for call in (at_zero(call, alignment) for call in task.kernel.calls):
-        keys.append(known.setdefault((*signature(call), where), len(known)))
-        calls.setdefault(keys[-1], call)
+    for call in task.kernel.calls:
+        key = known.setdefault((*signature(call, alignment), where), len(known))
+        if key not in calls:
+            calls[key] = at_zero(call, alignment)
+        keys.append(key)
     return keys
 
 
@@ -141,7 +143,10 @@ def _lines(graph: TaskGraph, keys: Sequence[Sequence[int]]) -> dict[int, str]:
 
 def _with(task: Task, costs: Sequence[Cost]) -> Task:
     pairs = zip(task.kernel.calls, costs, strict=True)
-    calls = tuple(replace(call, allocations=cost.allocations) for call, cost in pairs)
+    calls = tuple(
+        Call(call.op, call.args, call.kwargs, call.outputs, cost.allocations)
+        for call, cost in pairs
+    )
     seconds = [cost.seconds for cost in costs if cost.seconds is not None]
     return replace(
         task,

@@ -6,6 +6,7 @@ import torch
 
 from offload.errors import GraphError
 from offload.memory.tensor_layout import TensorLayout, bytes_of, move_out, overlap, share
+from offload.torch_seams import address_of
 
 
 class Home:
@@ -24,7 +25,7 @@ class Home:
                 f"tensor {key}: {self.layouts} does not fit into its {len(memory)} bytes of the"
                 " plan"
             ) from error
-        self.at = [view.data_ptr() for view in self.views]
+        self.at = [address_of(view) for view in self.views]
         """The addresses of the views' first elements."""
 
     def add(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -43,16 +44,16 @@ class Home:
         """Whether two tensors are as far from each other as they are here, if they overlap here."""
         if not overlap(self.layouts[one], self.layouts[other]):
             return True
-        apart = live[one].data_ptr() - live[other].data_ptr()
+        apart = address_of(live[one]) - address_of(live[other])
         return share(live[one], live[other]) and apart == self.at[one] - self.at[other]
 
     def bring(self, live: Sequence[torch.Tensor], *, non_blocking: bool = False) -> None:
         """Copy the values of these tensors here and point the tensors here. `non_blocking`: the
         caller waits for the device before their old memory is used again."""
         for seen, now, at in zip(self.tensors, live, self.at, strict=True):
-            if seen is not now and seen.data_ptr() == at:
+            if seen is not now and address_of(seen) == at:
                 move_out([seen])  # whoever still has the old object must not see the new values
-        strays = [n for n, tensor in enumerate(live) if tensor.data_ptr() != self.at[n]]
+        strays = [n for n, tensor in enumerate(live) if address_of(tensor) != self.at[n]]
         storages = {live[n].untyped_storage().data_ptr() for n in strays}
         alike = [TensorLayout.of(tensor) for tensor in live] == self.layouts
         whole = live[0].untyped_storage().nbytes() == self.memory.nbytes

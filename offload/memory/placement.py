@@ -25,7 +25,7 @@ from offload.graph.memgraph import SMALL_WORKSPACE, Node, Place
 from offload.graph.taskgraph import Task, TaskGraph
 from offload.memory.cuda_shim import available_on, load_on
 from offload.program.kernels import CPU, Call, Value
-from offload.torch_seams import OpOverload, TorchDispatchMode, name_of
+from offload.torch_seams import OpOverload, TorchDispatchMode, address_of, name_of
 
 SHIM, COPY = "shim", "copy"
 MODES = (SHIM, COPY)
@@ -191,7 +191,7 @@ class _Binder:
             place, offset = (self.places[value.buffer], 0) if value else (None, None)
         if place is None or offset is None or offset + allocation.nbytes > place.nbytes:
             return 0
-        return self.arenas[place.arena].data_ptr() + place.offset + offset
+        return address_of(self.arenas[place.arena]) + place.offset + offset
 
 
 @dataclass(slots=True)
@@ -222,8 +222,8 @@ class _OutputCopier:
     def _overlap(self, moved: Sequence[torch.Tensor]) -> bool:
         """Whether an output lies where another one belongs, or on its own place in another
         order."""
-        homes = {view.data_ptr() for _, view in self.targets}
-        return any(found.data_ptr() in homes for found in moved)
+        homes = {address_of(view) for _, view in self.targets}
+        return any(address_of(found) in homes for found in moved)
 
     def _count(self, moved: int) -> None:
         if self.seen:
@@ -269,7 +269,7 @@ def name(op: Callable[..., Any]) -> str:
 
 
 def _is_in_place(found: torch.Tensor, view: torch.Tensor) -> bool:
-    return found.data_ptr() == view.data_ptr() and found.stride() == view.stride()
+    return address_of(found) == address_of(view) and found.stride() == view.stride()
 
 
 def _check(call: Call, results: Sequence[Any], targets: Targets) -> None:

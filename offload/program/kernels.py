@@ -86,10 +86,8 @@ class Call:
 
     def arguments(self, view: View) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with tensors in place of values."""
-        return _map(
-            (self.args, dict(self.kwargs)),
-            lambda leaf: view(leaf) if isinstance(leaf, Value) else leaf,
-        )
+        kwargs = {name: _viewed(part, view) for name, part in self.kwargs.items()}
+        return tuple([_viewed(part, view) for part in self.args]), kwargs
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +150,18 @@ def values_in(tree: Any) -> Iterator[Value]:
     elif isinstance(tree, tuple | list):
         for leaf in tree:
             yield from values_in(leaf)
+
+
+def _viewed(tree: Any, view: View) -> Any:
+    """The tree with tensors in place of values."""
+    kind = type(tree)
+    if kind is Value:
+        return view(tree)
+    if kind in LEAVES or kind is torch.Tensor:
+        return tree
+    if kind is tuple or kind is list:
+        return kind([_viewed(part, view) for part in tree])
+    return _map(tree, lambda leaf: view(leaf) if isinstance(leaf, Value) else leaf)
 
 
 def _map(tree: Any, change: Callable[[Any], Any]) -> Any:
