@@ -22,6 +22,7 @@ from offload.live.weights import LiveWeights
 from offload.lowering.passes import grouped, lower, split_updates, whole_updates
 from offload.measuring.kept_costs import KeptCosts, MeasuredCosts
 from offload.measuring.profiling import measured
+from offload.memory.cpu_shim import available
 from offload.running.collector import collector_paused
 
 GROUP, GROUP_BYTES = 32, 1 << 20
@@ -100,6 +101,8 @@ class PlannedTapes:
 
     def begin(self) -> None:
         """The session is open."""
+        if (shim := available()) is not None:
+            self._core.reuse_blocks(shim.reuser)
         if not self._plans.moves:
             self._measured = costs_without_moves(self._core, self._device)
 

@@ -158,6 +158,11 @@ class Shim:
         begin, end = (ctypes.cast(getattr(self._library, n), ctypes.c_void_p) for n in names)
         return begin.value or 0, end.value or 0
 
+    @property
+    def reuser(self) -> int:
+        """The address of the function by which a thread says whether its large blocks are kept."""
+        return ctypes.cast(self._library.placed_reuse, ctypes.c_void_p).value or 0
+
     def ask(self, name: str) -> int:
         """Call a function of the library that takes no arguments."""
         return int(getattr(self._library, name)())

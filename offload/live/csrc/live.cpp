@@ -115,6 +115,7 @@ void begin(const std::string& name) {
   now.divergence.clear();
   now.mode = tree->children.empty() ? Mode::recording : Mode::replaying;
   if (now.mode == Mode::recording) land();
+  reuse_blocks(now.mode == Mode::recording);
   now.pass->recorded = now.mode == Mode::recording;
 }
 
@@ -124,6 +125,7 @@ std::shared_ptr<Pass> end() {
   auto pass = std::move(now.pass);
   now.pass.reset();
   now.mode = Mode::between;
+  reuse_blocks(false);
   return pass;
 }
 
@@ -376,6 +378,7 @@ PYBIND11_MODULE(live, module) {
     session().watch = reinterpret_cast<decltype(session().watch)>(watch);
     session().watched = reinterpret_cast<decltype(session().watched)>(watched);
   });
+  module.def("reuse_blocks", [](uintptr_t reuse) { session().reuse = reinterpret_cast<decltype(session().reuse)>(reuse); });
   module.def("rounding", &rounding);
   module.def("set_rounding", &set_rounding);
   module.def("take_off", &take_off);

@@ -353,6 +353,7 @@ inline void diverge(const char* difference, const OperatorHandle& op) {
   }
   pass.recorded = true;
   now.mode = Mode::recording;
+  reuse_blocks(true);
 }
 
 }  // namespace live

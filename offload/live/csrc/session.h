@@ -63,6 +63,7 @@ struct Session : std::enable_shared_from_this<Session> {
   pybind11::object land;                         // waits for the flight
   void (*watch)() = nullptr;                     // of the allocator shim: this thread's allocations from now on
   uint64_t (*watched)(Tried::Event*, uint64_t, uint64_t*) = nullptr;  // ... and what they were
+  void (*reuse)(int) = nullptr;                  // of the allocator shim: whether large blocks are kept
   std::string divergence;  // how the latest step left its tape
 };
 
@@ -98,6 +99,11 @@ inline void check_not_anothers(StorageImpl* storage) {
         other == session_here() || !other->adopted.count(storage),
         "the session of another thread has this tensor, and moves its bytes: give a copy");
   }
+}
+
+// While a step is recorded, every operation gets the memory of the one before.
+inline void reuse_blocks(bool on) {
+  if (session().reuse) session().reuse(on);
 }
 
 struct WithoutGil {

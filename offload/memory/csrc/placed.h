@@ -7,6 +7,8 @@
 //         does not fit, and all after it, go to the base: a miss, and `settle` is told.
 // record  Every allocation and every free of this thread is written down.
 // count   Bytes that the base gave out, of all threads: how many live at once.
+// reuse   Large blocks that this thread frees are kept for its next calls: fresh pages of the system's
+//         cost more than most kernels that write them.
 // else    Straight to the base.
 //
 // Nobody frees a served address: memory of an arena has an owner already. Whoever frees through
@@ -25,6 +27,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <unordered_map>
 #include <vector>
@@ -65,6 +68,7 @@ struct Thread {
   const Slot* end = nullptr;
   bool serving = false;
   bool missed = false;
+  bool reuses = false;
   int device = 0;
   std::vector<Event>* log = nullptr;
 };
@@ -84,7 +88,12 @@ struct Shared {
   int recorders = 0;
   bool counting = false;
   uint64_t session = 0, live = 0, peak = 0, passed = 0, elsewhere = 0;
+  int reusers = 0; // threads
+  std::unordered_map<void*, uint64_t> reusable; // blocks in use that are kept when they are freed
+  std::multimap<uint64_t, void*> kept;
+  uint64_t kept_bytes = 0;
 };
+constexpr uint64_t LARGE = 256 << 10, MOST_KEPT = 256 << 20;
 Shared& shared = *new Shared;
 c10::Allocator* base = nullptr;
 
@@ -109,8 +118,39 @@ void* noted(void* address, uint64_t nbytes) {
   return address;
 }
 
-// Before the base frees something. False: it was served, and nobody frees that.
+// A block that a call has freed.
+bool kept(void* address) {
+  const auto found = shared.reusable.find(address);
+  if (found == shared.reusable.end()) {
+    return false;
+  }
+  const uint64_t nbytes = found->second;
+  shared.reusable.erase(found);
+  if (shared.reusers == 0 || shared.kept_bytes + nbytes > MOST_KEPT) {
+    return false;
+  }
+  shared.kept.emplace(nbytes, address);
+  shared.kept_bytes += nbytes;
+  return true;
+}
+
+// A kept block that is not much too large; null: there is none.
+void* again(uint64_t nbytes) {
+  std::lock_guard<std::mutex> lock(shared.mutex);
+  const auto found = shared.kept.lower_bound(nbytes);
+  if (found == shared.kept.end() || found->first > nbytes + nbytes / 4) {
+    return nullptr;
+  }
+  void* address = found->second;
+  shared.reusable[address] = found->first;
+  shared.kept_bytes -= found->first;
+  shared.kept.erase(found);
+  return address;
+}
+
+// Before the base frees something. False: it was served or is kept, and nobody frees that.
 bool forgotten(void* address) {
+  bool stays = false;
   {
     std::lock_guard<std::mutex> lock(shared.mutex);
     if (shared.served.count(address)) {
@@ -123,11 +163,12 @@ bool forgotten(void* address) {
       }
       shared.watched.erase(found);
     }
+    stays = kept(address);
   }
   if (here.log && address) {
     here.log->push_back({0, address});
   }
-  return true;
+  return !stays;
 }
 
 void release(void* address) {
@@ -137,8 +178,16 @@ void release(void* address) {
 }
 
 c10::DataPtr pass(size_t nbytes) {
+  const bool reuses = here.reuses && nbytes >= LARGE;
+  if (void* address = reuses ? again(nbytes) : nullptr) {
+    return {noted(address, nbytes), address, &release, c10::DeviceType::CPU};
+  }
   c10::DataPtr given = base->allocate(nbytes);
-  if (shared.watchers.load(std::memory_order_relaxed) != 0 && nbytes != 0 &&
+  if (reuses && given.compare_exchange_deleter(base->raw_deleter(), &release)) {
+    noted(given.get(), nbytes);
+    std::lock_guard<std::mutex> lock(shared.mutex);
+    shared.reusable[given.get()] = nbytes;
+  } else if (shared.watchers.load(std::memory_order_relaxed) != 0 && nbytes != 0 &&
       given.compare_exchange_deleter(base->raw_deleter(), &release)) {
     noted(given.get(), nbytes);
   }
@@ -295,6 +344,27 @@ uint64_t placed_record_end(Event* events, uint64_t room, uint64_t* elsewhere) {
     *elsewhere = shared.elsewhere;
   }
   return count;
+}
+
+// Whether this thread's large blocks are kept when they are freed. What is kept is freed when the last thread
+// wants no more.
+void placed_reuse(int on) {
+  if (here.reuses == (on != 0)) {
+    return;
+  }
+  here.reuses = on;
+  std::multimap<uint64_t, void*> over;
+  {
+    std::lock_guard<std::mutex> lock(shared.mutex);
+    shared.reusers += on ? 1 : -1;
+    if (shared.reusers == 0) {
+      over.swap(shared.kept);
+      shared.kept_bytes = 0;
+    }
+  }
+  for (const auto& [nbytes, address] : over) {
+    base->raw_deleter()(address);
+  }
 }
 
 void placed_count_begin() {
