@@ -128,8 +128,8 @@ def _line() -> str:
 
 def _refuse_cut(_: object) -> NoReturn:
     raise CaptureError(
-        f"{_line()}: the step needs a value, or something that has to run at once, and a capture"
-        f" runs nothing. {INSTEAD}"
+        f"{_line()}: the step needs a value, a tensor of the host's, or something else that has"
+        f" to run at once, and a capture runs nothing. {INSTEAD}"
     )
 
 

@@ -154,6 +154,8 @@ REFUSED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "computed from it": lambda x: x + (SCALE + 1),
     "in place": lambda x: x + SCALE.add_(1),
     "several numbers in place": lambda x: x + TABLE.add_(1).to(x.device),
+    "a table of the user's": lambda x: x + TABLE.to(x.device),
+    "a part of it": lambda x: x + TABLE[1:2].to(x.device),
     "several numbers": lambda x: x + torch.arange(4),
 }
 

@@ -437,7 +437,7 @@ class Recording {
     for (const auto& argument : node_->arguments) {
       if (argument.kind != Arg::tensor) continue;
       if (!argument.value->device.is_cpu()) return false;
-      if (session().only_records && argument.written && !pass_.on_host[argument.value->slot]) return false;
+      if (session().only_records && !pass_.on_host[argument.value->slot]) return false;  // it may change
       reads = true;
     }
     return reads || std::all_of(node_->outputs.begin(), node_->outputs.end(), [](const Output& one) {
