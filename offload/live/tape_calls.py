@@ -143,14 +143,14 @@ class TapeReader:
         if isinstance(given, self._core.Number):
             varies = given.index in self._varying
             number = type(given.recorded)(1) if varies else given.recorded
-            return number if given.dtype is None else self._tensor(number, given.dtype)
+            return number if given.dtype is None else self._tensor(number, given)
         return [self._argument(leaf) for leaf in given] if isinstance(given, list) else given
 
-    def _tensor(self, number: Any, dtype: Any) -> torch.Tensor:
-        """The tensor that torch made of a number; the same for equal numbers."""
-        key = type(number), repr(number), dtype
+    def _tensor(self, number: Any, given: Any) -> torch.Tensor:
+        """The tensor that has a number; the same for equal numbers."""
+        key = type(number), repr(number), given.dtype, given.of_python
         if key not in self._tensors:
-            self._tensors[key] = self._core.number_tensor(number, dtype)
+            self._tensors[key] = self._core.number_tensor(number, given.dtype, given.of_python)
         return self._tensors[key]
 
     def _varying_of(self, arguments: Sequence[Any]) -> Iterator[Any]:

@@ -95,7 +95,10 @@ def test_a_loop_has_eagers_bits_and_runs_by_a_plan(kind: type[Loop], device: str
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("kind", [loops.Copied, loops.FromTheHost, loops.CheckpointedWithoutDraws])
+@pytest.mark.parametrize(
+    "kind",
+    [loops.Copied, loops.FromTheHost, loops.CheckpointedWithoutDraws, cuts.NumbersOfTheHost],
+)
 def test_a_copy_and_what_the_host_does_cut_no_step(
     kind: type[Loop], device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
