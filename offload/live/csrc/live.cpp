@@ -65,6 +65,7 @@ void dispatch(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   if (!here) return run_now(op, keys, stack);  // its session is over
   const Serving as_its_own(here);
   auto& now = *here;
+  if (now.only_records && now.pass) keep_histories(now.histories, op.schema(), arguments_of(op, stack));
   if (now.mode == Mode::replaying) {
     const char* difference = "after the end of the tape";
     for (auto& child : now.current->children) {
@@ -108,6 +109,7 @@ std::shared_ptr<Pass> end() {
   auto pass = std::move(now.pass);
   now.pass.reset();
   now.mode = Mode::between;
+  for (const auto& [tensor, history] : std::exchange(now.histories, {})) history.put_back();
   return pass;
 }
 

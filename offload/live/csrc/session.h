@@ -7,6 +7,7 @@
 #include <map>
 #include <set>
 
+#include "histories.h"
 #include "tape.h"
 
 namespace live {
@@ -33,6 +34,7 @@ struct Session : std::enable_shared_from_this<Session> {
   bool may_draw = true;                // from the generators of the process
   bool draws = false;                  // whether a step has
   bool only_records = false;           // nothing runs: a step that needs a value is refused
+  Histories histories;                 // of what it writes
   std::map<std::string, std::unique_ptr<Node>> trees;
   Node* current = nullptr;
   std::shared_ptr<Pass> pass;
