@@ -33,7 +33,7 @@ from offload.live.placing import Device, device_of, placed
 from offload.lowering.passes import lower
 from offload.measuring.profiling import measured
 from offload.program.frames import say_frame, user_frame
-from offload.torch_seams import pytree
+from offload.torch_seams import is_set_up_by_a_call, pytree
 
 INSTEAD = "Run the step within `offload.within`, where its Python runs every time"
 
@@ -65,6 +65,7 @@ def captured(
     reached = reached_by(step)
     inside = torch.nn.ModuleList(modules_among(reached).values())
     place = device_of(device, example_inputs, (*inside.parameters(), *inside.buffers()))
+    _check_set_up(inside)
     with _recording(place) as core, placed(core, inside, (), place) as places:
         kept = KeptTensors(inside, names_of(reached))
         try:
@@ -100,6 +101,15 @@ def captured(
             graph = recorded_graph(core, tape, place, inputs, result, users)
     again = partial(_capture_again, step, place)
     return replace(graph, program=replace(graph.program, recapture=again))
+
+
+def _check_set_up(inside: torch.nn.Module) -> None:
+    for part in inside.modules():
+        if is_set_up_by_a_call(part):
+            raise CaptureError(
+                f"{type(part).__name__}, a module of fully_shard, is set up by its first call, and"
+                " a capture would leave it half set up: call the step once before the capture"
+            )
 
 
 def _capture_again(

@@ -40,5 +40,7 @@ def test_what_ranks_do_in_an_order_of_their_own_is_refused_by_name(
 
 
 def test_a_prefill_of_distributed_tensors_has_eagers_bits(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        assert "FSDPLinear, a module of fully_shard" in rank["captured before its first call"]
     assert [rank["captured"] for rank in ranks] == [[[], []]] * 2
     assert [rank["distributed tensors"] for rank in ranks] == [[[], []]] * 2
