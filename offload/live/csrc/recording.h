@@ -544,14 +544,11 @@ inline void record(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) 
   auto& now = session();
   auto& pass = *now.pass;
   TORCH_CHECK(
-      known(op).ranks != Ranks::pairs, op.schema().name(), " has no place in an order that all ranks share, which a"
+      known(op).ranks != Ranks::pairs, users_line(now), ": ", op.schema().name(), " has no place in an order that all ranks share, which a"
       " planned step needs. Use a collective such as all_reduce or all_gather, or call it outside of the step");
   Recording recording(pass, now.current, op, keys);
   const bool can_wait = recording.try_stand_ins(op, keys, stack);
-  if (now.place) {
-    pybind11::gil_scoped_acquire python;
-    recording.node().where = now.place().cast<std::string>();
-  }
+  recording.node().where = users_line(now);
   const auto append = [&] {
     auto node = recording.take();
     auto* added = node.get();

@@ -102,6 +102,11 @@ inline bool is_exposed(StorageImpl* storage) {
   return session().exposed.count(storage) > 0;
 }
 
+inline std::string users_line(const Session& now) {
+  pybind11::gil_scoped_acquire python;
+  return now.place().cast<std::string>();
+}
+
 // A deferred kernel will write this storage: nobody may read it before.
 inline void await_write(Pass& pass, int slot) {
   const auto storage = pass.bound[slot].lock();
