@@ -309,6 +309,17 @@ def open_session() -> Iterator[LiveSession]:
         yield session
 
 
+def test_a_session_that_only_plans_leaves_no_states_without_numbers() -> None:
+    known, loop = run(Loop("cpu"), None), Loop("cpu")
+    session = LiveSession(loop.net, loop.optimizer, budget="100%", runs=False)
+    with session, session.step():
+        loop.step(*loop.batches[0])
+    assert session.plan is not None
+    loop.seen, loop.calls = [], 0
+    loop.net.norm.num_batches_tracked.zero_()  # a number of the host's, as what Python counts
+    assert run(loop, None) == known
+
+
 def test_a_state_that_was_looked_at_may_be_dropped() -> None:
     loop = Loop("cpu")
     with LiveSession(loop.net, loop.optimizer, budget="100%", costs=Costs()) as session:
