@@ -56,6 +56,8 @@ class Case:
     net: Callable[[], nn.Module]
     batch: Callable[[], Batch]
     setting: str
+    most: float = 1.0
+    """Asked: CPU seconds of a step over plain Lightning's."""
 
 
 def cases(smoke: bool) -> dict[str, Case]:
@@ -64,7 +66,7 @@ def cases(smoke: bool) -> dict[str, Case]:
     text = Gpt2Shape(layers=1, heads=2, width=32, positions=32) if smoke else GPT
     words, rows, length = (64, 2, 8) if smoke else (8192, 2, 128)
     return {
-        "mlp": Case(lambda: mlp(2 if smoke else 12, 256), _vectors, "12 x 256, batches of 64"),
+        "mlp": Case(lambda: mlp(2 if smoke else 12, 256), _vectors, "12 x 256, batches of 64", 1.1),
         "gpt2": Case(
             lambda: Gpt2(text, words), lambda: tokens(words, rows, length),
             f"GPT-2 of {text.layers} layers, {text.width} wide, {words} words, {rows} x {length}",
@@ -76,6 +78,10 @@ def cases(smoke: bool) -> dict[str, Case]:
         "resnet18": Case(
             lambda: build_model("resnet8" if smoke else "resnet18", 10), lambda: pictures(count),
             f"for CIFAR-10, {count} x 32 x 32",
+        ),
+        "mobilenet": Case(
+            lambda: torchvision.models.mobilenet_v3_small(num_classes=10, dropout=0.0),
+            lambda: pictures(count, 64), f"V3 small, {count} x 64 x 64", 1.05,
         ),
     }  # fmt: skip
 
@@ -106,8 +112,8 @@ def _vectors() -> Batch:
     return torch.randn(64, 256), torch.randint(0, 10, (64,))
 
 
-def pictures(count: int) -> Batch:
-    return torch.randn(count, 3, 32, 32), torch.randint(0, 10, (count,))
+def pictures(count: int, side: int = 32) -> Batch:
+    return torch.randn(count, 3, side, side), torch.randint(0, 10, (count,))
 
 
 def tokens(words: int, rows: int, length: int) -> Batch:

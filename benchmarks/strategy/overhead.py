@@ -14,7 +14,6 @@ from offloading.report import Asked, Report, ratios, spread, table
 from strategy.baton import Job, Pair
 from strategy.nets import OPTIMIZERS, Batch, cases
 
-MOST = 1.05
 CHUNK = 0.4
 """Seconds."""
 WARM = 3
@@ -30,7 +29,8 @@ def make(name: str, smoke: bool) -> tuple[Any, list[Batch]]:
 def measure(smoke: bool, repeats: int, only: list[str]) -> Report:
     report = Report(
         "overhead",
-        "Claim: with everything resident the strategy costs <= 5 % CPU time a step",
+        "Claim: with everything resident a step takes plain Lightning's CPU time (<= 10 % more if"
+        " that is 6 ms)",
         {"rounds": repeats, "torch threads": 1, "time": "CPU s of the process, median [min, max]"},
     )
     lines = []
@@ -42,7 +42,7 @@ def measure(smoke: bool, repeats: int, only: list[str]) -> Report:
                 row = _one(pair, name, optimizer, repeats, smoke)
                 report.rows.append({"setting": case.setting, **row})
                 share = ratios(row["ours"], row["plain"])
-                asked = Asked(f"{name}, {optimizer}: x plain", MOST, statistics.median(share))
+                asked = Asked(f"{name}, {optimizer}: x plain", case.most, statistics.median(share))
                 report.asked.append(asked)
                 lines.append([
                     name, optimizer, f"{row['steps']}",

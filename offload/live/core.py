@@ -25,6 +25,7 @@ RECIPE = compilation.BuildRecipe(
         HOME / "include" / "torch" / "csrc" / "api" / "include",
         Path(sysconfig.get_paths()["include"]),
     ),
+    (compilation.CSRC,),
 )
 _loading = threading.Lock()
 

@@ -5,8 +5,9 @@ tape | cut | tape                 two: what is made before a cut and used after 
                                   until the step is over, as a weight has for good
 """
 
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -50,6 +51,35 @@ class PlannedPart:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """A pass that is ready to run by a plan."""
+
+    tape: Any
+    part: PlannedPart
+    kernels: Callable[[], Sequence[torch.Tensor]]
+    is_bound: bool
+    """Whether nothing has to be planned any more."""
+    device: torch.device
+
+    def compute(self) -> tuple[Sequence[torch.Tensor], Mapping[int, torch.Tensor]]:
+        """Run the kernels, in any thread. Returns what `finish` needs."""
+        made = self.kernels()
+        new = partial(torch.empty, dtype=torch.uint8, device=self.device)
+        return made, {slot: new(nbytes) for slot, nbytes in self.part.unwritten.items()}
+
+    def finish(self, made: tuple[Sequence[torch.Tensor], Mapping[int, torch.Tensor]]) -> None:
+        """Whoever holds a tensor of the step gets its bytes."""
+        outputs, unwritten = made
+        for slot, tensor in zip(self.part.ends.outputs, outputs, strict=True):
+            self.tape.hand_over(slot, tensor)
+        for slot, (own, weight) in self.part.crossing.items():
+            self.tape.cross(slot, own, weight.home)
+        for slot, tensor in unwritten.items():
+            self.tape.give_memory(slot, tensor)
+        self.tape.ran_by_plan()
+
+
 class PlannedTapes:
     """Makes a plan for a part of a tape when its first pass is to run."""
 
@@ -77,35 +107,39 @@ class PlannedTapes:
         """Run the kernels of a pass since its last cut. What is held gets its bytes at once, or, if
         it is kept `at_home`, when somebody looks. Raises `CaptureError`, before anything runs, if
         they have no place in a plan."""
+        if (run := self.ready(tape, held)) is not None:
+            self._run_now(run)
+            return
+        key = tape.begin, tape.leaf
+        with collector_paused():
+            old = self._planned.get(key)
+            part = self._planned[key] = self._make(key, tape, held, old, at_home)
+            self._run_now(self._begin(key, tape, part))
+
+    def ready(self, tape: Any, held: Collection[int]) -> "PlannedRun | None":
+        """What runs the kernels of a pass that has a plan already; None if it has none."""
         key = tape.begin, tape.leaf
         self._weights.take_places(tape)
         part = self._planned.get(key)
-        if part is not None:  # who has what crossed last time keeps it, in memory of its own
-            tape.hide_shown()
-            self._core.vacate({own for own, _ in part.crossing.values()})
-            if part.serves(tape, held):
-                self._run(key, tape, part)
-                return
-        with collector_paused():
-            part = self._planned[key] = self._make(key, tape, held, part, at_home)
-            self._run(key, tape, part)
+        if part is None:
+            return None
+        tape.hide_shown()  # who has what crossed last time keeps it, in memory of its own
+        self._core.vacate({own for own, _ in part.crossing.values()})
+        return self._begin(key, tape, part) if part.serves(tape, held) else None
 
-    def _run(self, key: Hashable, tape: Any, part: PlannedPart) -> None:
-        ends = part.ends
-        ends.numbers.take(tape)
+    def _begin(self, key: Hashable, tape: Any, part: PlannedPart) -> "PlannedRun":
+        part.ends.numbers.take(tape)
         tape.hide_shown()
-        batch = [tape.given_bytes(one.slot, one.start, one.nbytes) for one in ends.inputs]
+        batch = [tape.given_bytes(one.slot, one.start, one.nbytes) for one in part.ends.inputs]
+        kernels = partial(self._plans.run, key, batch)
+        return PlannedRun(tape, part, kernels, self._plans.has(key), self._device)
+
+    def _run_now(self, run: "PlannedRun") -> None:
         try:
-            made = self._plans.run(key, batch)
+            made = run.compute()
         finally:
             self._core.nothing_pending()
-        for slot, tensor in zip(ends.outputs, made, strict=True):
-            tape.hand_over(slot, tensor)
-        for slot, (own, weight) in part.crossing.items():
-            tape.cross(slot, own, weight.home)
-        for slot, nbytes in part.unwritten.items():
-            tape.give_memory(slot, torch.empty(nbytes, dtype=torch.uint8, device=self._device))
-        tape.ran_by_plan()
+        run.finish(made)
 
     def _make(
         self,

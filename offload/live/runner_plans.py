@@ -73,6 +73,7 @@ class RunnerPlans:
         self._planner = planner
         self._budget = budget
         self._graphs: dict[Hashable, TaskGraph] = {}
+        self._homes_of: dict[Hashable, frozenset[str]] = {}
         self._needs: dict[Hashable, tuple[int, int]] = {}
         """Of each graph: the bytes it has at once, and the reserve beside them."""
         self.runner: Runner | None = None
@@ -100,6 +101,7 @@ class RunnerPlans:
 
     def add(self, key: Hashable, graph: TaskGraph) -> None:
         self._graphs[key] = graph
+        self._homes_of[key] = frozenset(b.tensor for b in graph.buffers if b.persistent)
         if not self._needs or not any(task.turn for task in graph.tasks):  # lanes: those of one
             self._needs[key] = fullest(graph), reserve_of(graph)
         if self.runner is not None and self._plans.pop(key, None) is not None:
@@ -109,11 +111,9 @@ class RunnerPlans:
         graph = self._graphs[key]
         if not graph.tasks:  # nobody needs what it makes
             return ()
-        homes = {buffer.tensor for buffer in graph.buffers if buffer.persistent}
-        budget = self._bytes_of(self._budget)
-        if self.runner is None or not homes <= self._homes or budget != self._planned_with:
+        if self.runner is None or not self._are_at_home(key):
             self._start_with(key, self._plan_of(graph, self._budget, self._planner))
-            self._homes |= homes
+            self._homes |= self._homes_of[key]
         elif key not in self._plans:
             with self._saying_the_share(self._budget):
                 added = self.runner.add(key, graph)
@@ -122,6 +122,15 @@ class RunnerPlans:
         assert self.runner is not None
         self._runs[key] += 1
         return self._planner.run(self.runner, key, batch)
+
+    def _are_at_home(self, key: Hashable) -> bool:
+        """Whether the runner has a home for every weight, within the present budget."""
+        is_at_home = self._homes_of[key] <= self._homes
+        return is_at_home and self._bytes_of(self._budget) == self._planned_with
+
+    def has(self, key: Hashable) -> bool:
+        """Whether this can run as it is, and nothing has to be planned or moved before."""
+        return key in self._plans and self._are_at_home(key)
 
     def move_to(self, budget: Budget, found: Plan) -> Migration:
         """Go on within another budget. `found`: the plan of the largest graph in it."""
@@ -207,7 +216,7 @@ class RunnerPlans:
         if self.runner is not None:
             for key in self._plans:
                 self.runner.forget(key)
-        for known in (self._plans, self._graphs, self._needs, self._runs):
+        for known in (self._plans, self._graphs, self._homes_of, self._needs, self._runs):
             known.clear()
 
     def close(self) -> None:

@@ -8,28 +8,34 @@ with LiveSession(module, optimizer, budget="60%") as session:
 first run of a tape    shadows; it is recorded on stand-ins    csrc/recording.h
 later runs             shadows; it is compared with the tape   csrc/matching.h
 the step's end         its plan runs                           planned_tapes.py
+the next step          the kernels still run, on a CPU too     kernel_thread.py
 a value is needed      a cut: the part before it runs by a plan of its own
 another operation      the rest is recorded as another tape
 
 Without a budget a tape runs as it was issued, as without us, until it comes for the second time.
 """
 
+import os
+import threading
 import warnings
 from collections.abc import Collection, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from concurrent.futures import Future
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
 from itertools import chain
 from typing import Any
 
 import torch
+from torch import distributed
 
 from offload.errors import CaptureError, StepError
 from offload.graph.costs import Costs
 from offload.live.core import load_core
 from offload.live.entrances import ENTRANCES
+from offload.live.kernel_thread import KernelThread, wait_for
 from offload.live.placing import device_of, placed
-from offload.live.planned_tapes import PlannedTapes
+from offload.live.planned_tapes import PlannedRun, PlannedTapes
 from offload.live.runner_plans import PlainPlanner, RunnerPlans, TapePlanner, UnrunPlans
 from offload.live.weights import LiveWeights
 from offload.plans.plan import Budget, Plan
@@ -47,6 +53,16 @@ _CAUGHT = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A step whose kernels run while Python is at the next one."""
+
+    run: PlannedRun
+    made: "Future[Any]"
+    dropped: set[int]
+    stay: set[int]
+
+
 class LiveSession:
     """A context manager around a loop. At its end every tensor has memory of its own. Every thread
     may have one."""
@@ -60,13 +76,15 @@ class LiveSession:
         costs: Costs | None = None,
         planner: TapePlanner | None = None,
         runs: bool = True,
+        overlaps: bool = False,
     ) -> None:
         """`budget`: as `offload.plan` takes it, or a share such as 60% of what the largest part of
         a step needs without one. `device`: where the steps run; a module that is elsewhere stays
         there with the optimizers' states, and looks as if it were on the device. `planner`: makes
         and runs the plans; one with these `costs` if not given. `runs`: whether plans run; without
-        it every step is only planned, and what it makes is zeros. States that it gives to the
-        optimizers are dropped at the end."""
+        it every step is only planned, what it makes is zeros, and states that it gives to the
+        optimizers are dropped at the end. `overlaps`: whether the kernels of a step may run in
+        another thread while Python is at the next one. On a GPU they do so by themselves."""
         self._core = load_core()
         self._device = device_of(device, (), ())
         self._weights = LiveWeights(self._core, module, optimizers, self._device)
@@ -83,8 +101,11 @@ class LiveSession:
         self._unplanned: set[tuple[int, int]] = set()
         self._own: Any = None
         """What the core knows of it, while it is open."""
-        self._clean: ThreadPoolExecutor | None = None
-        """A thread without any mode of the user's: parts run in the middle of their code."""
+        self._overlaps = overlaps and runs and self._device.type == "cpu"
+        self._flight: Flight | None = None
+        self._flying = threading.Lock()
+        """Held by whoever lets a step fly, or allows that no more."""
+        self._thread: KernelThread | None = None
         self._told: set[str] = set()
         self._new_in_a_row = 0
         self._tapes_known = 0
@@ -92,6 +113,8 @@ class LiveSession:
         """What the latest step is called."""
         self.planned_steps = 0
         """How many steps ran by a plan."""
+        self.failed = False
+        """Whether kernels have raised after the end of their step."""
 
     @property
     def plan(self) -> Plan | None:
@@ -100,7 +123,9 @@ class LiveSession:
 
     def __enter__(self) -> "LiveSession":
         where = self._device.type
-        self._own = self._core.open(where, self._plans_at_once, _line, self._run_part)
+        waits = self._run_part, self.land
+        self._own = self._core.open(where, self._plans_at_once, _line, *waits)
+        _land_before_forks(self._core)
         self._open.callback(self._own.close)
         self._tapes.begin()
         self._open.enter_context(ENTRANCES.watched(self._core))
@@ -117,7 +142,8 @@ class LiveSession:
     def __exit__(self, *error: object) -> None:
         self._own.check_here()
         try:
-            self._tensors.close()
+            with closing(self._tensors):
+                self.land()
         finally:
             self._open.close()
 
@@ -168,6 +194,7 @@ class LiveSession:
     def home_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor where its bytes are until the next step, on whatever device: they can be read
         and written there, and are copied nowhere."""
+        self.land()
         return self._core.home_of(tensor)
 
     @contextmanager
@@ -184,6 +211,7 @@ class LiveSession:
     def begin(self, name: str = "step") -> None:
         """Begin a step, which `end` or `end_as_issued` ends."""
         if self._tapes_known > MOST_TAPES:
+            self.land()
             self._forget_tapes()
         self._core.begin(name)
         self.name = name
@@ -206,6 +234,7 @@ class LiveSession:
     def show_weights(self, *, copies: bool = False) -> None:
         """Let every thread read and write the weights, until the next step begins. Those whose
         bytes are on another device are shown as `copies`, or not at all."""
+        self.land()
         self._core.show_all(copies)
 
     @property
@@ -222,6 +251,12 @@ class LiveSession:
         """End a step. `keeps`: the parameters whose gradients are needed after it. Those of all
         others have no bytes from now on, which they would cost."""
         tape = self._core.end()
+        try:
+            self.land()
+        except BaseException:
+            self._core.nothing_pending()
+            tape.over(set(), set())
+            raise
         if tape.failed:
             tape.over(set(), set())
             raise StepError(_CAUGHT)
@@ -229,6 +264,10 @@ class LiveSession:
         gradients = self._gradients(tape, self._parameters) - stay
         if tape.recorded:
             stay |= tape.slots_of(self._weights.states())  # those that it has made
+        if self._flies(tape, gradients, stay):
+            self.planned_steps += 1
+            self._new_in_a_row = 0
+            return
         try:
             if not tape.by_plan or not self._may_plan(tape):
                 tape.run_as_issued()
@@ -240,6 +279,58 @@ class LiveSession:
             tape.over(gradients if tape.by_plan else set(), stay)
             self._new_in_a_row = self._new_in_a_row + 1 if tape.recorded else 0
             self._tapes_known += tape.recorded
+
+    def _flies(self, tape: Any, gradients: set[int], stay: set[int]) -> bool:
+        """Let the kernels of a step run on while Python goes on, if they have a plan, and no part
+        of the step had to be waited for. False: they have not begun."""
+        if tape.recorded or tape.begin or not tape.by_plan or not tape.waits:
+            return False
+        with self._flying:
+            if not self._overlaps or _has_ranks():
+                return False
+            with self.unseen():
+                run = self._tapes.ready(tape, {*tape.held} - gradients)
+            if run is None or not run.is_bound:
+                return False
+            self._core.take_off(tape)
+            made = self._kernel_thread().begin(run.compute)
+            self._flight = Flight(run, made, gradients, stay)
+        return True
+
+    def land(self) -> None:
+        """Wait for the kernels of the latest step, if they still run. An error of theirs is raised
+        here."""
+        if (flight := self._flight) is None:
+            return
+        try:
+            wait_for(flight.made)
+        finally:
+            self._flight = None
+            self._core.landed()
+            try:
+                flight.run.finish(flight.made.result())
+            except BaseException:
+                self.failed = True
+                flight.run.tape.over(set(), set())
+                raise
+            flight.run.tape.over(flight.dropped, flight.stay)
+
+    def rest(self) -> None:
+        """Wait until no kernel runs. Any thread may call this."""
+        if (flight := self._flight) is not None:
+            wait_for(flight.made)
+
+    def stop_overlapping(self) -> None:
+        """Let no kernels run beside Python any more. Any thread may call this."""
+        with self._flying:
+            self._overlaps = False
+        self.rest()
+
+    def _kernel_thread(self) -> KernelThread:
+        if self._thread is None:
+            thread = KernelThread(self._core, self._own.serve)
+            self._thread = self._open.enter_context(thread)
+        return self._thread
 
     def _may_plan(self, tape: Any) -> bool:
         """Whether it is worth a plan: it was here before, or there is a budget to keep."""
@@ -262,20 +353,8 @@ class LiveSession:
         """Run what was issued before a cut by a plan. False: it has none."""
         if not self._may_plan(tape):
             return False
-        if self._clean is None:
-            helper = ThreadPoolExecutor(1, "live-part", self._own.serve)
-            self._clean = self._open.enter_context(helper)
-        stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
-
-        def run() -> bool:
-            with torch.cuda.stream(stream):
-                return self._run(tape, {*tape.held}, {*tape.held})
-
-        part = self._clean.submit(run)
-        try:
-            return part.result()
-        finally:
-            wait([part])  # after Ctrl-C, too: nothing runs behind the loop's back
+        everything = {*tape.held}
+        return self._kernel_thread().run(partial(self._run, tape, everything, everything))
 
     def _run(self, tape: Any, held: set[int], at_home: set[int]) -> bool:
         """Run what was issued since the last cut by a plan. False: it has none."""
@@ -302,6 +381,18 @@ class LiveSession:
             self._told.add(why)
             text = f"a step runs as it is issued, without a plan and a budget: {why}"
             warnings.warn(text, RuntimeWarning, stacklevel=4)
+
+
+def _has_ranks() -> bool:
+    """Whether other processes expect an order of collectives: then Python may not overtake one."""
+    return distributed.is_available() and distributed.is_initialized()
+
+
+@cache
+def _land_before_forks(core: Any) -> None:
+    """Where a process is forked, no kernel of the thread that forks runs: the child would inherit
+    locks that nobody releases."""
+    os.register_at_fork(before=core.land)
 
 
 def _line() -> str:

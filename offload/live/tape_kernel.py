@@ -57,6 +57,10 @@ class TapeKernel:
         given = [*args, *kwargs.values()]  # in the order of the schema
         return self.core.bind(self.node, given, list(self.varying), self.numbers)
 
+    def chain(self, runs: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
+        """What runs these one after the other, and returns nothing."""
+        return self.core.chain(tuple(runs))
+
     def cut(self, where: slice, whole: int, lengths: Sequence[int]) -> "TapeKernel":
         """The same for a part of its lists of length `whole`. `lengths`: those of its arguments."""
         kept = []

@@ -40,7 +40,9 @@ class Within:
         self._optimizers = [getattr(each, "optimizer", each) for each in optimizers]
         self._keeps_gradients = keep_gradients
         there = device or next((p.device for p in model.parameters()), "cpu")
-        self._session = LiveSession(model, *self._optimizers, budget=budget, device=there)
+        self._session = LiveSession(
+            model, *self._optimizers, budget=budget, device=there, overlaps=True
+        )
         self._open = ExitStack()
         self._calls = 0
         """Of the model, within each other."""

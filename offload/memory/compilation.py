@@ -36,7 +36,9 @@ class BuildRecipe:
     libraries: tuple[str, ...]
     """PyTorch's libraries to link against."""
     includes: tuple[Path, ...] = ()
-    """Folders of headers besides PyTorch's."""
+    """Folders of headers besides PyTorch's and ours."""
+    ours: tuple[Path, ...] = ()
+    """Further folders of our own headers."""
     home: Path = Path(torch.__file__).parent
     """PyTorch's folder."""
 
@@ -50,7 +52,7 @@ class BuildRecipe:
             "-shared",
             f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
             f"-I{self.home / 'include'}",
-            *(f"-I{folder}" for folder in self.includes),
+            *(f"-I{folder}" for folder in (*self.ours, *self.includes)),
             str(self.source),
             f"-L{self.home / 'lib'}",
             *(f"-l{library}" for library in self.libraries),
@@ -59,10 +61,8 @@ class BuildRecipe:
         )
 
     def key(self, compiler: str) -> str:
-        texts = (
-            path.read_text(encoding="utf-8")
-            for path in (self.source, *self.source.parent.glob("*.h"))
-        )
+        headers = (path for one in (self.source.parent, *self.ours) for path in one.glob("*.h"))
+        texts = (path.read_text(encoding="utf-8") for path in (self.source, *headers))
         parts = (*texts, torch.__version__, *self.command(compiler))
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 

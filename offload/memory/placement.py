@@ -105,7 +105,10 @@ def bind_task(
     bindings = Bindings() if bindings is None else bindings
     binder = _Binder(arenas, places, mode, workspace, bindings, device)
     runs = [binder.bound(call) for call in kernel.calls]
-    return runs[0] if len(runs) == 1 else functools.partial(_in_a_row, tuple(runs))
+    if len(runs) == 1:
+        return runs[0]
+    chain = getattr(kernel.calls[0].op, "chain", None)
+    return chain(runs) if chain is not None else functools.partial(_in_a_row, tuple(runs))
 
 
 def _device(arenas: Arenas, node: Node) -> torch.device:

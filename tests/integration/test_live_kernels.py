@@ -14,8 +14,10 @@ from torch import nn
 from torch.ao import quantization
 from torch.nn import functional
 
+import offload
 from offload.errors import GraphError
-from offload.live.core import why_no_core
+from offload.live.core import load_core, why_no_core
+from offload.lowering.passes import grouped
 
 mse = functional.mse_loss
 
@@ -237,3 +239,31 @@ def test_a_kernel_whose_result_is_never_of_the_same_size_is_refused_by_name() ->
             LiveTraining(net, loss, optimizer) as step,
         ):
             step(torch.ones(2, 3), torch.ones(2, 3))
+
+
+def test_a_chain_of_calls_ends_at_the_first_error() -> None:
+    ran: list[int] = []
+
+    def fail() -> None:
+        raise KeyError("second")
+
+    chain = load_core().chain((lambda: ran.append(1), fail, lambda: ran.append(3)))
+    with pytest.raises(KeyError, match="second"):
+        chain()
+    assert ran == [1]
+
+
+def test_an_error_of_a_kernel_in_a_group_of_small_ones_leaves_the_step() -> None:
+    """`index_select` finds out when it runs that there is no such row."""
+    table, rows = torch.randn(4, 3), torch.tensor([0, 3])
+
+    def step(table: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return (table * 2).index_select(0, rows).relu().sum()
+
+    plan = offload.plan(grouped(offload.capture(step, table, rows), any_kind=True))
+    assert max(len(task.kernel.calls) for task in plan.graph.tasks) > 1
+    with offload.Runner(plan) as runner:
+        assert torch.equal(runner(table, rows)[0], step(table, rows))
+        with pytest.raises(IndexError, match="out of range"):
+            runner(table, torch.tensor([0, 4]))
+        assert torch.equal(runner(table, rows)[0], step(table, rows))

@@ -12,7 +12,7 @@ The module's Python runs in every step as in plain Lightning, and its bits are t
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from time import monotonic
 from typing import Any
@@ -132,7 +132,8 @@ class LiveFit(LiveRun):
     def _begin_step(self, name: str, given: Any) -> None:
         if self._eager or self._is_in_step or not self._runs:
             return
-        with self._gate.held():  # guests come here at least, where no plan runs
+        # Guests come here at least, where no plan runs.
+        with self._gate.held() if self._guests.all else nullcontext():
             session = self._open_session()
         assert self._planner is not None
         self._planner.begin(name, given)
@@ -241,6 +242,7 @@ class LiveFit(LiveRun):
 
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
+        self._is_unrun |= self._session is not None and self._session.failed
         self._lost = self._lost or device_lost(exception, self.root_device)
         with closing(self._gate):
             self._close()
@@ -326,6 +328,7 @@ class LiveFit(LiveRun):
     def _moved(self, move: LiveMove) -> Migration:
         session, planner = self._session, self._planner
         assert session is not None and planner is not None
+        session.land()
         asked, found = move.asked(self._request), move.plan
         if found is None or session.plan is not move.before:
             found = session.plans.planned_in(asked.budget, LivePlanner(asked, self._meter))

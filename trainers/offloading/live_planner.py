@@ -23,13 +23,12 @@ class LivePlanner:
         self._meter = meter
         self._remark = remark
         self._inputs = self._part = ""
-        self._counts = True
-        """Whether the step is one of training, whose time is counted."""
+        self._counted: set[Hashable] = set()
+        """What is a part of training, whose time is counted."""
 
     def begin(self, part: str, given: Any) -> None:
         """Know what the step that begins does, and what it is given."""
         self._part, self._inputs = part, _shapes(given)
-        self._counts = part not in EVALUATIONS
 
     @property
     def cache(self) -> PlanCache | None:
@@ -46,11 +45,12 @@ class LivePlanner:
     def added(self, key: Hashable, plan: Plan) -> None:
         if self._remark:
             plan.remarks.say(self._remark)
-        if self._counts:
+        if self._part not in EVALUATIONS:
+            self._counted.add(key)
             self._meter.add(key, plan, self._inputs, self._part)
 
     def run(self, runner: Runner, key: Hashable, batch: Collection[torch.Tensor]) -> Sequence[Any]:
-        if not self._counts:
+        if key not in self._counted:
             return runner.run(key, *batch)
         runner.measure(self._meter.wants_times(key))
         begun = self._meter.begin()

@@ -156,12 +156,18 @@ class LiveRun(Strategy):
     @property
     def spent(self) -> TimeSpent:
         """The time that the planned steps of this fit took so far, and how long they waited."""
+        self._rest()
         return self._meter.spent
 
     @property
     def plans(self) -> tuple[MeasuredPlan, ...]:
         """The plans that ran, and the time that their runs took."""
+        self._rest()
         return self._meter.plans
+
+    def _rest(self) -> None:
+        if self._session is not None:
+            self._session.rest()
 
     @property
     def target(self) -> Target:
@@ -194,6 +200,8 @@ class LiveRun(Strategy):
         `budget`: its bytes of the device. `loss` and `optimizer` make it a training job: each call
         is a step, and returns the loss. The highest `priority` comes first. `seed`: of its random
         numbers."""
+        if self._session is not None:  # a guest has dice of its own: nothing else may draw then
+            self._session.stop_overlapping()
         has_budget = self._request.budget is not None
         return self._guests.admit(net, budget, loss, optimizer, priority, seed, has_budget)
 
@@ -238,6 +246,7 @@ class LiveRun(Strategy):
             device=self.root_device,
             planner=self._planner,
             runs=runs,
+            overlaps=not self._guests.all and self._request.target.make_runner is None,
         )
         session.__enter__()
         self._session, self._session_of = session, tuple(map(id, self.optimizers))
@@ -282,6 +291,7 @@ class LiveRun(Strategy):
         if session is None:
             return
         OPEN.run = None
+        session.rest()
         self._plan = session.plan or self._plan
         is_in_step, self._is_in_step = self._is_in_step, False
         if self._lost is not None:

@@ -61,16 +61,18 @@ class BoundCall {
     stack_.reserve(schema.size() + node.schema->returns().size());
   }
 
-  py::object operator()() {
+  // Without the interpreter's lock.
+  void run() {
     stack_.assign(arguments_.begin(), arguments_.end());
     for (const auto& varying : varying_) put(varying);
-    {
-      py::gil_scoped_release let_go;
-      c10::AutoGradMode as_recorded(grad_);
-      give_seeds(op_, stack_);
-      op_.redispatchBoxed(keys_, &stack_);
-      take_seeds(op_, stack_);
-    }
+    c10::AutoGradMode as_recorded(grad_);
+    give_seeds(op_, stack_);
+    op_.redispatchBoxed(keys_, &stack_);
+    take_seeds(op_, stack_);
+  }
+
+  // What it has returned goes to Python, or nowhere.
+  py::object result() {
     if (stack_.size() == 1) {
       auto result = to_python(std::move(stack_[0]));
       stack_.clear();
@@ -81,6 +83,7 @@ class BoundCall {
     stack_.clear();
     return results;
   }
+  void drop_result() { stack_.clear(); }
 
  private:
   void put(const Varying& varying) {
@@ -117,20 +120,30 @@ constexpr const char* BOUND = "live.bound_call";
 
 inline PyObject* run_bound(PyObject* capsule, PyObject*) {
   HANDLE_TH_ERRORS
-  return (*static_cast<BoundCall*>(PyCapsule_GetPointer(capsule, BOUND)))().release().ptr();
+  auto* call = static_cast<BoundCall*>(PyCapsule_GetPointer(capsule, BOUND));
+  {
+    py::gil_scoped_release let_go;
+    call->run();
+  }
+  return call->result().release().ptr();
   END_HANDLE_TH_ERRORS
+}
+
+// A function without arguments over an object of ours, which dies with it.
+template <class T>
+py::object function_over(PyMethodDef& method, const char* name, std::unique_ptr<T> object) {
+  const auto drop = [](PyObject* capsule) {
+    delete static_cast<T*>(PyCapsule_GetPointer(capsule, PyCapsule_GetName(capsule)));
+  };
+  const auto capsule = py::reinterpret_steal<py::object>(PyCapsule_New(object.release(), name, drop));
+  return py::reinterpret_steal<py::object>(PyCFunction_New(&method, capsule.ptr()));
 }
 
 inline py::object bind(
     const Node& node, const py::list& arguments, std::vector<Varying> varying,
     std::shared_ptr<StepNumbers> numbers) {
   static PyMethodDef method{"run", &run_bound, METH_NOARGS, "Run the kernel with the numbers of the step."};
-  auto call = std::make_unique<BoundCall>(node, arguments, std::move(varying), std::move(numbers));
-  const auto drop = [](PyObject* capsule) {
-    delete static_cast<BoundCall*>(PyCapsule_GetPointer(capsule, BOUND));
-  };
-  const auto capsule = py::reinterpret_steal<py::object>(PyCapsule_New(call.release(), BOUND, drop));
-  return py::reinterpret_steal<py::object>(PyCFunction_New(&method, capsule.ptr()));
+  return function_over(method, BOUND, std::make_unique<BoundCall>(node, arguments, std::move(varying), std::move(numbers)));
 }
 
 }  // namespace live

@@ -71,6 +71,7 @@ struct Operator {
   bool exact;         // its numbers decide the shape of its result
   bool inplace_view;  // it changes the shape of its argument, and no byte
   bool unseen;        // it does nothing that counts
+  bool looks;         // it reads no byte: its result is its argument once more
   bool keeps_seeds;   // on the host (seeds.h)
   Ranks ranks;
 };
@@ -101,6 +102,7 @@ inline const Operator& known(const OperatorHandle& op) {
   Operator known{};
   known.ranks = ranks_of(schema);
   known.unseen = name.rfind("profiler::", 0) == 0 || known.ranks == Ranks::over;
+  known.looks = name == "aten::detach";
   known.composite = op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
       !op.hasKernelForDispatchKey(DispatchKey::CPU) && !op.hasKernelForDispatchKey(DispatchKey::CUDA) &&
       !op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd);

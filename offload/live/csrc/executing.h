@@ -246,6 +246,7 @@ inline void settle() {
   struct Always {
     ~Always() { nothing_pending(); }
   } always;
+  land();
   if (!now.pass || run_part(now)) return;
   WithoutGil let_go;
   execute(*now.pass);
@@ -260,6 +261,7 @@ inline bool draws_wait(const Pass& pass) {
 }
 
 inline void touch(StorageImpl* storage) {
+  if (current && is_in_flight(storage)) land();
   if (!is_barred(storage)) return;
   check_own(storage);
   // The bytes of an adopted storage that no deferred kernel writes are at home.

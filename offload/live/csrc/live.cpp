@@ -9,7 +9,9 @@
 
 #include <torch/library.h>
 
-#include "binding.h"
+#include <cfenv>
+
+#include "chain.h"
 #include "exporting.h"
 #include "homes.h"
 #include "matching.h"
@@ -48,9 +50,22 @@ bool passes_by(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   return true;
 }
 
+// Whether an operation between two steps would meet kernels of the step before.
+bool meets_flight(const OperatorHandle& op, at::ArrayRef<IValue> given) {
+  const auto& flight = session().flight;
+  if (!flight) return false;
+  bool meets = known(op).random && flight->draws;
+  if (op.schema().is_mutable()) {
+    each_storage(given, [&](StorageImpl* storage) { meets |= flight->uses(storage); });
+  }
+  return meets;
+}
+
 void between_steps(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const auto given = arguments_of(op, stack);
   if (is_pythons(keys, given)) return op.redispatchBoxed(below(keys), stack);
+  if (known(op).looks) return run_now(op, keys, stack);
+  if (meets_flight(op, given)) land();
   bool awaited = false;
   each_storage(given, [&](StorageImpl* storage) { awaited |= is_awaited(storage); });
   if (awaited) {
@@ -100,6 +115,7 @@ void begin(const std::string& name) {
   now.pass = new_pass(now.over);
   now.divergence.clear();
   now.mode = tree->children.empty() ? Mode::recording : Mode::replaying;
+  if (now.mode == Mode::recording) land();
   now.pass->recorded = now.mode == Mode::recording;
 }
 
@@ -141,7 +157,8 @@ void serve(Session* session) {
   carry(session);
 }
 
-std::shared_ptr<Session> open(const std::string& device, bool plans_at_once, py::object place, py::object run_part) {
+std::shared_ptr<Session> open(
+    const std::string& device, bool plans_at_once, py::object place, py::object run_part, py::object land) {
   TORCH_CHECK(!session_here(), "a live session is open already in this thread");
   auto now = std::make_shared<Session>();
   now->mode = Mode::between;
@@ -149,6 +166,7 @@ std::shared_ptr<Session> open(const std::string& device, bool plans_at_once, py:
   now->plans_at_once = plans_at_once;
   now->place = std::move(place);
   now->run_part = std::move(run_part);
+  now->land = std::move(land);
   serve(now.get());
   sessions().push_back(now.get());
   c10::impl::tls_set_dispatch_key_included(KEY, true);
@@ -163,7 +181,7 @@ void close(Session& now) {
   serve(nullptr);
   sessions().erase(std::find(sessions().begin(), sessions().end(), &now));
   now.mode = Mode::off;
-  now.place = now.run_part = py::object();
+  now.place = now.run_part = now.land = py::object();
 }
 
 // The next two may come from a thread without a session, too.
@@ -181,7 +199,24 @@ void settle_here() {
 // A capture has to know of every look at a generator, which no run of it repeats.
 void settle_draws_here() {
   const Serving as_its_own(session_here());
-  if (current && (session().only_records || !session().pass || draws_wait(*session().pass))) settle();
+  if (!current) return;
+  const auto& now = session();
+  if (now.flight && now.flight->draws) land();
+  if (now.only_records || (now.pass && draws_wait(*now.pass))) settle();
+}
+
+// How this thread rounds, and what it does with the smallest numbers.
+py::bytes rounding() {
+  std::fenv_t now;
+  std::fegetenv(&now);
+  return py::bytes(reinterpret_cast<const char*>(&now), sizeof now);
+}
+
+void set_rounding(const py::bytes& given) {
+  const std::string bytes = given;
+  std::fenv_t now;
+  std::memcpy(&now, bytes.data(), sizeof now);
+  std::fesetenv(&now);
 }
 
 // Somebody gets a pointer to the bytes. `array`: of numpy's, and the session's `concealed` is called when it dies.
@@ -337,11 +372,18 @@ PYBIND11_MODULE(live, module) {
       .def("run_as_issued", &run_as_issued);
   module.attr("GIVEN") = GIVEN;
   module.def("bind", &bind);
-  module.def("open", &open);
+  module.def("chain", &chain);
+  module.def("open", &open, py::arg("device"), py::arg("plans_at_once"), py::arg("place"), py::arg("run_part"),
+             py::arg("land") = py::none());
   module.def("watch_allocations", [](uintptr_t watch, uintptr_t watched) {  // addresses of functions; 0: none
     session().watch = reinterpret_cast<decltype(session().watch)>(watch);
     session().watched = reinterpret_cast<decltype(session().watched)>(watched);
   });
+  module.def("rounding", &rounding);
+  module.def("set_rounding", &set_rounding);
+  module.def("take_off", &take_off);
+  module.def("landed", &landed);
+  module.def("land", &land);
   module.def("begin", &begin);
   module.def("end", &end);
   module.def("only_record", [] { session().only_records = true; });
@@ -365,6 +407,7 @@ PYBIND11_MODULE(live, module) {
   module.def("identity", [](const at::Tensor& tensor) { return reinterpret_cast<uintptr_t>(storage_of(tensor)); });
   module.def("is_lost", [](const at::Tensor& tensor) {
     bool lost = false;
+    land();
     each_storage(tensor, [&](StorageImpl* storage) { lost |= is_lost(storage); });
     return lost;
   });

@@ -295,6 +295,15 @@ inline void await_its_turn(Pass& pass, const Node& node) {
   }
 }
 
+// Whether an operation that runs at once would meet kernels of the step before.
+inline bool meets_flight(const Node& node, at::ArrayRef<IValue> given) {
+  const auto& flight = session().flight;
+  if (!flight || !(node.on_host || node.kind == Kind::reshape)) return false;
+  bool meets = node.random && flight->draws;
+  each_storage(given, [&](StorageImpl* storage) { meets |= flight->uses(storage); });
+  return meets;
+}
+
 // The node becomes the next of the pass, by `take`, and is deferred if it can be.
 template <class Take>
 void issue(const Node& node, const Met& met, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, Take&& take) {
@@ -302,6 +311,7 @@ void issue(const Node& node, const Met& met, const OperatorHandle& op, DispatchK
   auto& pass = *now.pass;
   const auto given = arguments_of(op, stack);
   if (node.random) note_draw(*node.schema, given);
+  if (meets_flight(node, given)) land();
   bool at_once = node.on_host;
   if (at_once) each_storage(given, [&](StorageImpl* storage) { at_once &= !is_awaited(storage); });
   const bool held_up = !at_once && is_held_up(pass, node, met);
@@ -327,6 +337,7 @@ void issue(const Node& node, const Met& met, const OperatorHandle& op, DispatchK
 // The step does something else than the tape: the rest is recorded.
 inline void diverge(const char* difference, const OperatorHandle& op) {
   auto& now = session();
+  land();  // what is recorded is tried at once
   now.divergence = full_name(op.schema()) + " (" + difference + ")";
   if (!now.current->children.empty()) now.divergence += " instead of " + full_name(*now.current->children[0]->schema);
   auto& pass = *now.pass;

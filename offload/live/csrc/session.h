@@ -27,6 +27,19 @@ struct Exposure {
   bool for_good = false;
 };
 
+// A step that is over for Python, and whose kernels another thread still runs.
+struct Flight {
+  std::shared_ptr<Pass> pass;
+  std::vector<char> used;  // by slot: whether one of these kernels has it
+  bool draws = false;      // whether one of them draws from the generators of the process
+  std::unordered_map<StorageImpl*, WeakStorage> pending;
+
+  bool uses(StorageImpl* storage) const {
+    const auto found = pass->slot_of.find(storage);
+    return found != pass->slot_of.end() && used[found->second];
+  }
+};
+
 struct Session : std::enable_shared_from_this<Session> {
   Mode mode = Mode::off;
   c10::DeviceType device = c10::kCPU;  // where kernels are deferred
@@ -38,6 +51,7 @@ struct Session : std::enable_shared_from_this<Session> {
   std::map<std::string, std::unique_ptr<Node>> trees;
   Node* current = nullptr;
   std::shared_ptr<Pass> pass;
+  std::unique_ptr<Flight> flight;  // of the step before
   Passes over = std::make_shared<Passes::element_type>();
   std::unordered_map<StorageImpl*, WeakStorage> pending;  // the user's storages that wait for a write
   std::set<StorageImpl*> numbers_read;           // single numbers that a deferred kernel will read
@@ -48,6 +62,7 @@ struct Session : std::enable_shared_from_this<Session> {
   std::unordered_map<StorageImpl*, Exposure> exposed;
   pybind11::object place;                        // gives the user's line
   pybind11::object run_part;                     // runs what was issued by a plan, if there can be one
+  pybind11::object land;                         // waits for the flight
   void (*watch)() = nullptr;                     // of the allocator shim: this thread's allocations from now on
   uint64_t (*watched)(Tried::Event*, uint64_t, uint64_t*) = nullptr;  // ... and what they were
   std::string divergence;  // how the latest step left its tape
@@ -65,7 +80,9 @@ inline void check_own(StorageImpl* storage) {
   if (!is_barred(storage)) return;
   const auto* here = session_here();
   const auto* absent = absent_of(storage);
-  const bool own = absent ? !absent->owner || absent->owner == here : here && here->pending.count(storage) > 0;
+  const auto waits = [&](const auto& pending) { return pending.count(storage) > 0; };
+  const bool own = absent ? !absent->owner || absent->owner == here
+                          : here && (waits(here->pending) || (here->flight && waits(here->flight->pending)));
   TORCH_CHECK(own, NOT_THERE);
 }
 
@@ -110,9 +127,57 @@ inline std::string users_line(const Session& now) {
 // A deferred kernel will write this storage: nobody may read it before.
 inline void await_write(Pass& pass, int slot) {
   const auto storage = pass.bound[slot].lock();
-  if (!storage || is_barred(storage.get())) return;
-  bar(storage.get());
+  if (!storage || absent_of(storage.get())) return;
+  if (!is_barred(storage.get())) bar(storage.get());
   session().pending.emplace(storage.get(), storage);
+}
+
+// Wait for the kernels of the step before. If one of them has raised, nothing of this step runs.
+inline void land() {
+  auto* now = current ? current : session_here();
+  if (!now || !now->flight) return;
+  pybind11::gil_scoped_acquire python;
+  try {
+    now->land();
+  } catch (...) {
+    if (now->pass) now->pass->failed = true;
+    throw;
+  }
+}
+
+inline bool is_in_flight(StorageImpl* storage) {
+  const auto& flight = session().flight;
+  return flight && flight->uses(storage);
+}
+
+// Another thread runs the kernels of this pass from now on.
+inline void take_off(std::shared_ptr<Pass> pass) {
+  auto& now = session();
+  auto flight = std::make_unique<Flight>();
+  flight->used.resize(pass->bound.size());
+  for (size_t n = 0; n < pass->path.size(); n++) {
+    const Node& node = *pass->path[n];
+    if (pass->ran[n] || node.kind != Kind::deferred) continue;
+    flight->draws |= node.random;
+    for (const auto& argument : node.arguments) {
+      if (argument.value) flight->used[argument.value->slot] = 1;
+    }
+  }
+  flight->pending = std::exchange(now.pending, {});
+  flight->pass = std::move(pass);
+  now.numbers_read.clear();
+  now.numbers_read_kept.clear();
+  now.flight = std::move(flight);
+}
+
+// They have ended. What this step will write is still barred.
+inline void landed() {
+  auto& now = session();
+  const auto flight = std::move(now.flight);
+  for (auto& [address, waiting] : flight->pending) {
+    const auto storage = waiting.lock();
+    if (storage && !absent_of(storage.get()) && !now.pending.count(address)) unbar(storage.get());
+  }
 }
 
 inline void nothing_pending() {

@@ -20,6 +20,8 @@
 #include <c10/core/Allocator.h>
 #include <pthread.h>
 
+#include "placed_call.h"
+
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -28,7 +30,6 @@
 #include <vector>
 
 extern "C" {
-typedef struct _object PyObject;
 struct PyMethodDef {
   const char* name;
   PyObject* (*function)(PyObject*, PyObject*);
@@ -166,45 +167,65 @@ void mind_forks() {
 }
 
 // A call and the slots of its allocations: the `self` of what `placed_bind` returns.
-struct Bound {
+struct Bound : PlacedCall {
   std::vector<Slot> slots;
-  PyObject* call;
-  PyObject* settle;
-  bool settled;
+  PyObject* settler;
   int device;
+  bool settled = false;
+  Thread before; // this thread's, while it serves
 };
 
-PyObject* run(PyObject* capsule, PyObject*) {
-  auto* bound = static_cast<Bound*>(PyCapsule_GetPointer(capsule, nullptr));
-  const Thread before = here;
+Bound* of_capsule(PyObject* capsule) {
+  return static_cast<Bound*>(static_cast<PlacedCall*>(PyCapsule_GetPointer(capsule, PLACED_CALL)));
+}
+
+void begin_serving(PlacedCall* call) {
+  auto* bound = static_cast<Bound*>(call);
+  bound->before = here;
   here.next = bound->slots.data();
   here.end = here.next + bound->slots.size();
   here.serving = true;
   here.missed = false;
   here.device = bound->device;
-  PyObject* result = PyObject_CallObject(bound->call, nullptr);
+}
+
+bool end_serving(PlacedCall* call) {
+  auto* bound = static_cast<Bound*>(call);
   const bool missed = here.missed || here.next != here.end;
-  here = before; // also after an exception
+  here = bound->before;
+  return missed || !bound->settled;
+}
+
+bool settle(PlacedCall* call, PyObject* result) {
+  auto* bound = static_cast<Bound*>(call);
+  PyObject* again = PyObject_CallFunctionObjArgs(bound->settler, result, nullptr);
+  if (!again) {
+    return false;
+  }
+  bound->settled = !PyObject_IsTrue(again);
+  Py_DecRef(again);
+  return true;
+}
+
+PyObject* run(PyObject* capsule, PyObject*) {
+  auto* bound = of_capsule(capsule);
+  begin_serving(bound);
+  PyObject* result = PyObject_CallObject(bound->call, nullptr);
+  const bool sees = end_serving(bound); // also after an exception
   if (!result) {
     return nullptr;
   }
-  if (missed || !bound->settled) {
-    PyObject* again = PyObject_CallFunctionObjArgs(bound->settle, result, nullptr);
-    Py_DecRef(result);
-    if (!again) {
-      return nullptr;
-    }
-    bound->settled = !PyObject_IsTrue(again);
-    Py_DecRef(again);
-  } else {
-    Py_DecRef(result);
+  const bool fine = !sees || settle(bound, result);
+  Py_DecRef(result);
+  if (!fine) {
+    return nullptr;
   }
   Py_IncRef(&_Py_NoneStruct);
   return &_Py_NoneStruct;
 }
 
 void unbind(PyObject* capsule) {
-  auto* bound = static_cast<Bound*>(PyCapsule_GetPointer(capsule, nullptr));
+  auto* bound = of_capsule(capsule);
   {
     std::lock_guard<std::mutex> lock(shared.mutex);
     for (const Slot& slot : bound->slots) {
@@ -215,7 +236,7 @@ void unbind(PyObject* capsule) {
     }
   }
   Py_DecRef(bound->call);
-  Py_DecRef(bound->settle);
+  Py_DecRef(bound->settler);
   delete bound;
 }
 
@@ -226,17 +247,17 @@ PyMethodDef method = {"run", &run, NO_ARGUMENTS, "Runs a call at its planned add
 
 extern "C" {
 
-// A Python callable without arguments: `call()`, its allocations served. `settle(result)` follows
+// A Python callable without arguments: `call()`, its allocations served. `settler(result)` follows
 // the first run, every run with a miss, and the next one for as long as it returns true.
 PyObject* placed_bind(
     PyObject* call,
-    PyObject* settle,
+    PyObject* settler,
     const Slot* slots,
     uint64_t count,
     int device) {
-  auto* bound = new Bound{{slots, slots + count}, call, settle, false, device};
+  auto* bound = new Bound{{call, &begin_serving, &end_serving, &settle}, {slots, slots + count}, settler, device};
   Py_IncRef(call);
-  Py_IncRef(settle);
+  Py_IncRef(settler);
   {
     std::lock_guard<std::mutex> lock(shared.mutex);
     for (const Slot& slot : bound->slots) {
@@ -245,7 +266,7 @@ PyObject* placed_bind(
       }
     }
   }
-  PyObject* capsule = PyCapsule_New(bound, nullptr, &unbind);
+  PyObject* capsule = PyCapsule_New(static_cast<PlacedCall*>(bound), PLACED_CALL, &unbind);
   PyObject* callable = PyCFunction_NewEx(&method, capsule, nullptr);
   Py_DecRef(capsule);
   return callable;
