@@ -160,6 +160,14 @@ def compiled_graphs() -> Any:
     return None if module is None else _of(module, "CompiledFxGraph")
 
 
+def is_set_up_by_a_call(module: torch.nn.Module) -> bool:
+    """Whether FSDP2 has still to set the module up, in its first call. Nothing public says so."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None or not isinstance(module, fsdp.FSDPModule):
+        return False
+    return _of(_of(module, "_get_fsdp_state")(), "_is_root") is None
+
+
 CONVERSION = "_apply"  # of a Module: `to()` and `half()` call it, and no hook sees gradients there
 
 

@@ -42,7 +42,7 @@ def stepping(
     nbytes: str | int | None = None if budget == "none" else budget
     if budget == "minimum" or budget.endswith(" %"):
         share = 0.0 if budget == "minimum" else float(budget.removesuffix(" %")) / 100
-        twins = copy.deepcopy((module, by))  # what is only planned leaves states without numbers
+        twins = copy.deepcopy((module, by))  # the Python of what is only planned runs
         nbytes = _share(share, _steps(case, *twins, plan, device=device, runs=False), batch)
     made = partial(plan, budget=nbytes, cache=cache, **options)
     run_by = partial(Runner, engine=engine, gate=gate)

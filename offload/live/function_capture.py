@@ -33,7 +33,7 @@ from offload.live.placing import Device, device_of, placed
 from offload.lowering.passes import lower
 from offload.measuring.profiling import measured
 from offload.program.frames import say_frame, user_frame
-from offload.torch_seams import pytree
+from offload.torch_seams import is_set_up_by_a_call, pytree
 
 INSTEAD = "Run the step within `offload.within`, where its Python runs every time"
 
@@ -65,6 +65,7 @@ def captured(
     reached = reached_by(step)
     inside = torch.nn.ModuleList(modules_among(reached).values())
     place = device_of(device, example_inputs, (*inside.parameters(), *inside.buffers()))
+    _check_set_up(inside)
     with _recording(place) as core, placed(core, inside, (), place) as places:
         kept = KeptTensors(inside, names_of(reached))
         try:
@@ -102,6 +103,15 @@ def captured(
     return replace(graph, program=replace(graph.program, recapture=again))
 
 
+def _check_set_up(inside: torch.nn.Module) -> None:
+    for part in inside.modules():
+        if is_set_up_by_a_call(part):
+            raise CaptureError(
+                f"{type(part).__name__}, a module of fully_shard, is set up by its first call, and"
+                " a capture would leave it half set up: call the step once before the capture"
+            )
+
+
 def _capture_again(
     step: Callable[..., Any], device: torch.device, *inputs: torch.Tensor
 ) -> TaskGraph:
@@ -128,8 +138,8 @@ def _line() -> str:
 
 def _refuse_cut(_: object) -> NoReturn:
     raise CaptureError(
-        f"{_line()}: the step needs a value, or something that has to run at once, and a capture"
-        f" runs nothing. {INSTEAD}"
+        f"{_line()}: the step needs a value, a tensor of the host's, or something else that has"
+        f" to run at once, and a capture runs nothing. {INSTEAD}"
     )
 
 

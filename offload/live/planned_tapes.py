@@ -173,6 +173,7 @@ class PlannedTapes:
         few = grouped(lowered, GROUP, GROUP_BYTES, any_kind=True)
         self._plans.add(key, drawing_apart(few))
         unwritten = {s: reader.nbytes[s] for s in (kept & reader.allocated) - reader.written}
+        varying = frozenset(reader.varying)
         return PlannedPart(ends, tape.kind, kept, varying, crossing, unwritten)
 
     def forget(self) -> None:

@@ -82,9 +82,9 @@ class LiveSession:
         a step needs without one. `device`: where the steps run; a module that is elsewhere stays
         there with the optimizers' states, and looks as if it were on the device. `planner`: makes
         and runs the plans; one with these `costs` if not given. `runs`: whether plans run; without
-        it every step is only planned, and what it makes is zeros. `overlaps`: whether the kernels
-        of a step may run in another thread while Python is at the next one. On a GPU they do so by
-        themselves."""
+        it every step is only planned, what it makes is zeros, and states that it gives to the
+        optimizers are dropped at the end. `overlaps`: whether the kernels of a step may run in
+        another thread while Python is at the next one. On a GPU they do so by themselves."""
         self._core = load_core()
         self._device = device_of(device, (), ())
         self._weights = LiveWeights(self._core, module, optimizers, self._device)
@@ -93,6 +93,7 @@ class LiveSession:
         self._parameters = tuple(dict.fromkeys((*module.parameters(), *chain(*groups))))
         self._plans_at_once = budget is not None or not runs
         self._placed = partial(placed, self._core, module, optimizers, self._device)
+        self._runs = runs
         kind = RunnerPlans if runs else UnrunPlans
         self.plans = kind(planner or PlainPlanner(costs), budget)
         self._tapes = PlannedTapes(self._core, self._weights, self.plans, self._device)
@@ -132,6 +133,9 @@ class LiveSession:
         with torch.inference_mode(False):
             self._weights.know(self._tensors.enter_context(self._placed()))
         self._tensors.callback(self._forget_lost)
+        if not self._runs:
+            states = [{p: dict(own) for p, own in one.state.items()} for one in self._optimizers]
+            self._tensors.callback(self._put_back, states)
         self._tensors.callback(self._close_tapes)
         return self
 
@@ -154,6 +158,12 @@ class LiveSession:
                 tensors = [one for one in state.values() if isinstance(one, torch.Tensor)]
                 if any(map(self._core.is_lost, tensors)):
                     del optimizer.state[parameter]
+
+    def _put_back(self, states: list[dict[Any, Any]]) -> None:
+        """Drop states whose numbers no kernel has made."""
+        for optimizer, before in zip(self._optimizers, states, strict=True):
+            optimizer.state.clear()
+            optimizer.state.update(before)
 
     def abandon(self) -> None:
         """Leave without touching the device, which is lost. Nothing on it can be read."""

@@ -78,9 +78,10 @@ class TapeReader:
     def __init__(
         self, core: Any, tape: Any, varying: Collection[int], device: torch.device
     ) -> None:
-        """`tape`: a pass of it. `varying`: the numbers that are read at every run."""
+        """`tape`: a pass of it. `varying`: the numbers that are read at every run. So are all in
+        tensors of the host, which some kernels copy: a CUDA graph cannot keep that."""
         self._core = core
-        self._varying = frozenset(varying)
+        self.varying = {*varying}
         self.device = device
         self.numbers = core.StepNumbers()
         """Those of the step that runs next."""
@@ -141,16 +142,18 @@ class TapeReader:
         if isinstance(given, self._core.Value):
             return self._value(given)
         if isinstance(given, self._core.Number):
-            varies = given.index in self._varying
+            if given.dtype is not None and not given.of_python:
+                self.varying.add(given.index)
+            varies = given.index in self.varying
             number = type(given.recorded)(1) if varies else given.recorded
-            return number if given.dtype is None else self._tensor(number, given.dtype)
+            return number if given.dtype is None else self._tensor(number, given)
         return [self._argument(leaf) for leaf in given] if isinstance(given, list) else given
 
-    def _tensor(self, number: Any, dtype: Any) -> torch.Tensor:
-        """The tensor that torch made of a number; the same for equal numbers."""
-        key = type(number), repr(number), dtype
+    def _tensor(self, number: Any, given: Any) -> torch.Tensor:
+        """The tensor that has a number; the same for equal numbers."""
+        key = type(number), repr(number), given.dtype, given.of_python
         if key not in self._tensors:
-            self._tensors[key] = self._core.number_tensor(number, dtype)
+            self._tensors[key] = self._core.number_tensor(number, given.dtype, given.of_python)
         return self._tensors[key]
 
     def _varying_of(self, arguments: Sequence[Any]) -> Iterator[Any]:
@@ -158,7 +161,7 @@ class TapeReader:
         for place, given in enumerate(arguments):
             of_list = isinstance(given, list)
             for element, leaf in enumerate(given if of_list else [given]):
-                if isinstance(leaf, self._core.Number) and leaf.index in self._varying:
+                if isinstance(leaf, self._core.Number) and leaf.index in self.varying:
                     element = element if of_list else -1
                     yield self._core.Varying(place, element, leaf.index, leaf.dtype)
 

@@ -60,8 +60,9 @@ class Home:
         if len(strays) == len(live) and len(storages) == 1 and alike and whole:
             self.memory.copy_(bytes_of(live[0]), non_blocking=non_blocking)
         else:
-            for n in strays:
-                self.views[n].copy_(live[n].detach(), non_blocking=non_blocking)
+            with torch.inference_mode():  # some may have been made in it
+                for n in strays:
+                    self.views[n].copy_(live[n].detach(), non_blocking=non_blocking)
         for n in strays:
             live[n].data = self.views[n]
         self.tensors = list(live)

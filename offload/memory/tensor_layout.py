@@ -19,14 +19,18 @@ class TensorLayout:
     size: torch.Size
     stride: tuple[int, ...]
     offset: int
+    of_inference: bool
+    """Whether it was made in inference mode: it counts no versions, whatever bytes it has."""
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "TensorLayout":
-        return cls(tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
+        offset, of_inference = int(tensor.storage_offset()), tensor.is_inference()
+        return cls(tensor.dtype, tensor.size(), tensor.stride(), offset, of_inference)
 
     def over(self, memory: torch.Tensor) -> torch.Tensor:
-        empty = torch.empty(0, dtype=self.dtype, device=memory.device)
-        return empty.set_(memory.untyped_storage(), self.offset, self.size, self.stride)
+        with torch.inference_mode(self.of_inference):
+            empty = torch.empty(0, dtype=self.dtype, device=memory.device)
+            return empty.set_(memory.untyped_storage(), self.offset, self.size, self.stride)
 
     @property
     def span(self) -> tuple[int, int]:

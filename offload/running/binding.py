@@ -221,7 +221,11 @@ def _tell(remarks: Remarks, text: str) -> None:
 
 
 def _updates(node: Node, graph: TaskGraph) -> bool:
-    """Whether the node changes what outlives the step. One that scales gradients does not."""
+    """Whether the node changes what outlives the step. One that scales gradients does not, nor one
+    that makes an optimizer's states, which the step before did not have."""
     if node.kind != TASK or graph.tasks[node.task].phase != "update":
         return False
-    return any(graph.buffers[b].persistent for b in graph.tasks[node.task].writes)
+    task = graph.tasks[node.task]
+    calls = getattr(task.kernel, "calls", ())
+    made = {value.buffer for call in calls for value in call.outputs if value is not None}
+    return any(graph.buffers[b].persistent for b in task.writes if b not in made)

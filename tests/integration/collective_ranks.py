@@ -178,12 +178,14 @@ def found(rank: int, folder: Path) -> dict[str, Any]:
         nn.Sequential(nn.Linear(WIDTH, WIDTH)), mesh, {"0": ColwiseParallel()}
     )
     sharded = fully_shard(nn.Linear(WIDTH, WIDTH), mesh=mesh)
+    not_called = refused(lambda: captured(sharded, x))
     parallel = [forward(tensor_parallel, x), forward(sharded, x)]
     return {
         "forward": {name: forward(Parallel(change, rank), x) for name, change in FORWARD.items()},
         "backward": {name: backward(change, rank, x) for name, change in BACKWARD.items()},
         "sent in a prefill": refused(lambda: offload.prefill(Parallel(sent, rank), x)),
         "sent": refused(lambda: offload.capture(Parallel(sent, rank), x)),
+        "captured before its first call": not_called,
         "captured": [captured(tensor_parallel, x), captured(sharded, x)],
         "distributed tensors": parallel,
     }

@@ -1,6 +1,7 @@
 """Two gloo processes work together within a step: eager's bits, or a refusal by name."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -37,8 +38,12 @@ def test_what_ranks_do_in_an_order_of_their_own_is_refused_by_name(
     for rank, name in zip(ranks, ("send", "recv_"), strict=True):
         assert f"c10d::{name} has no place in an order that all ranks share" in rank["sent"]
         assert "has no place in an order that all ranks share" in rank["sent in a prefill"]
+        for said in (rank["sent"], rank["sent in a prefill"]):
+            assert re.match(r"collective_ranks.py:\d+ in sent: ", said)
 
 
 def test_a_prefill_of_distributed_tensors_has_eagers_bits(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        assert "FSDPLinear, a module of fully_shard" in rank["captured before its first call"]
     assert [rank["captured"] for rank in ranks] == [[[], []]] * 2
     assert [rank["distributed tensors"] for rank in ranks] == [[[], []]] * 2

@@ -95,7 +95,10 @@ def test_a_loop_has_eagers_bits_and_runs_by_a_plan(kind: type[Loop], device: str
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("kind", [loops.Copied, loops.FromTheHost, loops.CheckpointedWithoutDraws])
+@pytest.mark.parametrize(
+    "kind",
+    [loops.Copied, loops.FromTheHost, loops.CheckpointedWithoutDraws, cuts.NumbersOfTheHost],
+)
 def test_a_copy_and_what_the_host_does_cut_no_step(
     kind: type[Loop], device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,6 +307,17 @@ def test_weights_and_states_from_a_file_are_planned_unless_numpy_has_them(
 def open_session() -> Iterator[LiveSession]:
     with LiveSession(nn.Linear(2, 2)) as session:
         yield session
+
+
+def test_a_session_that_only_plans_leaves_no_states_without_numbers() -> None:
+    known, loop = run(Loop("cpu"), None), Loop("cpu")
+    session = LiveSession(loop.net, loop.optimizer, budget="100%", runs=False)
+    with session, session.step():
+        loop.step(*loop.batches[0])
+    assert session.plan is not None
+    loop.seen, loop.calls = [], 0
+    loop.net.norm.num_batches_tracked.zero_()  # a number of the host's, as what Python counts
+    assert run(loop, None) == known
 
 
 def test_a_state_that_was_looked_at_may_be_dropped() -> None:

@@ -285,6 +285,22 @@ def test_a_step_reaches_its_surroundings_and_changes_them() -> None:
     assert torch.equal(weight, before * 0.9)
 
 
+def test_what_a_step_writes_requires_no_gradients_after_a_capture() -> None:
+    net, seen = nn.Linear(4, 4), torch.zeros(4)
+    buffer, made = torch.zeros(2, 4), torch.ones(4, requires_grad=True) * 2
+    row, maker, later = buffer[1], made.grad_fn, made.square()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        for target in (seen, row, made):
+            target.add_(net(x).sum(0))
+        return buffer * 2
+
+    offload.capture(step, torch.ones(2, 4))
+    assert not any(each.requires_grad for each in (seen, row, buffer))
+    assert made.grad_fn is maker
+    later.sum().backward()  # which needs the version of before
+
+
 def test_a_returned_parameter_has_the_value_that_the_step_leaves() -> None:
     weight = nn.Parameter(torch.ones(3))
 

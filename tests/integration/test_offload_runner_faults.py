@@ -16,7 +16,8 @@ from support.stream_runs import Fault
 import offload
 from offload.errors import OffloadError, StepError
 from offload.graph.builder import GraphBuilder
-from offload.graph.taskgraph import HOST, TaskGraph
+from offload.graph.taskgraph import HOST, UPDATE, TaskGraph
+from offload.program.kernels import Call, Value
 from offload.running import binding, torch_modes
 from offload.running.engines import crew
 from offload.running.runner import Runner
@@ -66,6 +67,26 @@ def test_an_exception_reaches_the_caller_as_it_is_and_the_runner_works_on(
             assert first == f"in task {task} (model.py:31 in forward), on lane compute"
             assert second.split(":")[0].endswith("of 4 updates of this step had run")
             fault.error = None
+
+
+def test_making_a_state_is_no_update_that_had_run() -> None:
+    builder = grown(hand.layers())
+    state = builder.buffer("state", 64, "state")
+    zeros = Call(
+        torch.zeros, (64,), {"dtype": torch.uint8}, (Value(state, torch.uint8, (64,), (1,)),)
+    )
+    builder.task("makes", [], [state], kernel=zeros, phase=UPDATE)
+    fault = Fault(hand.mix(9))
+    fault.error = ValueError("no good")
+    builder.task("updates", [state], [state], kernel=fault, phase=UPDATE)
+    graph = hand.bind(builder.graph(), [0])
+    made = hand.planned(graph)
+    with Runner(made, "serial") as runner, pytest.raises(ValueError, match="no good") as raised:
+        runner(some(640))
+    names = [made.memgraph.name(span.node) for span in runner.trace.spans]
+    done = sum(name.startswith("update") and name != "updates" for name in names)
+    assert "makes" in names
+    assert raised.value.__notes__[1].startswith(f"{done} of 5 updates of this step had run")
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -12,6 +12,7 @@ from graph_edits import grown
 from support import offload_hand_made as hand
 from torch import nn
 
+import offload
 from offload.errors import StepError
 from offload.graph.builder import GraphBuilder
 from offload.graph.taskgraph import TaskGraph
@@ -286,3 +287,26 @@ def test_a_step_over_pieces_of_a_tensor_changes_the_one_tensor() -> None:
         runner()
         runner()
         assert tensor.tolist() == [0.0] * 16 + [128.0] * 16 + [256.0] * 16
+
+
+@pytest.mark.parametrize("mode", [False, True])
+def test_tensors_are_as_much_of_inference_mode_as_they_were(mode: bool) -> None:
+    with torch.inference_mode():
+        made, table = nn.Linear(4, 4), torch.ones(4)
+    net = nn.Linear(4, 4)
+    states: list[torch.Tensor] = [made.weight, made.bias, table, net.weight, net.bias]
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            table.add_(1)
+            return net(made(x) * table)
+
+    x = torch.ones(2, 4)
+    with Runner(offload.plan(offload.capture(step, x))) as runner, torch.inference_mode(mode):
+        table.data = torch.full((4,), 2.0)  # a stray, whose value comes home
+        found = [runner(x)[0] for _ in range(2)]
+        assert table.eq(4).all()
+    assert [each.is_inference() for each in states] == [True, True, True, False, False]
+    with torch.inference_mode():
+        table.fill_(2)
+    assert all(torch.equal(step(x), each) for each in found)

@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.distributed._functional_collectives as functional
 from torch import distributed
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader
 
 import loaders.torch_seams
@@ -292,6 +293,13 @@ def test_a_functional_collective_returns_a_tensor_that_waits(alone: Any) -> None
     assert t.is_wrapper_subclass(pending) and not t.is_wrapper_subclass(torch.ones(2))
     inner = torch.ops._c10d_functional.all_reduce.default(torch.ones(2), "sum", alone.group_name)
     assert t.wait_tensor(inner).tolist() == pending.tolist() == [1, 1]
+
+
+def test_fsdp_sets_a_module_up_in_its_first_call(alone: Any) -> None:
+    plain, sharded = torch.nn.Linear(2, 2), fully_shard(torch.nn.Linear(2, 2))
+    assert [*map(t.is_set_up_by_a_call, (plain, sharded))] == [False, True]
+    sharded(torch.ones(1, 2))
+    assert not t.is_set_up_by_a_call(sharded)
 
 
 # ---- where one is gone --------------------------------------------------------------------------

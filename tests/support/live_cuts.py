@@ -157,3 +157,26 @@ class ArrayForAWhile(ArrayOfAWeight):
             self.array = np.zeros(1)
         self.seen.append(float(self.net.first.bias.detach().cpu().numpy().sum()))
         self.calls += 1
+
+
+class NumbersOfTheHost(Loop):
+    """No cut: operations of the device are given single numbers of the host, of any type, which
+    change within the step, too."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__(device)
+        self.scale = torch.tensor(1.5, dtype=torch.float64)
+        self.count = torch.tensor(0)
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.scale.mul_(0.9)
+        out = self.net(x) * self.scale / torch.tensor(3.0)
+        self.count.add_(1)
+        out = out + self.count
+        out = torch.where(out > self.count, out, torch.tensor(0.1 * self.calls))
+        out = out.clamp(max=torch.tensor(8.0)) * torch.tensor(True)
+        floats = y.to(torch.bfloat16) * torch.tensor(0.3, dtype=torch.float16) + self.scale
+        floats[0] = torch.tensor(2.5)
+        floats += torch.tensor(1, dtype=torch.uint8)
+        self.seen += [floats, y * torch.tensor(0.5), y + torch.tensor(1 + 2j)]
+        return F.cross_entropy(out, y) * (self.scale * 2)

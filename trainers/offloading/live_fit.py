@@ -169,7 +169,6 @@ class LiveFit(LiveRun):
         if self._eager:
             return None
         self._close_session()
-        states = [(each, dict(each.state)) for each in self.optimizers]
         plans = self._open_session(runs=False).plans
         assert isinstance(plans, UnrunPlans)
         plans.count(self._needs)
@@ -177,9 +176,6 @@ class LiveFit(LiveRun):
         self._needs = plans.needs
         for parameter in self._parameters():
             parameter.grad = None  # it was only planned
-        for optimizer, state in states:
-            optimizer.state.clear()
-            optimizer.state.update(state)
         self._close_session()
         return plans.plan
 

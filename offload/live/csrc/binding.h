@@ -2,7 +2,6 @@
 
 #pragma once
 
-#include <ATen/Dispatch_v2.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
@@ -31,7 +30,7 @@ struct Varying {
   size_t argument;
   int element;  // of a list; -1: it is the argument itself
   size_t index;
-  std::optional<at::ScalarType> dtype;  // of the tensor that torch makes of it
+  std::optional<at::ScalarType> dtype;  // of the tensor that has it
 };
 
 // An update that runs on the host is given the host's tensors, and is the host's kernel.
@@ -54,7 +53,9 @@ class BoundCall {
     }
     for (const auto& one : varying_) {
       if (!one.dtype || one.element >= 0) continue;  // `write` puts the numbers of each step into it
-      arguments_[one.argument] = number_tensor(numbers_->at(one.index), c10::scalarTypeToTypeMeta(*one.dtype));
+      auto& given = arguments_[one.argument];
+      const auto* like = given.toTensor().unsafeGetTensorImpl();
+      given = number_tensor(numbers_->at(one.index), like->dtype(), like->is_wrapped_number());
     }
     keys_ = keys_for(node, arguments_);
     stack_.reserve(schema.size() + node.schema->returns().size());
@@ -89,7 +90,7 @@ class BoundCall {
     const auto& number = numbers_->at(varying.index);
     if (varying.dtype && varying.element < 0) return write(stack_[varying.argument].toTensor(), number);
     IValue value(number);
-    if (varying.dtype) value = number_tensor(number, c10::scalarTypeToTypeMeta(*varying.dtype));
+    if (varying.dtype) value = number_tensor(number, c10::scalarTypeToTypeMeta(*varying.dtype), true);
     if (varying.element < 0) {
       stack_[varying.argument] = std::move(value);
       return;
@@ -101,9 +102,7 @@ class BoundCall {
 
   // In place: making a tensor takes as long as a small kernel.
   static void write(const at::Tensor& tensor, const c10::Scalar& number) {
-    AT_DISPATCH_V2(
-        tensor.scalar_type(), "number", AT_WRAP([&] { *tensor.mutable_data_ptr<scalar_t>() = number.to<scalar_t>(); }),
-        AT_EXPAND(AT_ALL_TYPES_AND_COMPLEX), at::kHalf, at::kBFloat16, at::kBool);
+    LIVE_OF_TYPE(tensor.scalar_type(), [&] { *tensor.mutable_data_ptr<scalar_t>() = number.to<scalar_t>(); });
   }
 
   OperatorHandle op_;

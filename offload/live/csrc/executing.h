@@ -77,7 +77,7 @@ inline IValue real_argument(Pass& pass, const Node& node, const Argument& argume
     case Arg::integer: return argument.integer;
     case Arg::count:
     case Arg::real: return numbers.take();
-    case Arg::number: return number_tensor(numbers.take(), argument.value->dtype);
+    case Arg::number: return number_tensor(numbers.take(), argument.value->dtype, argument.value->is_number);
     case Arg::integers:
     case Arg::constant: return node.constants[argument.constant];
     case Arg::reals: {

@@ -10,7 +10,8 @@ namespace live {
 struct NumberAt {  // a number among the arguments of a call
   size_t index;
   py::object recorded;
-  std::optional<at::ScalarType> dtype;  // of the tensor that torch made of it
+  std::optional<at::ScalarType> dtype;  // of the tensor that has it
+  bool of_python = false;               // torch made that tensor
 };
 
 inline py::object argument_to_python(const Node& node, const Argument*& next, size_t& number) {
@@ -25,7 +26,10 @@ inline py::object argument_to_python(const Node& node, const Argument*& next, si
     case Arg::real:
     case Arg::number: {
       NumberAt at{number, to_python(node.numbers[number - node.first_number]), std::nullopt};
-      if (argument.kind == Arg::number) at.dtype = argument.value->dtype.toScalarType();
+      if (argument.kind == Arg::number) {
+        at.dtype = argument.value->dtype.toScalarType();
+        at.of_python = argument.value->is_number;
+      }
       number++;
       return py::cast(std::move(at));
     }

@@ -80,6 +80,7 @@ void dispatch(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   if (!here) return run_now(op, keys, stack);  // its session is over
   const Serving as_its_own(here);
   auto& now = *here;
+  if (now.only_records && now.pass) keep_histories(now.histories, op.schema(), arguments_of(op, stack));
   if (now.mode == Mode::replaying) {
     const char* difference = "after the end of the tape";
     for (auto& child : now.current->children) {
@@ -126,6 +127,7 @@ std::shared_ptr<Pass> end() {
   now.pass.reset();
   now.mode = Mode::between;
   reuse_blocks(false);
+  for (const auto& [tensor, history] : std::exchange(now.histories, {})) history.put_back();
   return pass;
 }
 
@@ -311,7 +313,8 @@ PYBIND11_MODULE(live, module) {
   py::class_<NumberAt>(module, "Number")
       .def_readonly("index", &NumberAt::index)
       .def_readonly("recorded", &NumberAt::recorded)
-      .def_readonly("dtype", &NumberAt::dtype);
+      .def_readonly("dtype", &NumberAt::dtype)
+      .def_readonly("of_python", &NumberAt::of_python);
   py::class_<StepNumbers, std::shared_ptr<StepNumbers>>(module, "StepNumbers")
       .def(py::init<>())
       .def("take", &StepNumbers::take);
@@ -423,12 +426,12 @@ PYBIND11_MODULE(live, module) {
   module.def("show_all", &show_all);
   module.def("release_all", &release_all);
   module.def("abandon_all", &abandon_all);
-  module.def("number_tensor", [](py::object number, at::ScalarType dtype) {
+  module.def("number_tensor", [](py::object number, at::ScalarType dtype, bool of_python) {
     const auto type = py::isinstance<py::bool_>(number) ? c10::Scalar(number.cast<bool>())
         : py::isinstance<py::int_>(number)              ? c10::Scalar(number.cast<int64_t>())
         : PyComplex_Check(number.ptr()) ? c10::Scalar(c10::complex<double>(number.cast<std::complex<double>>()))
                                         : c10::Scalar(number.cast<double>());
-    return number_tensor(type, c10::scalarTypeToTypeMeta(dtype));
+    return number_tensor(type, c10::scalarTypeToTypeMeta(dtype), of_python);
   });
   module.def("divergence", [] { return session().divergence; });
   module.def("without_key", [](DispatchKeySet keys) { return keys.remove(KEY); });

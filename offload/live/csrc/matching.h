@@ -80,7 +80,8 @@ class Match {
         return (value.isTensor() && value.toTensor().defined() && !is_strided(value.toTensor())) || differs("layout");
       case Arg::number:
         if (!value.isTensor() || !value.toTensor().defined() || !is_number(value.toTensor()) ||
-            value.toTensor().dtype() != known.value->dtype) {
+            value.toTensor().dtype() != known.value->dtype ||
+            value.toTensor().unsafeGetTensorImpl()->is_wrapped_number() != known.value->is_number) {
           return differs("a number");
         }
         numbers_.push_back(number_in(value.toTensor()));

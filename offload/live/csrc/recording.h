@@ -50,6 +50,7 @@ class Recording {
   bool try_stand_ins(const OperatorHandle& op, DispatchKeySet keys, const Stack* stack) {
     const auto given = arguments_of(op, stack);
     if (known_.random) note_draw(schema_, given);
+    each_tensor(given, [&](const at::Tensor& one) { on_device_ |= one.device().type() != c10::kCPU; });
     for (size_t n = 0; n < given.size(); n++) add(given[n], schema_.arguments()[n], n);
     slots_given_ = pass_.bound.size();
     if (known_.ranks != Ranks::alone) {
@@ -284,6 +285,10 @@ class Recording {
     auto value = std::make_unique<Value>(other);
     value->slot = static_cast<int>(pass_.bound.size());
     value->id = node_->value_count++;
+    return add_slot(std::move(value));
+  }
+
+  Value* add_slot(std::unique_ptr<Value> value) {
     pass_.bound.emplace_back(WeakStorage(Storage()));
     pass_.outside.emplace_back();
     pass_.values_of.push_back({value.get()});
@@ -305,7 +310,26 @@ class Recording {
     node_->constants.push_back(std::move(value));
   }
 
-  void add_tensor(const at::Tensor& tensor, bool written) {
+  // Whether it is a number of Python's, or one of the host's that an operation of a GPU is given. (A graph
+  // would not see it change, so a capture takes those that the step writes down.)
+  bool is_read_now(const at::Tensor& tensor) const {
+    if (!is_number(tensor)) return false;
+    if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) return true;
+    if (!on_device_ || known_.synchronous || known_.ranks != Ranks::alone) return false;
+    if (!session().only_records) return true;
+    const auto known = pass_.slot_of.find(storage_of(tensor));
+    return known != pass_.slot_of.end() && pass_.on_host[known->second];
+  }
+
+  // A slot that is no storage's: the next number has another one.
+  Value* number_value(const at::Tensor& tensor) {
+    auto value = std::make_unique<Value>(Value{
+        static_cast<int>(pass_.bound.size()), node_->value_count++, {}, {}, 0, tensor.dtype(), tensor.key_set(),
+        tensor.unsafeGetTensorImpl()->is_wrapped_number(), tensor.nbytes(), tensor.device()});
+    return add_slot(std::move(value));
+  }
+
+  void add_tensor(const at::Tensor& tensor, bool written, bool is_only_read = false) {
     auto& argument = push(Arg::tensor, written);
     tensors_.back().tensor = tensor;
     if (!tensor.defined()) {
@@ -314,10 +338,9 @@ class Recording {
       argument.kind = Arg::opaque;
       synchronous_ = true;
       on_host_ = written_down_ = false;
-    } else if (is_number(tensor) && !written) {
-      bool fresh;
+    } else if (is_only_read && is_read_now(tensor)) {
       argument.kind = Arg::number;
-      argument.value = value_of(tensor, fresh);
+      argument.value = number_value(tensor);
       node_->numbers.push_back(number_in(tensor));
     } else {
       bool fresh;
@@ -375,7 +398,7 @@ class Recording {
     if (written && shared) node_->in_place = static_cast<int>(position);
     writes_ |= written;
     if (value.isTensor()) {
-      add_tensor(value.toTensor(), written);
+      add_tensor(value.toTensor(), written, !schema.alias_info());
     } else if (value.isNone()) {
       push(Arg::none);
     } else if (value.isBool()) {
@@ -437,7 +460,7 @@ class Recording {
     for (const auto& argument : node_->arguments) {
       if (argument.kind != Arg::tensor) continue;
       if (!argument.value->device.is_cpu()) return false;
-      if (session().only_records && argument.written && !pass_.on_host[argument.value->slot]) return false;
+      if (session().only_records && !pass_.on_host[argument.value->slot]) return false;  // it may change
       reads = true;
     }
     return reads || std::all_of(node_->outputs.begin(), node_->outputs.end(), [](const Output& one) {
@@ -514,21 +537,18 @@ class Recording {
   std::unordered_map<StorageImpl*, int> new_;           // the slots of its new storages
   std::vector<uint64_t> homes_;                         // by result: the address of its storage
   size_t slots_given_ = 0;                              // after the arguments
-  bool synchronous_ = false, on_host_ = true, written_down_ = true, writes_ = false;
+  bool synchronous_ = false, on_host_ = true, written_down_ = true, writes_ = false, on_device_ = false;
 };
 
 inline void record(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   auto& now = session();
   auto& pass = *now.pass;
   TORCH_CHECK(
-      known(op).ranks != Ranks::pairs, op.schema().name(), " has no place in an order that all ranks share, which a"
+      known(op).ranks != Ranks::pairs, users_line(now), ": ", op.schema().name(), " has no place in an order that all ranks share, which a"
       " planned step needs. Use a collective such as all_reduce or all_gather, or call it outside of the step");
   Recording recording(pass, now.current, op, keys);
   const bool can_wait = recording.try_stand_ins(op, keys, stack);
-  if (now.place) {
-    pybind11::gil_scoped_acquire python;
-    recording.node().where = now.place().cast<std::string>();
-  }
+  recording.node().where = users_line(now);
   const auto append = [&] {
     auto node = recording.take();
     auto* added = node.get();

@@ -7,6 +7,7 @@
 #include <map>
 #include <set>
 
+#include "histories.h"
 #include "tape.h"
 
 namespace live {
@@ -46,6 +47,7 @@ struct Session : std::enable_shared_from_this<Session> {
   bool may_draw = true;                // from the generators of the process
   bool draws = false;                  // whether a step has
   bool only_records = false;           // nothing runs: a step that needs a value is refused
+  Histories histories;                 // of what it writes
   std::map<std::string, std::unique_ptr<Node>> trees;
   Node* current = nullptr;
   std::shared_ptr<Pass> pass;
@@ -121,6 +123,11 @@ inline bool is_exposed(StorageImpl* storage) {
   const bool foreign = !storage->allocator() || (storage->device().is_cpu() && !storage->resizable());
   if (foreign && data.get_deleter() != &drop_share && data.get()) return true;
   return session().exposed.count(storage) > 0;
+}
+
+inline std::string users_line(const Session& now) {
+  pybind11::gil_scoped_acquire python;
+  return now.place().cast<std::string>();
 }
 
 // A deferred kernel will write this storage: nobody may read it before.

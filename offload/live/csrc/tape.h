@@ -8,6 +8,7 @@
 
 #pragma once
 
+#include <ATen/Dispatch_v2.h>
 #include <ATen/ScalarOps.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
@@ -53,7 +54,7 @@ enum class Arg : uint8_t {
   count,          // a number: another one is the same tape
   real,
   reals,
-  number,         // a number within a tensor
+  number,         // a number within a tensor of the host's
   constant,       // anything else that is compared by value
   opaque,         // a tensor that is more than bytes
 };
@@ -211,27 +212,29 @@ inline bool is_tiny(const at::Tensor& tensor) {
   return is_tiny(tensor.dtype(), storage_of(tensor)->nbytes(), tensor.device()) && (integers || tensor.numel() == 1);
 }
 
+// Calls `use` with the type of a tensor's elements, which a number can have.
+#define LIVE_OF_TYPE(type, use) \
+  AT_DISPATCH_V2(type, "number", AT_WRAP(use), AT_EXPAND(AT_ALL_TYPES_AND_COMPLEX), at::kHalf, at::kBFloat16, at::kBool)
+
+// Whether it can be read when an operation is issued: a number of Python's, or any of the host's.
 inline bool is_number(const at::Tensor& tensor) {
-  if (!tensor.unsafeGetTensorImpl()->is_wrapped_number() || !tensor.is_cpu()) return false;
+  static constexpr DispatchKeySet LAZY({DispatchKey::Conjugate, DispatchKey::Negative, DispatchKey::ZeroTensor});
   const auto type = tensor.scalar_type();
-  return !is_barred(storage_of(tensor)) &&
-      (type == at::kDouble || type == at::kLong || type == at::kBool || type == at::kComplexDouble);
+  const bool has_numbers = (type <= at::kBool && type != at::kComplexHalf) || type == at::kBFloat16;
+  return tensor.dim() == 0 && tensor.is_cpu() && is_strided(tensor) && has_numbers && !tensor.key_set().has_any(LAZY) &&
+      !is_barred(storage_of(tensor));
 }
 
 inline c10::Scalar number_in(const at::Tensor& tensor) {
   const void* data = tensor.unsafeGetTensorImpl()->data();
-  switch (tensor.scalar_type()) {
-    case at::kDouble: return *static_cast<const double*>(data);
-    case at::kLong: return *static_cast<const int64_t*>(data);
-    case at::kBool: return *static_cast<const bool*>(data);
-    default: return *static_cast<const c10::complex<double>*>(data);
-  }
+  return LIVE_OF_TYPE(tensor.scalar_type(), [&] { return c10::Scalar(*static_cast<const scalar_t*>(data)); });
 }
 
-inline at::Tensor number_tensor(const c10::Scalar& number, caffe2::TypeMeta dtype) {
+// `of_python`: its type takes no part in the type of a result.
+inline at::Tensor number_tensor(const c10::Scalar& number, caffe2::TypeMeta dtype, bool of_python) {
   auto tensor = c10::scalar_to_tensor(number);
   if (tensor.dtype() != dtype) tensor = tensor.to(dtype.toScalarType());
-  tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+  tensor.unsafeGetTensorImpl()->set_wrapped_number(of_python);
   return tensor;
 }
 
