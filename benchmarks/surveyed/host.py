@@ -16,11 +16,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from surveyed.fit import PLAIN, train
+from surveyed.fit import PLAIN, SHARE, train
 from surveyed.outcome import Row, Run
 from surveyed.registry import LIBRARIES, cases
-
-SHARE = "80%"
 
 
 def main() -> None:

@@ -16,6 +16,8 @@ class Run:
     budget: str
     """`plain`: without the strategy. `none`: with it, and no budget."""
     planned: bool = False
+    """Whether plans ran all steps. A step that asks for values in its middle is run by one plan for
+    each part between two of them; if a single part ran as it was issued, the run is not planned."""
     tasks: int = 0
     """Of the plan."""
     graphs: int = 0
@@ -27,7 +29,7 @@ class Run:
     error: str = ""
     """The class of the exception that ended it, or `hung`, `crashed`, `missing`."""
     said: str = ""
-    """The exception, or why it was trained eagerly."""
+    """The exception, or why it was trained eagerly, or a part of it as it was issued."""
     raised_at: str = ""
     """The file and line of ours that refused; where nobody refused, what failed."""
     asked_at: str = ""
@@ -69,7 +71,8 @@ class Row:
             bits += f", {len(last.differing)} of plain Lightning's own second run"
         if not best.planned:
             refused = "refused" if first.refused else f"fails ({first.error})"
-            return f"{refused}; without a budget eager, {bits}" if first.error else f"eager, {bits}"
+            how = "some steps as issued" if best.tasks else "eager"
+            return f"{refused}; without a budget {how}, {bits}" if first.error else f"{how}, {bits}"
         if best is first:
             return f"planned, {bits}"
         why = "80% is too small" if first.error == "BudgetTooSmall" else f"80%: {first.error}"
@@ -104,7 +107,7 @@ def causes(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
     found: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         if (run := row.blocking) is not None:
-            found[f"{run.raised_at or run.error}: {_kind(run.said)}"].append(row)
+            found[f"{run.raised_at or run.error or 'as issued'}: {_kind(run.said)}"].append(row)
     return sorted(found.items(), key=lambda item: -len(item[1]))
 
 

@@ -2,6 +2,8 @@
 
 from surveyed import (
     diffusers_models,
+    further_models,
+    further_transformers,
     public_modules,
     timm_models,
     torchvision_models,
@@ -16,6 +18,10 @@ TABLES: dict[str, tuple[Case, ...]] = {
         *transformers_models.CASES,
         *torchvision_models.CASES,
         *diffusers_models.CASES,
+    ),
+    "Modules that read values, keep caches or change their way": (
+        *further_transformers.CASES,
+        *further_models.CASES,
     ),
 }
 LIBRARIES = "lightning", "lightly", "timm", "transformers", "torchvision", "diffusers"

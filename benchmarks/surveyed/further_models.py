@@ -1,0 +1,285 @@
+"""Models and losses of many libraries whose training step reads values, keeps caches from step to
+step, or changes its way."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from surveyed.case import Case, Wrapped, library, padded_text, pictures, wrapped
+from surveyed.transformers_models import BERT, WORDS
+
+NODES = 12
+
+
+def _called(net: nn.Module, batch: Any) -> torch.Tensor:
+    """The loss that the model returns."""
+    return net(batch)
+
+
+def _detector(name: str, anchors: str, shapes: tuple[float, ...] = (0.5, 1.0, 2.0)) -> Case:
+    def net() -> nn.Module:
+        models = library("torchvision.models.detection")
+        pyramid = models.backbone_utils.mobilenet_backbone(
+            backbone_name="mobilenet_v3_small", weights=None, fpn=True
+        )
+        made = models.anchor_utils.AnchorGenerator(((16,), (32,), (64,)), (shapes,) * 3)
+        kind = getattr(models, name)
+        return kind(pyramid, num_classes=4, min_size=64, max_size=96, **{anchors: made})
+
+    def loss(net: nn.Module, batch: Any) -> torch.Tensor:
+        return torch.stack([*net(*batch).values()]).sum()
+
+    return wrapped(name, "torchvision", net, _boxed_pictures, loss)
+
+
+def _boxed_pictures() -> Any:
+    corners = [torch.rand(count, 2) * 30 for count in (2, 3)]
+    wanted = [{"boxes": torch.cat([corner, corner + 10 + 20 * torch.rand_like(corner)], 1),
+               "labels": torch.randint(1, 4, (len(corner),)),
+               "masks": torch.randint(0, 2, (len(corner), 64, 64), dtype=torch.uint8)}
+              for corner in corners]  # fmt: skip
+    return [torch.rand(3, 64, 64), torch.rand(3, 64, 72)], wanted
+
+
+def _volo() -> nn.Module:
+    return library("timm.models.volo").VOLO(
+        img_size=32, layers=(1, 1, 1, 1), embed_dims=(16, 32, 32, 32), num_heads=(2, 2, 2, 2),
+        mlp_ratio=(2, 2, 2, 2), stem_hidden_dim=16, num_classes=10, use_mix_token=True,
+    )  # fmt: skip
+
+
+def _of_mixed_tokens(net: Any, batch: Any) -> torch.Tensor:
+    x, y = batch
+    whole, tokens, (left, top, right, bottom) = net.forward_train(x)
+    share = 1 - (right - left) * (bottom - top) / tokens.shape[1]
+    both = [functional.cross_entropy(whole, wanted) for wanted in (y, y.flip(0))]
+    each = functional.cross_entropy(tokens.flatten(0, 1), y.repeat_interleave(tokens.shape[1]))
+    return share * both[0] + (1 - share) * both[1] + 0.5 * each
+
+
+class NearestNeighbours(nn.Module):
+    """NNCLR, as lightly's documents build it of its parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = _features()
+        heads = library("lightly.models.modules")
+        self.projection = heads.NNCLRProjectionHead(16, 16, 8)
+        self.prediction = heads.NNCLRPredictionHead(8, 16, 8)
+        self.bank = heads.NNMemoryBankModule(size=(32, 8))
+        self.loss = library("lightly.loss").NTXentLoss()
+
+    def forward(self, views: Any) -> torch.Tensor:
+        projected = [self.projection(self.backbone(view)) for view in views]
+        predicted = [self.prediction(one) for one in projected]
+        near = [self.bank(one.detach(), update=n == 0) for n, one in enumerate(projected)]
+        return (self.loss(near[0], predicted[1]) + self.loss(near[1], predicted[0])) / 2
+
+
+def _features() -> nn.Module:
+    return library("timm").create_model(
+        "convnext_atto", depths=(1, 1, 1, 1), dims=(8, 8, 16, 16), num_classes=0
+    )
+
+
+class Remembering(nn.Module):
+    """Embeddings compared with those of earlier steps, the hardest pairs of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        losses = library("pytorch_metric_learning.losses")
+        miner = library("pytorch_metric_learning.miners").MultiSimilarityMiner()
+        self.backbone = _features()
+        self.loss = losses.CrossBatchMemory(losses.ContrastiveLoss(), 16, 24, miner)
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        x, y = batch
+        return self.loss(self.backbone(x), y % 3)
+
+
+def _unet() -> nn.Module:
+    return library("segmentation_models_pytorch").Unet(
+        "mobilenet_v2", encoder_weights=None, encoder_depth=3, decoder_channels=(16, 8, 8),
+        classes=4,
+    )  # fmt: skip
+
+
+def _lovasz(net: nn.Module, batch: Any) -> torch.Tensor:
+    x, y = batch
+    return library("segmentation_models_pytorch.losses").LovaszLoss("multiclass")(net(x), y)
+
+
+def _segments() -> Any:
+    return torch.randn(2, 3, 32, 32), torch.randint(0, int(torch.randint(2, 5, ())), (2, 32, 32))
+
+
+def _basic_unet() -> nn.Module:
+    return library("monai.networks.nets").BasicUNet(2, 1, 1, features=(8, 8, 8, 8, 8, 8))
+
+
+def _hausdorff(net: nn.Module, batch: Any) -> torch.Tensor:
+    x, y = batch
+    return library("monai.losses").HausdorffDTLoss(sigmoid=True)(net(x), y)
+
+
+def _blobs() -> Any:
+    return torch.randn(2, 1, 32, 32), (torch.rand(2, 1, 32, 32) < 0.3).float()
+
+
+def _self_conditioned() -> nn.Module:
+    library_ = library("denoising_diffusion_pytorch")
+    unet = library_.Unet(8, dim_mults=(1, 2), self_condition=True, attn_dim_head=4, attn_heads=2,
+                         full_attn=(False, True))  # fmt: skip
+    return library_.GaussianDiffusion(unet, image_size=16, timesteps=50)
+
+
+class Tagger(nn.Module):
+    """BERT and a conditional random field."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        models = library("transformers")
+        self.words = models.BertModel(models.BertConfig(**BERT), add_pooling_layer=False)
+        self.tags = nn.Linear(32, 5)
+        self.field = library("torchcrf").CRF(5, batch_first=True)
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        words, mask = batch["input_ids"], batch["attention_mask"]
+        said = self.tags(self.words(words, attention_mask=mask).last_hidden_state)
+        return -self.field(said, words % 5, mask=mask.bool(), reduction="mean")
+
+
+class Adapted(Wrapped):
+    """AdaLoRA, whose ranks are shared out anew after every update."""
+
+    def __init__(self) -> None:
+        models, peft = library("transformers"), library("peft")
+        base = models.BertForMaskedLM(models.BertConfig(**BERT))
+        config = peft.AdaLoraConfig(
+            init_r=6, target_r=3, tinit=1, tfinal=1, deltaT=1, total_step=5,
+            target_modules=["query", "value"],
+        )  # fmt: skip
+        super().__init__(peft.get_peft_model(base, config), lambda net, batch: net(**batch).loss)
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        super().optimizer_step(*args, **kwargs)
+        self.net.base_model.update_and_allocate(self.global_step)  # pyright: ignore
+
+
+def _decoder() -> nn.Module:
+    parts = library("x_transformers")
+    layers = parts.Decoder(dim=32, depth=3, heads=2, rotary_pos_emb=True, layer_dropout=0.3)
+    net = parts.TransformerWrapper(num_tokens=WORDS, max_seq_len=16, attn_layers=layers)
+    return parts.AutoregressiveWrapper(net, mask_prob=0.15)
+
+
+def _residual_codes() -> nn.Module:
+    return library("vector_quantize_pytorch").ResidualVQ(
+        dim=16, codebook_dim=8, num_quantizers=3, codebook_size=16, kmeans_init=True,
+        threshold_ema_dead_code=2, quantize_dropout=True,
+    )  # fmt: skip
+
+
+def _quantized(net: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    again, _, commitment = net(batch)
+    return functional.mse_loss(again, batch) + commitment.sum()
+
+
+def _graph_unet() -> nn.Module:
+    return library("torch_geometric.nn").GraphUNet(8, 16, 4, depth=2, pool_ratios=0.6)
+
+
+def _by_node(net: nn.Module, batch: Any) -> torch.Tensor:
+    x, edges, y = batch
+    return functional.cross_entropy(net(x, edges), y)
+
+
+def _graph() -> Any:
+    edges = torch.randint(0, NODES, (2, 40))
+    return torch.randn(NODES, 8), edges, torch.randint(0, 4, (NODES,))
+
+
+def _graph_autoencoder() -> nn.Module:
+    nets = library("torch_geometric.nn")
+    return nets.GAE(nets.GCN(8, 16, num_layers=2, out_channels=8))
+
+
+def _edges_again(net: Any, batch: Any) -> torch.Tensor:
+    """Edges that are there, against drawn ones that are not."""
+    x, edges, _ = batch
+    return net.recon_loss(net.encode(x, edges), edges)
+
+
+class TemporalGraph(Wrapped):
+    """The temporal graph network of PyTorch Geometric's example."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Module(), lambda _, batch: self._loss(*batch))
+        parts = library("torch_geometric.nn.models.tgn")
+        self.memory = parts.TGNMemory(
+            NODES, 4, 8, 8, parts.IdentityMessage(4, 8, 8), parts.LastAggregator()
+        )
+        self.near = parts.LastNeighborLoader(NODES, size=3)
+        self.gnn = library("torch_geometric.nn").TransformerConv(8, 8, heads=2, concat=False)
+        self.register_buffer("places", torch.empty(NODES, dtype=torch.long))
+
+    def _loss(self, src: Any, dst: Any, other: Any, times: Any, said: Any) -> torch.Tensor:
+        nodes, edges, _ = self.near(torch.cat([src, dst, other]).unique())
+        self.places[nodes] = torch.arange(nodes.shape[0], device=nodes.device)
+        known, _ = self.memory(nodes)
+        known = self.gnn(known, edges)[self.places.clamp(0, nodes.shape[0] - 1)]
+        scores = [(known[src] * known[end]).sum(-1) for end in (dst, other)]
+        self.memory.update_state(src, dst, times, said)
+        self.near.insert(src, dst)
+        return functional.softplus(-scores[0]).mean() + functional.softplus(scores[1]).mean()
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.memory.detach()
+
+
+def _events() -> Any:
+    ends = torch.randint(0, NODES, (3, 6))
+    return *ends, torch.randint(0, 50, (6,)), torch.randn(6, 4)
+
+
+def _measurements() -> Any:
+    return torch.rand(12, 2), torch.randn(12, 1)
+
+
+def _exact_process() -> nn.Module:
+    return library("botorch.models").SingleTaskGP(*_measurements())
+
+
+def _evidence(net: Any, batch: Any) -> torch.Tensor:
+    net.set_train_data(batch[0], batch[1][:, 0], strict=False)
+    gained = library("gpytorch.mlls").ExactMarginalLogLikelihood(net.likelihood, net)
+    return -gained(net(batch[0]), batch[1][:, 0])
+
+
+CASES: tuple[Case, ...] = (
+    _detector("FasterRCNN", "rpn_anchor_generator"),
+    _detector("MaskRCNN", "rpn_anchor_generator"),
+    _detector("RetinaNet", "anchor_generator"),
+    _detector("FCOS", "anchor_generator", (1.0,)),
+    wrapped("VOLO, mixed tokens", "timm", _volo, pictures, _of_mixed_tokens),
+    wrapped("NNCLR", "lightly", NearestNeighbours,
+            lambda: [torch.randn(4, 3, 32, 32), torch.randn(4, 3, 32, 32)], _called),
+    wrapped("CrossBatchMemory", "pytorch_metric_learning", Remembering, lambda: pictures(32, 8),
+            _called),
+    wrapped("Unet, LovaszLoss", "segmentation_models_pytorch", _unet, _segments, _lovasz),
+    wrapped("BasicUNet, HausdorffDTLoss", "monai", _basic_unet, _blobs, _hausdorff),
+    wrapped("GaussianDiffusion", "denoising_diffusion_pytorch", _self_conditioned,
+            lambda: torch.rand(2, 3, 16, 16), _called),
+    wrapped("BERT, CRF", "torchcrf", Tagger, padded_text, _called),
+    Case("AdaLoraModel", "peft", Adapted, padded_text),
+    wrapped("Decoder, layer dropout", "x_transformers", _decoder,
+            lambda: torch.randint(0, WORDS, (4, 16)), _called),
+    wrapped("ResidualVQ", "vector_quantize_pytorch", _residual_codes,
+            lambda: torch.randn(2, 24, 16), _quantized),
+    wrapped("GraphUNet", "torch_geometric", _graph_unet, _graph, _by_node),
+    wrapped("GAE", "torch_geometric", _graph_autoencoder, _graph, _edges_again),
+    Case("TGNMemory", "torch_geometric", TemporalGraph, _events),
+    wrapped("SingleTaskGP", "botorch", _exact_process, _measurements, _evidence),
+)  # fmt: skip
