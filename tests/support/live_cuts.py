@@ -30,6 +30,14 @@ class ItemAtTheEnd(Longer):
         self.seen.append(self.seen[-1].item())
 
 
+class NothingFound(Longer):
+    """A mask finds no row: a column of none begins behind the end of their memory."""
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        columns = x[x[:, 0] > 99].unbind(1)
+        return super().loss(x, y) + torch.maximum(columns[3], columns[2]).sum()
+
+
 class Numpy(Longer):
     """The array of a value is kept while the step goes on, and until the next one."""
 
@@ -157,3 +165,13 @@ class ArrayForAWhile(ArrayOfAWeight):
             self.array = np.zeros(1)
         self.seen.append(float(self.net.first.bias.detach().cpu().numpy().sum()))
         self.calls += 1
+
+
+class Conjugated(Loop):
+    """Numbers that are conjugated or negated when a copy or a product reads them."""
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out = self.net(x)
+        wave = torch.complex(out, out.flip(1))
+        power = (wave @ wave.conj().mT).real.mean()
+        return super().loss(x, y) + power + (wave.conj().imag.clone() * out).mean()
