@@ -32,11 +32,11 @@ class PlannedSteps(L.Callback):
         self.count = 0
         self._before = 0
 
-    def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
-        self._before = _planned(trainer)
+    def on_train_batch_start(self, *args: Any, **kwargs: Any) -> None:
+        self._before = _planned(args[0])
 
-    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
-        self.count += _planned(trainer) > self._before
+    def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
+        self.count += _planned(args[0]) > self._before
 
 
 def _planned(trainer: L.Trainer) -> int:
@@ -96,6 +96,8 @@ def _trained(name: str, budget: str, steps: int, different: int, kept: Path) -> 
     whys = [text for text in told if text.startswith((EAGER, AS_ISSUED))]
     if budget == SHARE and hasattr(strategy, "planned_steps") and by_plan.count < steps:
         whys.append(f"plans ran {by_plan.count} of {steps} steps")
+    if not strategy.plans:
+        whys.append("no part of a step came again, so without a budget there was no plan")
     said = _without_roots(whys[0].removeprefix(EAGER).removeprefix(AS_ISSUED)) if whys else ""
     graphs = len(strategy.plans)
     tasks = len(strategy.plan.graph.tasks) if graphs else 0

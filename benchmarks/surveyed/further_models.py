@@ -1,16 +1,36 @@
 """Models and losses of many libraries whose training step reads values, keeps caches from step to
 step, or changes its way."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from surveyed.case import Case, Wrapped, library, padded_text, pictures, wrapped
+from surveyed.case import Case, Loss, Wrapped, library, padded_text, pictures, wrapped
 from surveyed.transformers_models import BERT, WORDS
 
 NODES = 12
+FEATURES = {"depths": (1, 1, 1, 1), "dims": (8, 8, 16, 16), "num_classes": 0}
+VOLO = {
+    "img_size": 32, "layers": (1, 1, 1, 1), "embed_dims": (16, 32, 32, 32), "num_classes": 10,
+    "num_heads": (2, 2, 2, 2), "mlp_ratio": (2, 2, 2, 2), "stem_hidden_dim": 16,
+    "use_mix_token": True,
+}  # fmt: skip
+CODES = {
+    "dim": 16, "codebook_dim": 8, "num_quantizers": 3, "codebook_size": 16, "kmeans_init": True,
+    "threshold_ema_dead_code": 2, "quantize_dropout": True,
+}  # fmt: skip
+RANKS = {"init_r": 6, "target_r": 3, "tinit": 1, "tfinal": 1, "deltaT": 1, "total_step": 5}
+
+
+def _net(where: str, name: str, *sizes: Any, **more: Any) -> Callable[[], Any]:
+    return lambda: getattr(library(where), name)(*sizes, **more)
+
+
+def _loss(where: str, name: str, *kind: Any, **more: Any) -> Loss:
+    return lambda net, batch: _net(where, name, *kind, **more)()(net(batch[0]), batch[1])
 
 
 def _called(net: nn.Module, batch: Any) -> torch.Tensor:
@@ -43,13 +63,6 @@ def _boxed_pictures() -> Any:
     return [torch.rand(3, 64, 64), torch.rand(3, 64, 72)], wanted
 
 
-def _volo() -> nn.Module:
-    return library("timm.models.volo").VOLO(
-        img_size=32, layers=(1, 1, 1, 1), embed_dims=(16, 32, 32, 32), num_heads=(2, 2, 2, 2),
-        mlp_ratio=(2, 2, 2, 2), stem_hidden_dim=16, num_classes=10, use_mix_token=True,
-    )  # fmt: skip
-
-
 def _of_mixed_tokens(net: Any, batch: Any) -> torch.Tensor:
     x, y = batch
     whole, tokens, (left, top, right, bottom) = net.forward_train(x)
@@ -64,7 +77,7 @@ class NearestNeighbours(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.backbone = _features()
+        self.backbone = _net("timm", "create_model", "convnext_atto", **FEATURES)()
         heads = library("lightly.models.modules")
         self.projection = heads.NNCLRProjectionHead(16, 16, 8)
         self.prediction = heads.NNCLRPredictionHead(8, 16, 8)
@@ -78,12 +91,6 @@ class NearestNeighbours(nn.Module):
         return (self.loss(near[0], predicted[1]) + self.loss(near[1], predicted[0])) / 2
 
 
-def _features() -> nn.Module:
-    return library("timm").create_model(
-        "convnext_atto", depths=(1, 1, 1, 1), dims=(8, 8, 16, 16), num_classes=0
-    )
-
-
 class Remembering(nn.Module):
     """Embeddings compared with those of earlier steps, the hardest pairs of them."""
 
@@ -91,7 +98,7 @@ class Remembering(nn.Module):
         super().__init__()
         losses = library("pytorch_metric_learning.losses")
         miner = library("pytorch_metric_learning.miners").MultiSimilarityMiner()
-        self.backbone = _features()
+        self.backbone = _net("timm", "create_model", "convnext_atto", **FEATURES)()
         self.loss = losses.CrossBatchMemory(losses.ContrastiveLoss(), 16, 24, miner)
 
     def forward(self, batch: Any) -> torch.Tensor:
@@ -99,29 +106,8 @@ class Remembering(nn.Module):
         return self.loss(self.backbone(x), y % 3)
 
 
-def _unet() -> nn.Module:
-    return library("segmentation_models_pytorch").Unet(
-        "mobilenet_v2", encoder_weights=None, encoder_depth=3, decoder_channels=(16, 8, 8),
-        classes=4,
-    )  # fmt: skip
-
-
-def _lovasz(net: nn.Module, batch: Any) -> torch.Tensor:
-    x, y = batch
-    return library("segmentation_models_pytorch.losses").LovaszLoss("multiclass")(net(x), y)
-
-
 def _segments() -> Any:
     return torch.randn(2, 3, 32, 32), torch.randint(0, int(torch.randint(2, 5, ())), (2, 32, 32))
-
-
-def _basic_unet() -> nn.Module:
-    return library("monai.networks.nets").BasicUNet(2, 1, 1, features=(8, 8, 8, 8, 8, 8))
-
-
-def _hausdorff(net: nn.Module, batch: Any) -> torch.Tensor:
-    x, y = batch
-    return library("monai.losses").HausdorffDTLoss(sigmoid=True)(net(x), y)
 
 
 def _blobs() -> Any:
@@ -129,10 +115,10 @@ def _blobs() -> Any:
 
 
 def _self_conditioned() -> nn.Module:
-    library_ = library("denoising_diffusion_pytorch")
-    unet = library_.Unet(8, dim_mults=(1, 2), self_condition=True, attn_dim_head=4, attn_heads=2,
-                         full_attn=(False, True))  # fmt: skip
-    return library_.GaussianDiffusion(unet, image_size=16, timesteps=50)
+    parts = library("denoising_diffusion_pytorch")
+    sizes = {"attn_dim_head": 4, "attn_heads": 2, "full_attn": (False, True)}
+    unet = parts.Unet(8, dim_mults=(1, 2), self_condition=True, **sizes)
+    return parts.GaussianDiffusion(unet, image_size=16, timesteps=50)
 
 
 class Tagger(nn.Module):
@@ -157,15 +143,13 @@ class Adapted(Wrapped):
     def __init__(self) -> None:
         models, peft = library("transformers"), library("peft")
         base = models.BertForMaskedLM(models.BertConfig(**BERT))
-        config = peft.AdaLoraConfig(
-            init_r=6, target_r=3, tinit=1, tfinal=1, deltaT=1, total_step=5,
-            target_modules=["query", "value"],
-        )  # fmt: skip
+        config = peft.AdaLoraConfig(**RANKS, target_modules=["query", "value"])
         super().__init__(peft.get_peft_model(base, config), lambda net, batch: net(**batch).loss)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         super().optimizer_step(*args, **kwargs)
-        self.net.base_model.update_and_allocate(self.global_step)  # pyright: ignore
+        net: Any = self.net
+        net.base_model.update_and_allocate(self.global_step)
 
 
 def _decoder() -> nn.Module:
@@ -175,30 +159,18 @@ def _decoder() -> nn.Module:
     return parts.AutoregressiveWrapper(net, mask_prob=0.15)
 
 
-def _residual_codes() -> nn.Module:
-    return library("vector_quantize_pytorch").ResidualVQ(
-        dim=16, codebook_dim=8, num_quantizers=3, codebook_size=16, kmeans_init=True,
-        threshold_ema_dead_code=2, quantize_dropout=True,
-    )  # fmt: skip
-
-
 def _quantized(net: nn.Module, batch: torch.Tensor) -> torch.Tensor:
     again, _, commitment = net(batch)
     return functional.mse_loss(again, batch) + commitment.sum()
 
 
-def _graph_unet() -> nn.Module:
-    return library("torch_geometric.nn").GraphUNet(8, 16, 4, depth=2, pool_ratios=0.6)
-
-
-def _by_node(net: nn.Module, batch: Any) -> torch.Tensor:
-    x, edges, y = batch
-    return functional.cross_entropy(net(x, edges), y)
-
-
 def _graph() -> Any:
     edges = torch.randint(0, NODES, (2, 40))
     return torch.randn(NODES, 8), edges, torch.randint(0, 4, (NODES,))
+
+
+def _by_node(net: nn.Module, batch: Any) -> torch.Tensor:
+    return functional.cross_entropy(net(*batch[:2]), batch[2])
 
 
 def _graph_autoencoder() -> nn.Module:
@@ -208,8 +180,7 @@ def _graph_autoencoder() -> nn.Module:
 
 def _edges_again(net: Any, batch: Any) -> torch.Tensor:
     """Edges that are there, against drawn ones that are not."""
-    x, edges, _ = batch
-    return net.recon_loss(net.encode(x, edges), edges)
+    return net.recon_loss(net.encode(*batch[:2]), batch[1])
 
 
 class TemporalGraph(Wrapped):
@@ -218,24 +189,21 @@ class TemporalGraph(Wrapped):
     def __init__(self) -> None:
         super().__init__(nn.Module(), lambda _, batch: self._loss(*batch))
         parts = library("torch_geometric.nn.models.tgn")
-        self.memory = parts.TGNMemory(
-            NODES, 4, 8, 8, parts.IdentityMessage(4, 8, 8), parts.LastAggregator()
-        )
+        said, last = parts.IdentityMessage(4, 8, 8), parts.LastAggregator()
+        self.memory = parts.TGNMemory(NODES, 4, 8, 8, said, last)
         self.near = parts.LastNeighborLoader(NODES, size=3)
         self.gnn = library("torch_geometric.nn").TransformerConv(8, 8, heads=2, concat=False)
-        self.register_buffer("places", torch.empty(NODES, dtype=torch.long))
 
     def _loss(self, src: Any, dst: Any, other: Any, times: Any, said: Any) -> torch.Tensor:
         nodes, edges, _ = self.near(torch.cat([src, dst, other]).unique())
-        self.places[nodes] = torch.arange(nodes.shape[0], device=nodes.device)
-        known, _ = self.memory(nodes)
-        known = self.gnn(known, edges)[self.places.clamp(0, nodes.shape[0] - 1)]
-        scores = [(known[src] * known[end]).sum(-1) for end in (dst, other)]
+        known = self.gnn(self.memory(nodes)[0], edges)
+        ends = [known[torch.searchsorted(nodes, one)] for one in (src, dst, other)]
         self.memory.update_state(src, dst, times, said)
         self.near.insert(src, dst)
-        return functional.softplus(-scores[0]).mean() + functional.softplus(scores[1]).mean()
+        there, not_there = ((ends[0] * end).sum(-1) for end in ends[1:])
+        return functional.softplus(-there).mean() + functional.softplus(not_there).mean()
 
-    def on_train_batch_end(self, *_: Any) -> None:
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.memory.detach()
 
 
@@ -246,10 +214,6 @@ def _events() -> Any:
 
 def _measurements() -> Any:
     return torch.rand(12, 2), torch.randn(12, 1)
-
-
-def _exact_process() -> nn.Module:
-    return library("botorch.models").SingleTaskGP(*_measurements())
 
 
 def _evidence(net: Any, batch: Any) -> torch.Tensor:
@@ -263,23 +227,34 @@ CASES: tuple[Case, ...] = (
     _detector("MaskRCNN", "rpn_anchor_generator"),
     _detector("RetinaNet", "anchor_generator"),
     _detector("FCOS", "anchor_generator", (1.0,)),
-    wrapped("VOLO, mixed tokens", "timm", _volo, pictures, _of_mixed_tokens),
+    wrapped("VOLO, mixed tokens", "timm", _net("timm.models.volo", "VOLO", **VOLO), pictures,
+            _of_mixed_tokens),
     wrapped("NNCLR", "lightly", NearestNeighbours,
             lambda: [torch.randn(4, 3, 32, 32), torch.randn(4, 3, 32, 32)], _called),
     wrapped("CrossBatchMemory", "pytorch_metric_learning", Remembering, lambda: pictures(32, 8),
             _called),
-    wrapped("Unet, LovaszLoss", "segmentation_models_pytorch", _unet, _segments, _lovasz),
-    wrapped("BasicUNet, HausdorffDTLoss", "monai", _basic_unet, _blobs, _hausdorff),
+    wrapped("Unet, LovaszLoss", "segmentation_models_pytorch",
+            _net("segmentation_models_pytorch", "Unet", "mobilenet_v2", 3, None,
+                 decoder_channels=(16, 8, 8), classes=4),
+            _segments, _loss("segmentation_models_pytorch.losses", "LovaszLoss", "multiclass")),
+    wrapped("BasicUNet, HausdorffDTLoss", "monai",
+            _net("monai.networks.nets", "BasicUNet", 2, 1, 1, features=(8,) * 6),
+            _blobs, _loss("monai.losses", "HausdorffDTLoss", sigmoid=True)),
     wrapped("GaussianDiffusion", "denoising_diffusion_pytorch", _self_conditioned,
             lambda: torch.rand(2, 3, 16, 16), _called),
     wrapped("BERT, CRF", "torchcrf", Tagger, padded_text, _called),
     Case("AdaLoraModel", "peft", Adapted, padded_text),
     wrapped("Decoder, layer dropout", "x_transformers", _decoder,
             lambda: torch.randint(0, WORDS, (4, 16)), _called),
-    wrapped("ResidualVQ", "vector_quantize_pytorch", _residual_codes,
+    wrapped("ResidualVQ", "vector_quantize_pytorch",
+            _net("vector_quantize_pytorch", "ResidualVQ", **CODES),
             lambda: torch.randn(2, 24, 16), _quantized),
-    wrapped("GraphUNet", "torch_geometric", _graph_unet, _graph, _by_node),
+    wrapped("GraphUNet", "torch_geometric",
+            _net("torch_geometric.nn", "GraphUNet", 8, 16, 4, depth=2, pool_ratios=0.6),
+            _graph, _by_node),
     wrapped("GAE", "torch_geometric", _graph_autoencoder, _graph, _edges_again),
     Case("TGNMemory", "torch_geometric", TemporalGraph, _events),
-    wrapped("SingleTaskGP", "botorch", _exact_process, _measurements, _evidence),
+    wrapped("SingleTaskGP", "botorch",
+            lambda: library("botorch.models").SingleTaskGP(*_measurements()),
+            _measurements, _evidence),
 )  # fmt: skip

@@ -80,7 +80,8 @@ class Row:
 
     @property
     def planned(self) -> bool:
-        return self.status.startswith(EQUAL)
+        """Without a budget only if 80 % is too small, and some parts by plans do then."""
+        return self.status.startswith(EQUAL) and self.runs[0].error in ("", "BudgetTooSmall")
 
     @property
     def why(self) -> str:
@@ -91,7 +92,7 @@ class Row:
     @property
     def blocking(self) -> Run | None:
         """The run that says why there is no plan, or no plan within 80 %."""
-        if self.planned and self.runs[0].error in ("", "BudgetTooSmall"):
+        if self.planned:
             return None
         against = [run for run in self.runs if run.said and run.error != "BudgetTooSmall"]
         return next(iter(against), self.runs[0])
