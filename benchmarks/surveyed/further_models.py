@@ -1,5 +1,4 @@
-"""Models and losses of many libraries whose training step reads values, keeps caches from step to
-step, or changes its way."""
+"""Models of other libraries whose training step reads values, keeps caches, or changes its way."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,12 +10,11 @@ from torch.nn import functional
 from surveyed.case import Case, Loss, Wrapped, library, padded_text, pictures, wrapped
 from surveyed.transformers_models import BERT, WORDS
 
-NODES = 12
+NODES, GRAPHS = 12, "torch_geometric.nn"
 FEATURES = {"depths": (1, 1, 1, 1), "dims": (8, 8, 16, 16), "num_classes": 0}
 VOLO = {
     "img_size": 32, "layers": (1, 1, 1, 1), "embed_dims": (16, 32, 32, 32), "num_classes": 10,
-    "num_heads": (2, 2, 2, 2), "mlp_ratio": (2, 2, 2, 2), "stem_hidden_dim": 16,
-    "use_mix_token": True,
+    "num_heads": (2,) * 4, "mlp_ratio": (2,) * 4, "stem_hidden_dim": 16, "use_mix_token": True,
 }  # fmt: skip
 CODES = {
     "dim": 16, "codebook_dim": 8, "num_quantizers": 3, "codebook_size": 16, "kmeans_init": True,
@@ -34,24 +32,19 @@ def _loss(where: str, name: str, *kind: Any, **more: Any) -> Loss:
 
 
 def _called(net: nn.Module, batch: Any) -> torch.Tensor:
-    """The loss that the model returns."""
     return net(batch)
 
 
 def _detector(name: str, anchors: str, shapes: tuple[float, ...] = (0.5, 1.0, 2.0)) -> Case:
     def net() -> nn.Module:
         models = library("torchvision.models.detection")
-        pyramid = models.backbone_utils.mobilenet_backbone(
-            backbone_name="mobilenet_v3_small", weights=None, fpn=True
-        )
+        sizes = {"backbone_name": "mobilenet_v3_small", "weights": None, "fpn": True}
+        pyramid = models.backbone_utils.mobilenet_backbone(**sizes)
         made = models.anchor_utils.AnchorGenerator(((16,), (32,), (64,)), (shapes,) * 3)
-        kind = getattr(models, name)
-        return kind(pyramid, num_classes=4, min_size=64, max_size=96, **{anchors: made})
+        return getattr(models, name)(pyramid, 4, min_size=64, max_size=96, **{anchors: made})
 
-    def loss(net: nn.Module, batch: Any) -> torch.Tensor:
-        return torch.stack([*net(*batch).values()]).sum()
-
-    return wrapped(name, "torchvision", net, _boxed_pictures, loss)
+    return wrapped(name, "torchvision", net, _boxed_pictures,
+                   lambda net, batch: torch.stack([*net(*batch).values()]).sum())  # fmt: skip
 
 
 def _boxed_pictures() -> Any:
@@ -64,12 +57,9 @@ def _boxed_pictures() -> Any:
 
 
 def _of_mixed_tokens(net: Any, batch: Any) -> torch.Tensor:
-    x, y = batch
-    whole, tokens, (left, top, right, bottom) = net.forward_train(x)
-    share = 1 - (right - left) * (bottom - top) / tokens.shape[1]
-    both = [functional.cross_entropy(whole, wanted) for wanted in (y, y.flip(0))]
-    each = functional.cross_entropy(tokens.flatten(0, 1), y.repeat_interleave(tokens.shape[1]))
-    return share * both[0] + (1 - share) * both[1] + 0.5 * each
+    whole, tokens, _ = net.forward_train(batch[0])
+    mixed = functional.cross_entropy(whole, batch[1].flip(0))
+    return mixed + functional.cross_entropy(tokens.mean(1), batch[1])
 
 
 class NearestNeighbours(nn.Module):
@@ -91,27 +81,12 @@ class NearestNeighbours(nn.Module):
         return (self.loss(near[0], predicted[1]) + self.loss(near[1], predicted[0])) / 2
 
 
-class Remembering(nn.Module):
+def _remembering() -> Any:
     """Embeddings compared with those of earlier steps, the hardest pairs of them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        losses = library("pytorch_metric_learning.losses")
-        miner = library("pytorch_metric_learning.miners").MultiSimilarityMiner()
-        self.backbone = _net("timm", "create_model", "convnext_atto", **FEATURES)()
-        self.loss = losses.CrossBatchMemory(losses.ContrastiveLoss(), 16, 24, miner)
-
-    def forward(self, batch: Any) -> torch.Tensor:
-        x, y = batch
-        return self.loss(self.backbone(x), y % 3)
-
-
-def _segments() -> Any:
-    return torch.randn(2, 3, 32, 32), torch.randint(0, int(torch.randint(2, 5, ())), (2, 32, 32))
-
-
-def _blobs() -> Any:
-    return torch.randn(2, 1, 32, 32), (torch.rand(2, 1, 32, 32) < 0.3).float()
+    losses = library("pytorch_metric_learning.losses")
+    miner = library("pytorch_metric_learning.miners").MultiSimilarityMiner()
+    loss = losses.CrossBatchMemory(losses.ContrastiveLoss(), 16, 24, miner)
+    return nn.ModuleList([_net("timm", "create_model", "convnext_atto", **FEATURES)(), loss])
 
 
 def _self_conditioned() -> nn.Module:
@@ -169,20 +144,6 @@ def _graph() -> Any:
     return torch.randn(NODES, 8), edges, torch.randint(0, 4, (NODES,))
 
 
-def _by_node(net: nn.Module, batch: Any) -> torch.Tensor:
-    return functional.cross_entropy(net(*batch[:2]), batch[2])
-
-
-def _graph_autoencoder() -> nn.Module:
-    nets = library("torch_geometric.nn")
-    return nets.GAE(nets.GCN(8, 16, num_layers=2, out_channels=8))
-
-
-def _edges_again(net: Any, batch: Any) -> torch.Tensor:
-    """Edges that are there, against drawn ones that are not."""
-    return net.recon_loss(net.encode(*batch[:2]), batch[1])
-
-
 class TemporalGraph(Wrapped):
     """The temporal graph network of PyTorch Geometric's example."""
 
@@ -192,7 +153,7 @@ class TemporalGraph(Wrapped):
         said, last = parts.IdentityMessage(4, 8, 8), parts.LastAggregator()
         self.memory = parts.TGNMemory(NODES, 4, 8, 8, said, last)
         self.near = parts.LastNeighborLoader(NODES, size=3)
-        self.gnn = library("torch_geometric.nn").TransformerConv(8, 8, heads=2, concat=False)
+        self.gnn = library(GRAPHS).TransformerConv(8, 8, heads=2, concat=False)
 
     def _loss(self, src: Any, dst: Any, other: Any, times: Any, said: Any) -> torch.Tensor:
         nodes, edges, _ = self.near(torch.cat([src, dst, other]).unique())
@@ -205,11 +166,6 @@ class TemporalGraph(Wrapped):
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.memory.detach()
-
-
-def _events() -> Any:
-    ends = torch.randint(0, NODES, (3, 6))
-    return *ends, torch.randint(0, 50, (6,)), torch.randn(6, 4)
 
 
 def _measurements() -> Any:
@@ -231,18 +187,21 @@ CASES: tuple[Case, ...] = (
             _of_mixed_tokens),
     wrapped("NNCLR", "lightly", NearestNeighbours,
             lambda: [torch.randn(4, 3, 32, 32), torch.randn(4, 3, 32, 32)], _called),
-    wrapped("CrossBatchMemory", "pytorch_metric_learning", Remembering, lambda: pictures(32, 8),
-            _called),
+    wrapped("CrossBatchMemory", "pytorch_metric_learning", _remembering, lambda: pictures(32, 8),
+            lambda net, batch: net[1](net[0](batch[0]), batch[1] % 3)),
     wrapped("Unet, LovaszLoss", "segmentation_models_pytorch",
             _net("segmentation_models_pytorch", "Unet", "mobilenet_v2", 3, None,
                  decoder_channels=(16, 8, 8), classes=4),
-            _segments, _loss("segmentation_models_pytorch.losses", "LovaszLoss", "multiclass")),
+            lambda: (torch.randn(2, 3, 32, 32),
+                     torch.randint(0, int(torch.randint(2, 5, ())), (2, 32, 32))),
+            _loss("segmentation_models_pytorch.losses", "LovaszLoss", "multiclass")),
     wrapped("BasicUNet, HausdorffDTLoss", "monai",
             _net("monai.networks.nets", "BasicUNet", 2, 1, 1, features=(8,) * 6),
-            _blobs, _loss("monai.losses", "HausdorffDTLoss", sigmoid=True)),
+            lambda: (torch.randn(2, 1, 32, 32), (torch.rand(2, 1, 32, 32) < 0.3).float()),
+            _loss("monai.losses", "HausdorffDTLoss", sigmoid=True)),
     wrapped("GaussianDiffusion", "denoising_diffusion_pytorch", _self_conditioned,
             lambda: torch.rand(2, 3, 16, 16), _called),
-    wrapped("BERT, CRF", "torchcrf", Tagger, padded_text, _called),
+    wrapped("BERT, CRF", "pytorch-crf", Tagger, padded_text, _called),
     Case("AdaLoraModel", "peft", Adapted, padded_text),
     wrapped("Decoder, layer dropout", "x_transformers", _decoder,
             lambda: torch.randint(0, WORDS, (4, 16)), _called),
@@ -250,10 +209,13 @@ CASES: tuple[Case, ...] = (
             _net("vector_quantize_pytorch", "ResidualVQ", **CODES),
             lambda: torch.randn(2, 24, 16), _quantized),
     wrapped("GraphUNet", "torch_geometric",
-            _net("torch_geometric.nn", "GraphUNet", 8, 16, 4, depth=2, pool_ratios=0.6),
-            _graph, _by_node),
-    wrapped("GAE", "torch_geometric", _graph_autoencoder, _graph, _edges_again),
-    Case("TGNMemory", "torch_geometric", TemporalGraph, _events),
+            _net(GRAPHS, "GraphUNet", 8, 16, 4, depth=2, pool_ratios=0.6), _graph,
+            lambda net, batch: functional.cross_entropy(net(*batch[:2]), batch[2])),
+    wrapped("GAE", "torch_geometric",
+            lambda: _net(GRAPHS, "GAE", _net(GRAPHS, "GCN", 8, 16, 2)())(),
+            _graph, lambda net, batch: net.recon_loss(net.encode(*batch[:2]), batch[1])),
+    Case("TGNMemory", "torch_geometric", TemporalGraph, lambda: (
+        *torch.randint(0, NODES, (3, 6)), torch.randint(0, 50, (6,)), torch.randn(6, 4))),
     wrapped("SingleTaskGP", "botorch",
             lambda: library("botorch.models").SingleTaskGP(*_measurements()),
             _measurements, _evidence),

@@ -4,14 +4,15 @@ from typing import Any
 
 import torch
 
-from surveyed.case import Case, library, padded_text
+from surveyed.case import Case, padded_text
 from surveyed.transformers_models import BERT, LLAMA, WAV2VEC, WORDS, model_case
 
-DETECTOR = {
+HALVES = {
     "d_model": 16, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "encoder_layers": 1, "decoder_layers": 2,
-    "num_queries": 8, "num_labels": 5,
+    "encoder_ffn_dim": 32, "decoder_ffn_dim": 32,
 }  # fmt: skip
+DETECTOR = {**HALVES, "encoder_layers": 1, "decoder_layers": 2, "num_queries": 8, "num_labels": 5}
+DROPPED = {"encoder_layerdrop": 0.3, "decoder_layerdrop": 0.3}
 RESNET = {
     "model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 8, 16, 16],
     "depths": [1, 1, 1, 1], "out_features": ["stage4"],
@@ -27,26 +28,20 @@ MASK2FORMER = {
     "dim_feedforward": 32, "encoder_layers": 1, "decoder_layers": 3, "num_attention_heads": 2,
     "num_queries": 6, "train_num_points": 64, "num_labels": 5,
 }  # fmt: skip
-T5 = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_heads": 2, "decoder_start_token_id": 0}
 AUTOFORMER = {
     "prediction_length": 4, "context_length": 16, "lags_sequence": [1, 2], "d_model": 16,
-    "num_time_features": 1, "moving_average": 5, "label_length": 4, "encoder_layerdrop": 0.3,
-    "decoder_layerdrop": 0.3,
+    "num_time_features": 1, "moving_average": 5, "label_length": 4, **DROPPED,
 }  # fmt: skip
 SPEECH = {
-    "vocab_size": WORDS, "d_model": 16, "encoder_layers": 3, "decoder_layers": 3,
-    "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 32,
-    "decoder_ffn_dim": 32, "input_feat_per_channel": 16, "conv_channels": 16,
-    "encoder_layerdrop": 0.3, "decoder_layerdrop": 0.3, "max_source_positions": 40,
-    "max_target_positions": 16,
+    **HALVES, **DROPPED, "vocab_size": WORDS, "encoder_layers": 3, "decoder_layers": 3,
+    "input_feat_per_channel": 16, "conv_channels": 16, "max_source_positions": 40,
 }  # fmt: skip
 QWEN_TEXT = {**BERT, "num_key_value_heads": 1, "rope_parameters": {
     "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}}  # fmt: skip
 QWEN_PICTURES = {
     "depth": 1, "embed_dim": 16, "num_heads": 2, "hidden_size": 32, "patch_size": 4, "mlp_ratio": 2,
 }  # fmt: skip
-PICTURE = 60
-"""The word in whose place a part of a picture is."""
+PICTURE = 60  # the word in whose place a part of a picture is
 
 
 def _boxes() -> Any:
@@ -56,46 +51,38 @@ def _boxes() -> Any:
 
 
 def _masks() -> Any:
-    counts = 2, 3
     return {"pixel_values": torch.randn(2, 3, 64, 64),
-            "mask_labels": [torch.randint(0, 2, (count, 64, 64)).float() for count in counts],
-            "class_labels": [torch.randint(0, 5, (count,)) for count in counts]}  # fmt: skip
+            "mask_labels": [torch.randint(0, 2, (count, 64, 64)).float() for count in (2, 3)],
+            "class_labels": [torch.randint(0, 5, (count,)) for count in (2, 3)]}  # fmt: skip
 
 
 def _long_text() -> Any:
-    """Some rows have words that look at all others, or it is a batch without any."""
     batch = padded_text(length=16)
-    everywhere = (torch.rand(4, 16) < 0.1) * torch.randint(0, 2, ())
+    everywhere = (torch.rand(4, 16) < 0.1) * torch.randint(0, 2, ())  # or no word at all
     return {**batch, "global_attention_mask": everywhere.long() * batch["attention_mask"]}
 
 
-def _text_of_some_length() -> Any:
-    return padded_text(length=int(torch.randint(10, 40, ())))
-
-
 def _series() -> Any:
-    past, future = torch.randn(4, 18), torch.randn(4, 4)
-    return {"past_values": past, "past_time_features": torch.randn(4, 18, 1),
-            "past_observed_mask": (torch.rand(4, 18) < 0.9).float(), "future_values": future,
-            "future_time_features": torch.randn(4, 4, 1)}  # fmt: skip
+    return {
+        "past_values": torch.randn(4, 18),
+        "past_time_features": torch.randn(4, 18, 1),
+        "past_observed_mask": (torch.rand(4, 18) < 0.9).float(),
+        "future_values": torch.randn(4, 4),
+        "future_time_features": torch.randn(4, 4, 1),
+    }
 
 
 def _speech() -> Any:
-    mask = (torch.arange(40) < torch.tensor([[32], [40]])).long()
-    return {"input_features": torch.randn(2, 40, 16), "attention_mask": mask,
+    return {"input_features": torch.randn(2, 40, 16),
+            "attention_mask": (torch.arange(40) < torch.tensor([[32], [40]])).long(),
             "labels": torch.randint(4, WORDS, (2, 7))}  # fmt: skip
 
 
 def _masked_speech() -> Any:
-    """As the collator of the example for pretraining makes it."""
-    speech = library("transformers.models.wav2vec2.modeling_wav2vec2")
-    frames = 2, 63
-    masked = speech._compute_mask_indices(frames, mask_prob=0.4, mask_length=4, min_masks=2)
-    others = speech._sample_negative_indices(frames, num_negatives=5, mask_time_indices=masked)
     return {"input_values": torch.randn(2, 640),
             "attention_mask": (torch.arange(640) < torch.tensor([[480], [640]])).long(),
-            "mask_time_indices": torch.from_numpy(masked),
-            "sampled_negative_indices": torch.from_numpy(others)}  # fmt: skip
+            "mask_time_indices": torch.rand(2, 63) < 0.4,
+            "sampled_negative_indices": torch.randint(0, 2 * 63, (2, 63, 5))}  # fmt: skip
 
 
 def _pictures_in_text() -> Any:
@@ -124,17 +111,18 @@ CASES: tuple[Case, ...] = (
         local_attn_chunk_length=8, lsh_attn_chunk_length=8, num_buckets=4, num_hashes=2,
         max_position_embeddings=32, is_decoder=True, hash_seed=1, hidden_dropout_prob=0.0,
         local_attention_probs_dropout_prob=0.0),
-    model_case("SwitchTransformersForConditionalGeneration", padded_text, **T5, vocab_size=WORDS,
-        num_layers=2, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, num_experts=4,
-        expert_capacity=8),
+    model_case("SwitchTransformersForConditionalGeneration", padded_text, vocab_size=WORDS,
+        d_model=32, d_kv=16, d_ff=64, num_heads=2, decoder_start_token_id=0, num_layers=2,
+        num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, num_experts=4, expert_capacity=8),
     model_case("JetMoeForCausalLM", padded_text, vocab_size=WORDS, hidden_size=32,
         num_hidden_layers=2, num_key_value_heads=2, kv_channels=16, intermediate_size=64,
         num_local_experts=4),
     model_case("Qwen2VLForConditionalGeneration", _pictures_in_text, text_config=QWEN_TEXT,
         vision_config=QWEN_PICTURES, image_token_id=PICTURE),
-    model_case("LlamaForCausalLM, dynamic rope", _text_of_some_length, **{
-        **LLAMA, "max_position_embeddings": 16}, rope_parameters={
-        "rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}),
+    model_case("LlamaForCausalLM, dynamic rope",
+        lambda: padded_text(length=int(torch.randint(10, 40, ()))),
+        **LLAMA | {"max_position_embeddings": 16, "rope_parameters": {
+            "rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}}),
     model_case("AutoformerForPrediction", _series, **AUTOFORMER),
     model_case("Speech2TextForConditionalGeneration", _speech, **SPEECH),
 )  # fmt: skip

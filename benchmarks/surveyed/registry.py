@@ -24,7 +24,11 @@ TABLES: dict[str, tuple[Case, ...]] = {
         *further_models.CASES,
     ),
 }
-LIBRARIES = "lightning", "lightly", "timm", "transformers", "torchvision", "diffusers"
+LIBRARIES = (
+    "lightning", "lightly", "timm", "transformers", "torchvision", "diffusers", "botorch", "monai",
+    "peft", "torch_geometric", "segmentation_models_pytorch", "pytorch_metric_learning",
+    "x_transformers", "vector_quantize_pytorch", "denoising_diffusion_pytorch", "pytorch-crf",
+)  # fmt: skip
 SMOKE = "autoencoder example", "VisionTransformer"
 
 
