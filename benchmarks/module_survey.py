@@ -4,10 +4,10 @@
     python benchmarks/module_survey.py --before CHECKOUT   the same with older code beside it
 
 Method  Every module is trained for five steps on two random batches in turns (`--steps`,
-        `--batches`): by plain Lightning, then with OffloadStrategy(budget="80%"), and where that is
-        refused without a budget. Each run has a process of its own and a time limit. All weights,
-        buffers and optimizer state at the end are compared exactly. Weights are random, nothing is
-        downloaded.
+        `--batches`): by plain Lightning, then with OffloadStrategy(budget="80%"), with 100% where
+        that is too small, and without a budget where it is refused. Each run has a process of its
+        own and a time limit. All weights, buffers and optimizer state at the end are compared
+        exactly. Weights are random, nothing is downloaded.
 Planned Plans ran all steps. A step that asks for values in its middle is run in parts, each by a
         plan of its own up to the next value. The strategy counts the steps of which plans ran all
         parts: if it is not every step, the module is not planned. An operation whose value Python

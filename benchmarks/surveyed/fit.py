@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from surveyed.outcome import Run
 from surveyed.registry import cases
 
-PLAIN, SHARE = "plain", "80%"
+PLAIN = "plain"
 OURS = "offload", "trainers"
 EAGER = "OffloadStrategy trains eagerly, without offloading: "
 AS_ISSUED = "a step runs as it is issued, without a plan and a budget: "
@@ -94,7 +94,7 @@ def _trained(name: str, budget: str, steps: int, different: int, kept: Path) -> 
         return Run(budget, compared=len(plain), differing=_different(plain, end))
     told = [str(one.message) for one in warned]
     whys = [text for text in told if text.startswith((EAGER, AS_ISSUED))]
-    if budget == SHARE and hasattr(strategy, "planned_steps") and by_plan.count < steps:
+    if budget != "none" and hasattr(strategy, "planned_steps") and by_plan.count < steps:
         whys.append(f"plans ran {by_plan.count} of {steps} steps")
     if not strategy.plans:
         whys.append("no part of a step came again, so without a budget there was no plan")

@@ -14,7 +14,7 @@ class Run:
     """One training, in a process of its own."""
 
     budget: str
-    """`plain`: without the strategy. `none`: with it, and no budget."""
+    """`plain`: without the strategy. `none`: with it, and no budget. Else a share."""
     planned: bool = False
     """Whether plans ran all steps. A step that asks for values in its middle is run by one plan for
     each part between two of them; if a single part ran as it was issued, the run is not planned."""
@@ -75,13 +75,14 @@ class Row:
             return f"{refused}; without a budget {how}, {bits}" if first.error else f"{how}, {bits}"
         if best is first:
             return f"planned, {bits}"
-        why = "80% is too small" if first.error == "BudgetTooSmall" else f"80%: {first.error}"
-        return f"planned, {bits} (without a budget: {why})"
+        if first.error == "BudgetTooSmall":
+            return f"planned, {bits} (within {best.budget}: {first.budget} is too small)"
+        return f"planned, {bits} (without a budget: {first.budget} fails, {first.error})"
 
     @property
     def planned(self) -> bool:
-        """Without a budget only if 80 % is too small, and some parts by plans do then."""
-        return self.status.startswith(EQUAL) and self.runs[0].error in ("", "BudgetTooSmall")
+        """Within a budget: without one, steps that come once are run as issued."""
+        return self.status.startswith(EQUAL) and self.best.budget != "none"
 
     @property
     def why(self) -> str:
