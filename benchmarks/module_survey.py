@@ -1,13 +1,17 @@
 """Claim: which modules plan under OffloadStrategy with nothing but `strategy=` added.
 
-    python benchmarks/module_survey.py                     eight public modules, fifty tiny models
+    python benchmarks/module_survey.py                     eight public modules, eighty tiny models
     python benchmarks/module_survey.py --before CHECKOUT   the same with older code beside it
 
 Method  Every module is trained for five steps on two random batches in turns (`--steps`,
-        `--batches`): by plain Lightning, then with OffloadStrategy(budget="80%"), and where that is
-        refused without a budget. Each run has a process of its own and a time limit. All weights,
-        buffers and optimizer state at the end are compared exactly. Weights are random, nothing is
-        downloaded.
+        `--batches`): by plain Lightning, then with OffloadStrategy(budget="80%"), with 100% where
+        that is too small, and without a budget where it is refused. Each run has a process of its
+        own and a time limit. All weights, buffers and optimizer state at the end are compared
+        exactly. Weights are random, nothing is downloaded.
+Planned Plans ran all steps. A step that asks for values in its middle is run in parts, each by a
+        plan of its own up to the next value. The strategy counts the steps of which plans ran all
+        parts: if it is not every step, the module is not planned. An operation whose value Python
+        waits for (`.item()`, `nonzero`) runs at once, between two parts.
 Needs   pip install -e ".[survey]". A module whose package is missing has a row that says so.
 Run     `--smoke` takes two modules. OUT/DATE_module_survey.md and .json.
 """

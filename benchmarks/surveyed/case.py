@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-Loss = Callable[[nn.Module, Any], torch.Tensor]
+Loss = Callable[[Any, Any], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
     python -m surveyed.host FOLDER PLAIN LIMIT STEPS BATCHES NAME ...
 
     plain                           its end is kept in PLAIN, for the other version of the code too
-    budget 80 %  --refused, or too small-->  without a budget
+    budget 80 %  --too small-->  100 %
+                 --refused---->  without a budget
 
 The processes are forks of one that has imported the libraries. FOLDER/NUMBER.json has the runs;
 those that are there already are not made again.
@@ -56,7 +57,8 @@ class Host:
                 return [plain]
         found = [self._run(name, SHARE, kept)]
         if found[0].error:
-            found.append(self._run(name, "none", kept))
+            rest = "100%" if found[0].error == "BudgetTooSmall" else "none"
+            found.append(self._run(name, rest, kept))
         if any(run.differing for run in found):
             found.append(self._run(name, PLAIN, kept))  # does plain Lightning repeat itself?
         return found

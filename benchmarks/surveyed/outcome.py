@@ -14,8 +14,10 @@ class Run:
     """One training, in a process of its own."""
 
     budget: str
-    """`plain`: without the strategy. `none`: with it, and no budget."""
+    """`plain`: without the strategy. `none`: with it, and no budget. Else a share."""
     planned: bool = False
+    """Whether plans ran all steps. A step that asks for values in its middle is run by one plan for
+    each part between two of them; if a single part ran as it was issued, the run is not planned."""
     tasks: int = 0
     """Of the plan."""
     graphs: int = 0
@@ -27,7 +29,7 @@ class Run:
     error: str = ""
     """The class of the exception that ended it, or `hung`, `crashed`, `missing`."""
     said: str = ""
-    """The exception, or why it was trained eagerly."""
+    """The exception, or why it was trained eagerly, or a part of it as it was issued."""
     raised_at: str = ""
     """The file and line of ours that refused; where nobody refused, what failed."""
     asked_at: str = ""
@@ -69,15 +71,18 @@ class Row:
             bits += f", {len(last.differing)} of plain Lightning's own second run"
         if not best.planned:
             refused = "refused" if first.refused else f"fails ({first.error})"
-            return f"{refused}; without a budget eager, {bits}" if first.error else f"eager, {bits}"
+            how = "some steps as issued" if best.tasks else "eager"
+            return f"{refused}; without a budget {how}, {bits}" if first.error else f"{how}, {bits}"
         if best is first:
             return f"planned, {bits}"
-        why = "80% is too small" if first.error == "BudgetTooSmall" else f"80%: {first.error}"
-        return f"planned, {bits} (without a budget: {why})"
+        if first.error == "BudgetTooSmall":
+            return f"planned, {bits} (within {best.budget}: {first.budget} is too small)"
+        return f"planned, {bits} (without a budget: {first.budget} fails, {first.error})"
 
     @property
     def planned(self) -> bool:
-        return self.status.startswith(EQUAL)
+        """Within a budget: without one, steps that come once are run as issued."""
+        return self.status.startswith(EQUAL) and self.best.budget != "none"
 
     @property
     def why(self) -> str:
@@ -88,7 +93,7 @@ class Row:
     @property
     def blocking(self) -> Run | None:
         """The run that says why there is no plan, or no plan within 80 %."""
-        if self.planned and self.runs[0].error in ("", "BudgetTooSmall"):
+        if self.planned:
             return None
         against = [run for run in self.runs if run.said and run.error != "BudgetTooSmall"]
         return next(iter(against), self.runs[0])
@@ -104,7 +109,7 @@ def causes(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
     found: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         if (run := row.blocking) is not None:
-            found[f"{run.raised_at or run.error}: {_kind(run.said)}"].append(row)
+            found[f"{run.raised_at or run.error or 'as issued'}: {_kind(run.said)}"].append(row)
     return sorted(found.items(), key=lambda item: -len(item[1]))
 
 

@@ -2,6 +2,8 @@
 
 from surveyed import (
     diffusers_models,
+    further_models,
+    further_transformers,
     public_modules,
     timm_models,
     torchvision_models,
@@ -17,8 +19,16 @@ TABLES: dict[str, tuple[Case, ...]] = {
         *torchvision_models.CASES,
         *diffusers_models.CASES,
     ),
+    "Modules that read values, keep caches or change their way": (
+        *further_transformers.CASES,
+        *further_models.CASES,
+    ),
 }
-LIBRARIES = "lightning", "lightly", "timm", "transformers", "torchvision", "diffusers"
+LIBRARIES = (
+    "lightning", "lightly", "timm", "transformers", "torchvision", "diffusers", "botorch", "monai",
+    "peft", "torch_geometric", "segmentation_models_pytorch", "pytorch_metric_learning",
+    "x_transformers", "vector_quantize_pytorch", "denoising_diffusion_pytorch", "pytorch-crf",
+)  # fmt: skip
 SMOKE = "autoencoder example", "VisionTransformer"
 
 

@@ -147,7 +147,13 @@ class TapeReader:
             varies = given.index in self.varying
             number = type(given.recorded)(1) if varies else given.recorded
             return number if given.dtype is None else self._tensor(number, given)
-        return [self._argument(leaf) for leaf in given] if isinstance(given, list) else given
+        if not isinstance(given, list):
+            return given
+        if any(isinstance(leaf, self._core.Value) and leaf.lazy for leaf in given):
+            raise CaptureError(
+                "a list of lazily conjugated or negated tensors has no place in a plan"
+            )
+        return [self._argument(leaf) for leaf in given]
 
     def _tensor(self, number: Any, given: Any) -> torch.Tensor:
         """The tensor that has a number; the same for equal numbers."""
@@ -168,15 +174,16 @@ class TapeReader:
     def _value(self, value: Any) -> Value:
         if (found := self._values.get(value)) is not None:
             return found
-        if value.lazy:
-            raise CaptureError("a lazily conjugated or negated tensor has no place in a plan")
+        if value.is_zero:
+            raise CaptureError("a tensor of zeros that has no memory has no place in a plan")
         if value.device != self.device.type:
             raise CaptureError(f"a tensor on {value.device} in a step on {self.device}")
         found = Value(value.slot, value.dtype, value.size, value.stride, value.offset)
         self._values[value] = found
         self.nbytes.setdefault(value.slot, value.nbytes)
-        begin = end = found.offset * found.dtype.itemsize
+        begin = end = 0  # an empty tensor may begin behind the end of its storage
         if 0 not in found.size:
+            begin = found.offset * found.dtype.itemsize
             last = sum((n - 1) * step for n, step in zip(found.size, found.stride, strict=True))
             end = begin + (last + 1) * found.dtype.itemsize
         first, past = self.touched.get(value.slot, (begin, end))

@@ -255,8 +255,7 @@ class AsIssued(EveryKind):
     """Something that no plan can have comes after them."""
 
     def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        lazy = torch.complex(x, x).conj()
-        return super().loss(x, y) + (lazy * 2).real.mean()
+        return super().loss(x + torch._efficientzerotensor(x.shape).clone(), y)
 
 
 class OfParts(OfRanks):

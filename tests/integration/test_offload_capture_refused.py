@@ -64,7 +64,7 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
     "what is there": (lambda x: x.unique(), AT_ONCE),
     "another size": (lambda x: (x * 2).resize_(2), AT_ONCE),
     "dropout that is checkpointed": (dropped, AT_ONCE),
-    "lazily conjugated numbers": (lambda x: torch.complex(x, x).conj() * 2, "conjugated"),
+    "zeros without memory": (lambda x: x + torch._efficientzerotensor((3,)).clone(), "no memory"),
     "python's dice": (lambda x: x * random.random(), "something else every time"),
     "a count that is returned": (lambda x: (x * 2, next(COUNT)), "something else every time"),
     "another buffer": (replaced, "in the place of mean"),

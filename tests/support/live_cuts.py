@@ -30,6 +30,14 @@ class ItemAtTheEnd(Longer):
         self.seen.append(self.seen[-1].item())
 
 
+class NothingFound(Longer):
+    """A mask finds no row: a column of none begins behind the end of their memory."""
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        columns = x[x[:, 0] > 99].unbind(1)
+        return super().loss(x, y) + torch.maximum(columns[3], columns[2]).sum()
+
+
 class Numpy(Longer):
     """The array of a value is kept while the step goes on, and until the next one."""
 
@@ -180,3 +188,13 @@ class NumbersOfTheHost(Loop):
         floats += torch.tensor(1, dtype=torch.uint8)
         self.seen += [floats, y * torch.tensor(0.5), y + torch.tensor(1 + 2j)]
         return F.cross_entropy(out, y) * (self.scale * 2)
+
+
+class Conjugated(Loop):
+    """Numbers that are conjugated or negated when a copy or a product reads them."""
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out = self.net(x)
+        wave = torch.complex(out, out.flip(1))
+        power = (wave @ wave.conj().mT).real.mean()
+        return super().loss(x, y) + power + (wave.conj().imag.clone() * out).mean()

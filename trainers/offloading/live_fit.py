@@ -99,9 +99,10 @@ class LiveFit(LiveRun):
 
     def _cleared_first(self, optimizer: Optimizer) -> Collection[torch.Tensor]:
         """The parameters whose gradients the next backward pass clears first, so that until then
-        they need not take room."""
-        ways = self._module.optimizer_zero_grad, optimizer.zero_grad
-        known = L.LightningModule.optimizer_zero_grad, Optimizer.zero_grad
+        they need not take room. An `optimizer_step` of the module's own may read them."""
+        module, known = self._module, L.LightningModule
+        ways = module.optimizer_zero_grad, module.optimizer_step, optimizer.zero_grad
+        known = known.optimizer_zero_grad, known.optimizer_step, Optimizer.zero_grad
         if self._request.budget is None or any(
             getattr(way, "__func__", None) is not plain
             for way, plain in zip(ways, known, strict=True)

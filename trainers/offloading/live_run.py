@@ -101,6 +101,8 @@ class LiveRun(Strategy):
         """Whether Lightning has set the run up and not torn it down: nobody would end a live step
         that somebody begins by hand afterwards."""
         self._plan: Plan | None = None
+        self._planned_before = 0
+        """How many steps plans ran in sessions that are closed."""
         self._meter = Meter()
         self._is_in_step = False
         self._is_in_update = False
@@ -168,6 +170,12 @@ class LiveRun(Strategy):
     def _rest(self) -> None:
         if self._session is not None:
             self._session.rest()
+
+    @property
+    def planned_steps(self) -> int:
+        """How many steps of this fit ran by plans, all parts of them."""
+        session = self._session
+        return self._planned_before + (session.planned_steps if session is not None else 0)
 
     @property
     def target(self) -> Target:
@@ -293,6 +301,7 @@ class LiveRun(Strategy):
         OPEN.run = None
         session.rest()
         self._plan = session.plan or self._plan
+        self._planned_before += session.planned_steps
         is_in_step, self._is_in_step = self._is_in_step, False
         if self._lost is not None:
             self._holds.close()

@@ -41,6 +41,27 @@ inline DispatchKeySet keys_for(const Node& node, at::ArrayRef<IValue> given) {
   return node.keys.remove_backend(c10::BackendComponent::CUDABit) | DispatchKeySet(c10::BackendComponent::CPUBit);
 }
 
+// The argument after this one, and after its elements.
+inline const Argument* after(const Argument* one) {
+  const int elements = one->kind == Arg::tensors || one->kind == Arg::lists ? one->count : 0;
+  one++;
+  for (int n = 0; n < elements; n++) one = after(one);
+  return one;
+}
+
+// Tensors that are conjugated or negated when they are read. Few kernels are given such: copies, products.
+inline void read_lazily(const Node& node, std::vector<IValue>& given) {
+  WithoutKey off;
+  const Argument* known = node.arguments.data();
+  for (auto& value : given) {
+    if (known->kind == Arg::tensor) {
+      if (known->value->keys.has(DispatchKey::Conjugate)) value = at::_conj(value.toTensor());
+      if (known->value->keys.has(DispatchKey::Negative)) value = at::_neg_view(value.toTensor());
+    }
+    known = after(known);
+  }
+}
+
 class BoundCall {
  public:
   BoundCall(
@@ -51,6 +72,7 @@ class BoundCall {
     for (size_t n = 0; n < schema.size(); n++) {
       arguments_.push_back(torch::jit::toIValue(arguments[n], schema[n].type()));
     }
+    read_lazily(node, arguments_);
     for (const auto& one : varying_) {
       if (!one.dtype || one.element >= 0) continue;  // `write` puts the numbers of each step into it
       auto& given = arguments_[one.argument];

@@ -305,7 +305,8 @@ PYBIND11_MODULE(live, module) {
       .def_property_readonly("size", [](const Value& v) { return py::tuple(py::cast(std::vector<int64_t>(v.sizes.begin(), v.sizes.end()))); })
       .def_property_readonly("stride", [](const Value& v) { return py::tuple(py::cast(std::vector<int64_t>(v.strides.begin(), v.strides.end()))); })
       .def_property_readonly("device", [](const Value& v) { return c10::DeviceTypeName(v.device.type(), true); })
-      .def_property_readonly("lazy", [](const Value& v) { return v.keys.has_any(DispatchKeySet({DispatchKey::Conjugate, DispatchKey::Negative, DispatchKey::ZeroTensor})); });
+      .def_property_readonly("lazy", [](const Value& v) { return v.keys.has_any(DispatchKeySet({DispatchKey::Conjugate, DispatchKey::Negative})); })
+      .def_property_readonly("is_zero", [](const Value& v) { return v.keys.has(DispatchKey::ZeroTensor); });
   py::class_<Placed>(module, "Placed")
       .def_readonly("id", &Placed::id)
       .def_readonly("tensor", &Placed::tensor)
