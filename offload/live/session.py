@@ -8,32 +8,28 @@ with LiveSession(module, optimizer, budget="60%") as session:
 first run of a tape    shadows; it is recorded on stand-ins    csrc/recording.h
 later runs             shadows; it is compared with the tape   csrc/matching.h
 the step's end         its plan runs                           planned_tapes.py
-the next step          the kernels still run, on a CPU too     kernel_thread.py
+the next step          the kernels still run, on a CPU too     flights.py
 a value is needed      a cut: the part before it runs by a plan of its own
 another operation      the rest is recorded as another tape
 
 Without a budget a tape runs as it was issued, as without us, until it comes for the second time.
 """
 
-import os
-import threading
 import warnings
 from collections.abc import Collection, Iterable, Iterator
-from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
-from torch import distributed
 
 from offload.errors import CaptureError, StepError
 from offload.graph.costs import Costs
 from offload.live.core import load_core
 from offload.live.entrances import ENTRANCES
-from offload.live.kernel_thread import KernelThread, wait_for
+from offload.live.flights import Flights, land_before_forks
+from offload.live.kernel_thread import KernelThread
 from offload.live.placing import device_of, placed
 from offload.live.planned_tapes import PlannedRun, PlannedTapes
 from offload.live.runner_plans import PlainPlanner, RunnerPlans, TapePlanner, UnrunPlans
@@ -51,16 +47,6 @@ _CAUGHT = (
     "a kernel of this step raised an error, which the step's own code has caught. Kernels run later"
     " than they are issued, so what came after it in the step has not run: let it end the step"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Flight:
-    """A step whose kernels run while Python is at the next one."""
-
-    run: PlannedRun
-    made: "Future[Any]"
-    dropped: set[int]
-    stay: set[int]
 
 
 class LiveSession:
@@ -101,11 +87,9 @@ class LiveSession:
         self._unplanned: set[tuple[int, int]] = set()
         self._own: Any = None
         """What the core knows of it, while it is open."""
-        self._overlaps = overlaps and runs and self._device.type == "cpu"
-        self._flight: Flight | None = None
-        self._flying = threading.Lock()
-        """Held by whoever lets a step fly, or allows that no more."""
         self._thread: KernelThread | None = None
+        may_fly = overlaps and runs and self._device.type == "cpu"
+        self.flights = Flights(self._core, self._kernel_thread, may_fly)
         self._told: set[str] = set()
         self._new_in_a_row = 0
         self._tapes_known = 0
@@ -113,8 +97,6 @@ class LiveSession:
         """What the latest step is called."""
         self.planned_steps = 0
         """How many steps ran by a plan."""
-        self.failed = False
-        """Whether kernels have raised after the end of their step."""
 
     @property
     def plan(self) -> Plan | None:
@@ -123,9 +105,9 @@ class LiveSession:
 
     def __enter__(self) -> "LiveSession":
         where = self._device.type
-        waits = self._run_part, self.land
+        waits = self._run_part, self.flights.land
         self._own = self._core.open(where, self._plans_at_once, _line, *waits)
-        _land_before_forks(self._core)
+        land_before_forks(self._core)
         self._open.callback(self._own.close)
         self._tapes.begin()
         self._open.enter_context(ENTRANCES.watched(self._core))
@@ -143,7 +125,7 @@ class LiveSession:
         self._own.check_here()
         try:
             with closing(self._tensors):
-                self.land()
+                self.flights.land()
         finally:
             self._open.close()
 
@@ -194,7 +176,7 @@ class LiveSession:
     def home_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor where its bytes are until the next step, on whatever device: they can be read
         and written there, and are copied nowhere."""
-        self.land()
+        self.flights.land()
         return self._core.home_of(tensor)
 
     @contextmanager
@@ -211,7 +193,7 @@ class LiveSession:
     def begin(self, name: str = "step") -> None:
         """Begin a step, which `end` or `end_as_issued` ends."""
         if self._tapes_known > MOST_TAPES:
-            self.land()
+            self.flights.land()
             self._forget_tapes()
         self._core.begin(name)
         self.name = name
@@ -234,7 +216,7 @@ class LiveSession:
     def show_weights(self, *, copies: bool = False) -> None:
         """Let every thread read and write the weights, until the next step begins. Those whose
         bytes are on another device are shown as `copies`, or not at all."""
-        self.land()
+        self.flights.land()
         self._core.show_all(copies)
 
     @property
@@ -252,7 +234,7 @@ class LiveSession:
         others have no bytes from now on, which they would cost."""
         tape = self._core.end()
         try:
-            self.land()
+            self.flights.land()
         except BaseException:
             self._core.nothing_pending()
             tape.over(set(), set())
@@ -281,50 +263,16 @@ class LiveSession:
             self._tapes_known += tape.recorded
 
     def _flies(self, tape: Any, gradients: set[int], stay: set[int]) -> bool:
-        """Let the kernels of a step run on while Python goes on, if they have a plan, and no part
-        of the step had to be waited for. False: they have not begun."""
+        """Let the kernels of a step run on while Python goes on, if no part of it had to be waited
+        for. False: they have not begun."""
         if tape.recorded or tape.begin or not tape.by_plan or not tape.waits:
             return False
-        with self._flying:
-            if not self._overlaps or _has_ranks():
-                return False
+
+        def ready() -> PlannedRun | None:
             with self.unseen():
-                run = self._tapes.ready(tape, {*tape.held} - gradients)
-            if run is None or not run.is_bound:
-                return False
-            self._core.take_off(tape)
-            made = self._kernel_thread().begin(run.compute)
-            self._flight = Flight(run, made, gradients, stay)
-        return True
+                return self._tapes.ready(tape, {*tape.held} - gradients)
 
-    def land(self) -> None:
-        """Wait for the kernels of the latest step, if they still run. An error of theirs is raised
-        here."""
-        if (flight := self._flight) is None:
-            return
-        try:
-            wait_for(flight.made)
-        finally:
-            self._flight = None
-            self._core.landed()
-            try:
-                flight.run.finish(flight.made.result())
-            except BaseException:
-                self.failed = True
-                flight.run.tape.over(set(), set())
-                raise
-            flight.run.tape.over(flight.dropped, flight.stay)
-
-    def rest(self) -> None:
-        """Wait until no kernel runs. Any thread may call this."""
-        if (flight := self._flight) is not None:
-            wait_for(flight.made)
-
-    def stop_overlapping(self) -> None:
-        """Let no kernels run beside Python any more. Any thread may call this."""
-        with self._flying:
-            self._overlaps = False
-        self.rest()
+        return self.flights.begin(ready, gradients, stay)
 
     def _kernel_thread(self) -> KernelThread:
         if self._thread is None:
@@ -381,18 +329,6 @@ class LiveSession:
             self._told.add(why)
             text = f"a step runs as it is issued, without a plan and a budget: {why}"
             warnings.warn(text, RuntimeWarning, stacklevel=4)
-
-
-def _has_ranks() -> bool:
-    """Whether other processes expect an order of collectives: then Python may not overtake one."""
-    return distributed.is_available() and distributed.is_initialized()
-
-
-@cache
-def _land_before_forks(core: Any) -> None:
-    """Where a process is forked, no kernel of the thread that forks runs: the child would inherit
-    locks that nobody releases."""
-    os.register_at_fork(before=core.land)
 
 
 def _line() -> str:

@@ -284,9 +284,10 @@ def test_no_kernel_runs_after_another_thread_has_forbidden_it() -> None:
         loop.run(lambda *_: None)
         loop.step()
         assert flew[-1]
-        other = threading.Thread(target=within._session.stop_overlapping)
+        other = threading.Thread(target=within._session.flights.forbid)
         other.start()
         other.join(60)
-        assert within._session._flight is None or within._session._flight.made.done()
+        flight = within._session.flights._flight
+        assert flight is not None and flight.made.done()
         loop.step()
         assert not flew[-1]

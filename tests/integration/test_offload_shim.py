@@ -1,6 +1,5 @@
 """The allocator over PyTorch's own: what it serves, records, counts, and leaves alone."""
 
-import ctypes
 import functools
 import itertools
 import multiprocessing
@@ -385,25 +384,3 @@ assert not isinstance(found, str), found
 def test_a_spawned_process_finds_it_built(placed: Shim) -> None:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert pool.apply(shim.why_not) == ""
-
-
-@PLACED
-def test_large_blocks_are_kept_as_long_as_their_thread_asks_for_it(placed: Shim) -> None:
-    def address(megabytes: float) -> int:
-        return torch.empty(int(megabytes * (1 << 20)), dtype=torch.uint8).data_ptr()
-
-    keep = ctypes.CFUNCTYPE(None, ctypes.c_int)(placed.reuser)
-    keep(1)
-    try:
-        first = address(3)
-        assert address(3) == first  # the block that the line above has freed
-        assert address(2.5) == first
-        held = torch.ones(3 << 20, dtype=torch.uint8)
-        assert address(3) != held.data_ptr()
-        with placed.counting() as passed:
-            taken = torch.empty(3 << 20, dtype=torch.uint8)
-        assert passed.allocations == 1
-        assert taken.data_ptr() != held.data_ptr()
-    finally:
-        keep(0)
-    assert bool((held == 1).all())

@@ -18,16 +18,6 @@ class GradientAfterStep(Case):
         self.head.weight.grad.mul_(2)
 
 
-class GradientInOwnStep(Case):
-    """It looks at the gradients after the update, as AdaLoRA does."""
-
-    only: ClassVar[Any] = (None, "70%")
-
-    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        super().optimizer_step(*args, **kwargs)
-        self.seen.append(self.head.weight.grad.tolist())
-
-
 class GradientInHooks(Case):
     def on_after_backward(self) -> None:
         for p in self.parameters():

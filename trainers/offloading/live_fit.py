@@ -99,10 +99,9 @@ class LiveFit(LiveRun):
 
     def _cleared_first(self, optimizer: Optimizer) -> Collection[torch.Tensor]:
         """The parameters whose gradients the next backward pass clears first, so that until then
-        they need not take room. An `optimizer_step` of the module's own may read them."""
-        module, known = self._module, L.LightningModule
-        ways = module.optimizer_zero_grad, module.optimizer_step, optimizer.zero_grad
-        known = known.optimizer_zero_grad, known.optimizer_step, Optimizer.zero_grad
+        they need not take room."""
+        ways = self._module.optimizer_zero_grad, optimizer.zero_grad
+        known = L.LightningModule.optimizer_zero_grad, Optimizer.zero_grad
         if self._request.budget is None or any(
             getattr(way, "__func__", None) is not plain
             for way, plain in zip(ways, known, strict=True)
@@ -243,7 +242,7 @@ class LiveFit(LiveRun):
 
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
-        self._is_unrun |= self._session is not None and self._session.failed
+        self._is_unrun |= self._session is not None and self._session.flights.failed
         self._lost = self._lost or device_lost(exception, self.root_device)
         with closing(self._gate):
             self._close()
@@ -329,7 +328,7 @@ class LiveFit(LiveRun):
     def _moved(self, move: LiveMove) -> Migration:
         session, planner = self._session, self._planner
         assert session is not None and planner is not None
-        session.land()
+        session.flights.land()
         asked, found = move.asked(self._request), move.plan
         if found is None or session.plan is not move.before:
             found = session.plans.planned_in(asked.budget, LivePlanner(asked, self._meter))

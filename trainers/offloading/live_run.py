@@ -169,7 +169,7 @@ class LiveRun(Strategy):
 
     def _rest(self) -> None:
         if self._session is not None:
-            self._session.rest()
+            self._session.flights.rest()
 
     @property
     def planned_steps(self) -> int:
@@ -209,7 +209,7 @@ class LiveRun(Strategy):
         is a step, and returns the loss. The highest `priority` comes first. `seed`: of its random
         numbers."""
         if self._session is not None:  # a guest has dice of its own: nothing else may draw then
-            self._session.stop_overlapping()
+            self._session.flights.forbid()
         has_budget = self._request.budget is not None
         return self._guests.admit(net, budget, loss, optimizer, priority, seed, has_budget)
 
@@ -299,7 +299,7 @@ class LiveRun(Strategy):
         if session is None:
             return
         OPEN.run = None
-        session.rest()
+        session.flights.rest()
         self._plan = session.plan or self._plan
         self._planned_before += session.planned_steps
         is_in_step, self._is_in_step = self._is_in_step, False

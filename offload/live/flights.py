@@ -1,0 +1,101 @@
+"""Steps that are over for Python, and whose kernels still run: one at a time.
+
+loop's thread    | step 7, on shadows | step 8, on shadows      | land | ...
+kernels' thread                       | step 7's kernels ............. | step 8's kernels
+
+A step lands at the next one's end, or where somebody needs it: reads or writes what its kernels
+have, draws, forks a process. The core knows what they have (`take_off` in csrc/session.h).
+"""
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from torch import distributed
+
+from offload.live.kernel_thread import KernelThread, wait_for
+from offload.live.planned_tapes import PlannedRun
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """Of one step. `dropped` and `stay`: slots, as `over` of the core takes them."""
+
+    run: PlannedRun
+    made: "Future[Any]"
+    dropped: set[int]
+    stay: set[int]
+
+
+class Flights:
+    """Those of a session."""
+
+    def __init__(self, core: Any, thread: Callable[[], KernelThread], allowed: bool) -> None:
+        self._core = core
+        self._thread = thread
+        self._allowed = allowed
+        self._lock = threading.Lock()
+        """Held by whoever lets a step fly, or forbids it."""
+        self._flight: Flight | None = None
+        self.failed = False
+        """Whether kernels have raised after the end of their step."""
+
+    def begin(
+        self, ready: Callable[[], PlannedRun | None], dropped: set[int], stay: set[int]
+    ) -> bool:
+        """Let the kernels of a step run on while Python goes on, if they have a plan. False: they
+        have not begun."""
+        with self._lock:
+            if not self._allowed or _has_ranks():
+                return False
+            run = ready()
+            if run is None or not run.is_bound:
+                return False
+            self._core.take_off(run.tape)
+            self._flight = Flight(run, self._thread().begin(run.compute), dropped, stay)
+        return True
+
+    def land(self) -> None:
+        """Wait for the kernels of the latest step, if they still run. An error of theirs is raised
+        here."""
+        if (flight := self._flight) is None:
+            return
+        try:
+            wait_for(flight.made)
+        finally:
+            self._flight = None
+            self._core.landed()
+            try:
+                flight.run.finish(flight.made.result())
+            except BaseException:
+                self.failed = True
+                flight.run.tape.over(set(), set())
+                raise
+            flight.run.tape.over(flight.dropped, flight.stay)
+
+    def rest(self) -> None:
+        """Wait until no kernel runs. Any thread may call this."""
+        if (flight := self._flight) is not None:
+            wait_for(flight.made)
+
+    def forbid(self) -> None:
+        """Let no kernels run beside Python any more. Any thread may call this."""
+        with self._lock:
+            self._allowed = False
+        self.rest()
+
+
+def _has_ranks() -> bool:
+    """Whether other processes expect an order of collectives: then Python may not overtake one."""
+    return distributed.is_available() and distributed.is_initialized()
+
+
+@cache
+def land_before_forks(core: Any) -> None:
+    """Where a process is forked, no kernel of the thread that forks runs: the child would inherit
+    locks that nobody releases."""
+    os.register_at_fork(before=core.land)
