@@ -1,6 +1,6 @@
 """Claim: a step whose Python runs every time, on shadows, costs <= 1.15 of eager on the worst case
-that there is (a tiny GPT), <= 1.03 for ViT and ResNet-18, and <= 1.15 within 60 % of the memory. The
-Python of a step of 5,000 operations takes <= 5 us for each.
+that there is (a tiny GPT), <= 1.03 for ViT and ResNet-18, and <= 1.15 within 60 % of the memory.
+The Python of a step of 5,000 operations takes <= 5 us for each.
 
     python benchmarks/live_cpu.py             CPU seconds a step, three models, two budgets
     python benchmarks/live_cpu.py --smoke     seconds; says nothing

@@ -85,6 +85,40 @@ try:
     # ---- modes of libraries ---------------------------------------------------------------------
     # `torch.backends.cudnn.benchmark = x` is Python, which a Ctrl-C can cut in two.
     set_cudnn_benchmark = torch._C._set_cudnn_benchmark
+    # Setters of what all kernels go by: which library, how exact, which type without another one.
+    # (Those of fused attention are none: what they choose is an operation.)
+    FLAG_SETTERS = tuple(
+        name
+        for name in (
+            "_set_blas_preferred_backend",
+            "_set_cpu_allow_fp16_reduced_precision_reduction",
+            "_set_cublas_allow_bf16_reduced_precision_reduction",
+            "_set_cublas_allow_fp16_accumulation",
+            "_set_cublas_allow_fp16_reduced_precision_reduction",
+            "_set_cublas_allow_tf32",
+            "_set_cudnn_allow_tf32",
+            "_set_cudnn_benchmark",
+            "_set_cudnn_depthwise_kernel",
+            "_set_cudnn_deterministic",
+            "_set_cudnn_enabled",
+            "_set_default_dtype",
+            "_set_default_tensor_type",
+            "_set_deterministic_algorithms",
+            "_set_deterministic_fill_uninitialized_memory",
+            "_set_float32_matmul_precision",
+            "_set_fp32_precision_setter",
+            "_set_linalg_preferred_backend",
+            "_set_mkldnn_deterministic",
+            "_set_mkldnn_enabled",
+            "_set_nnpack_enabled",
+            "_set_onednn_allow_tf32",
+            "_set_qengine",
+        )
+        if hasattr(torch._C, name)  # each version has some of its own
+    )
+    SETTERS_OF: Any = torch._C
+    # A property of `torch.backends`, which calls such a setter that it has kept.
+    FlagProperty: Any = torch.backends.ContextProp
     # Two flags each. A public property answers for one of them, and a captured graph keeps both.
     fp16_reduced_precision = torch._C._get_cublas_allow_fp16_reduced_precision_reduction
     bf16_reduced_precision = torch._C._get_cublas_allow_bf16_reduced_precision_reduction

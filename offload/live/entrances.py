@@ -1,6 +1,7 @@
 """The ways to a tensor's bytes, and to random numbers, that pass the dispatcher by.
 
 t.numpy()  t.tolist()  pickle                       what makes the bytes runs first
+torch.backends.mkldnn.enabled = False               what was issued before it runs first
 copy.deepcopy(t)                                    so, too, or it is an operation: a clone
 torch.get_rng_state()  torch.manual_seed(0)         what draws runs first
 net.to(torch.double)                                a gradient that was dropped stays so
@@ -23,6 +24,9 @@ import torch
 from offload.errors import OffloadError
 from offload.torch_seams import (
     CONVERSION,
+    FLAG_SETTERS,
+    SETTERS_OF,
+    FlagProperty,
     HigherOrderOperator,
     compiled_graphs,
     higher_order_operators,
@@ -37,6 +41,8 @@ EXPOSERS = ("__dlpack__", "share_memory_")
 """Methods after which somebody can do so for good."""
 _OF_CPU = ("get_rng_state", "set_rng_state", "manual_seed", "seed")
 _OF_CUDA = (*_OF_CPU, "get_rng_state_all", "set_rng_state_all", "manual_seed_all", "seed_all")
+FLAGS = ((torch, ("set_num_threads", "set_flush_denormal")), (SETTERS_OF, FLAG_SETTERS))
+"""Functions that set what all kernels go by."""
 AT_ONCE = ((torch, ("ctc_loss", "save")), (torch.serialization, ("save",)))
 """Functions that read lengths or storages by address."""
 GENERATORS = (
@@ -92,6 +98,10 @@ def _patched(core: Any) -> Iterator[None]:
         for name in ARRAYS:
             method = _giving_an_array(getattr(torch.Tensor, name), core)
             patches.enter_context(_replaced(torch.Tensor, name, method))
+        for owner, names in (*FLAGS, (FlagProperty, ("__set__",))):
+            for name in names:
+                setter = _set_late(core, getattr(owner, name))
+                patches.enter_context(_replaced(owner, name, setter))
         for functions, settle in ((AT_ONCE, core.settle), (GENERATORS, core.settle_draws)):
             for module, names in functions:
                 for name in names:
@@ -205,6 +215,23 @@ def _settled(
         return function(*args, **kwargs)
 
     return settled
+
+
+def _set_late(core: Any, setter: Callable[..., Any]) -> Callable[..., Any]:
+    """The setter, after all that was issued before it. Where that fails, the first one of a step
+    does not come, and the others do: they may put back what was."""
+
+    def set_late(*args: Any, **kwargs: Any) -> Any:
+        is_first = core.sets_first_flag()
+        try:
+            core.settle()
+        except BaseException:
+            if not is_first:
+                setter(*args, **kwargs)
+            raise
+        return setter(*args, **kwargs)
+
+    return set_late
 
 
 def _compiled(core: Any, call: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
+from torch import set_num_threads  # a session replaces `torch.set_num_threads`
 
 T = TypeVar("T")
 
@@ -44,7 +45,7 @@ class KernelThread:
 
     def _run(self, work: Callable[[], T], threads: int, rounding: bytes, stream: Any) -> T:
         if torch.get_num_threads() != threads:
-            torch.set_num_threads(threads)
+            set_num_threads(threads)
         self._core.set_rounding(rounding)
         with torch.cuda.stream(stream):
             return work()

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 
 import torch
 
-from offload.torch_seams import clear_cublas_workspaces
+from offload.torch_seams import clear_cublas_workspaces, set_cudnn_benchmark
 
 SIDE = 64
 
@@ -63,9 +63,9 @@ def steady(device: torch.device) -> Iterator[None]:
         yield
         return
     before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = False
+    set_cudnn_benchmark(False)
     try:
         with torch.cuda.device(device):
             yield
     finally:
-        torch.backends.cudnn.benchmark = before
+        set_cudnn_benchmark(before)

@@ -27,7 +27,7 @@ def _without_autograd(run: Callable[[], T]) -> T:
     benchmark = torch.backends.cudnn.benchmark  # it would choose other workspaces than measured
     try:
         set_grad_enabled(False)
-        torch.backends.cudnn.benchmark = False
+        set_cudnn_benchmark(False)
         return run()
     finally:
         try:

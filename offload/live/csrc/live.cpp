@@ -392,6 +392,10 @@ PYBIND11_MODULE(live, module) {
   module.def("end", &end);
   module.def("only_record", [] { session().only_records = true; });
   module.def("settle", &settle_here);
+  module.def("sets_first_flag", [] {
+    auto* here = session_here();
+    return !here || !here->pass || !std::exchange(here->pass->sets_flags, true);
+  });
   module.def("settle_draws", &settle_draws_here);
   module.def("vacate", &vacate);
   module.def("is_backward", [] { return static_cast<bool>(torch::autograd::get_current_node()); });

@@ -20,6 +20,7 @@ class Match {
       return differs("dispatch keys");
     }
     if (c10::AutogradState::get_tls_state().get_grad_mode() != node_.grad) return differs("grad mode");
+    if (c10::get_default_dtype() != node_.default_dtype) return differs("default dtype");
     const Argument* next = node_.arguments.data();
     for (const auto& value : arguments_of(op, stack)) {
       if (!argument(next, value)) return false;

@@ -32,6 +32,7 @@ class Recording {
     node_->dispatch.set_included(dispatch.included_);
     node_->dispatch.set_excluded(dispatch.excluded_);
     node_->grad = c10::AutogradState::get_tls_state().get_grad_mode();
+    node_->default_dtype = c10::get_default_dtype();
     node_->backward = static_cast<bool>(torch::autograd::get_current_node());
     synchronous_ = known_.synchronous;
     on_host_ = !known_.random;

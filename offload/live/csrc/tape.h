@@ -12,6 +12,7 @@
 #include <ATen/ScalarOps.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/DefaultDtype.h>
 #include <c10/core/Scalar.h>
 
 #include <cstring>
@@ -108,6 +109,7 @@ struct Node {
   DispatchKeySet keys;                             // what it is dispatched with, below us
   c10::impl::PODLocalDispatchKeySet dispatch{};    // the thread's keys
   bool grad = true;                                // whether autograd was on: some kernels ask
+  caffe2::TypeMeta default_dtype;                  // of a result whose type nothing else decides
   bool backward = false;
   bool on_host = false;  // of single numbers on the CPU: runs at once
   Kind kind = Kind::root;
@@ -149,6 +151,7 @@ struct Pass {
   std::unordered_map<const c10::FunctionSchema*, std::vector<const Node*>> recorded_by;
   // While it is executed:
   size_t done = 0;
+  bool sets_flags = false;  // it has set one that all kernels go by
   bool as_issued = false;  // a part of it ran without a plan, so the rest does, too
   bool failed = false;
   std::vector<std::unique_ptr<Adopted>> crossed;  // by slot: made before a cut, used after it
@@ -172,7 +175,7 @@ struct Pass {
     tensors.clear();
     crossed.clear();
     done = 0;
-    recorded = as_issued = failed = false;
+    recorded = sets_flags = as_issued = failed = false;
   }
 };
 
