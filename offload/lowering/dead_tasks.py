@@ -3,11 +3,16 @@
     x -> y   y -> z   w -> z   z -> out        the second goes: the third makes z anew before a read
 
 The pass goes backwards and keeps a task if it writes a live buffer. Outputs and persistent buffers
-are live at the end of the step. Draws of random numbers stay, because later draws depend on them.
+are live at the end of the step. Draws of random numbers stay, because later draws depend on them,
+and so does what raises an error where a number is out of range.
 """
 
-from offload.graph.taskgraph import TaskGraph
+from offload.graph.taskgraph import Task, TaskGraph
 from offload.lowering.merging import held_in_order, regrouped
+from offload.torch_seams import OpOverload, name_of
+
+RAISING = ("embedding", "gather", "index", "nll_loss", "scatter", "take")
+"""Beginnings of the names of such operations."""
 
 
 def without_views_and_dead(graph: TaskGraph) -> TaskGraph:
@@ -17,10 +22,15 @@ def without_views_and_dead(graph: TaskGraph) -> TaskGraph:
     kept: list[int] = []
     for number in reversed(range(len(graph.tasks))):
         task = graph.tasks[number]
-        if number in held or not live.isdisjoint(task.writes):
+        if number in held or not live.isdisjoint(task.writes) or _may_raise(task):
             kept.append(number)
             live.difference_update(task.writes)
             live.update(task.reads)
     gone = len(graph.tasks) - len(kept)
     note = f"{gone} tasks whose results nobody reads are left out" if gone else ""
     return regrouped(graph, [[number] for number in reversed(kept)], note)
+
+
+def _may_raise(task: Task) -> bool:
+    ops = [call.of_torch for call in getattr(task.kernel, "calls", ())]
+    return any(isinstance(op, OpOverload) and name_of(op).startswith(RAISING) for op in ops)

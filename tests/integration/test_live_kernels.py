@@ -267,3 +267,16 @@ def test_an_error_of_a_kernel_in_a_group_of_small_ones_leaves_the_step() -> None
         with pytest.raises(IndexError, match="out of range"):
             runner(table, torch.tensor([0, 4]))
         assert torch.equal(runner(table, rows)[0], step(table, rows))
+
+
+def test_a_row_that_is_not_there_is_an_error_even_if_nobody_needs_it() -> None:
+    net = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    rows = torch.tensor([0, 1])
+    with pytest.raises(IndexError), offload.within("100%", net, optimizer):
+        for number in range(4):
+            loss = net(torch.ones(3, 2)).sum()
+            torch.ones(3, 2).index_select(0, rows + 5 * (number == 3))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
