@@ -3,8 +3,9 @@
 loop's thread    | step 7, on shadows | step 8, on shadows      | land | ...
 kernels' thread                       | step 7's kernels ............. | step 8's kernels
 
-A step lands at the next one's end, or where somebody needs it: reads or writes what its kernels
-have, draws, forks a process. The core knows what they have (`take_off` in csrc/session.h).
+A step lands at the next one's end, or where somebody needs it: looks at what its kernels write,
+draws while they draw, forks a process. What they read is theirs alone: weights are barred, and
+what the step was given is copied, for any thread may write that.
 """
 
 import os

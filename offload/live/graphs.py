@@ -56,6 +56,10 @@ class TapeEnds:
     numbers: Any
     """Those of the step that runs next."""
 
+    @property
+    def input_bytes(self) -> int:
+        return sum(one.nbytes for one in self.inputs)
+
 
 def graph_of(
     reader: TapeReader,

@@ -28,6 +28,8 @@ from offload.running.collector import collector_paused
 GROUP, GROUP_BYTES = 32, 1 << 20
 """A group of small kernels has at most so many, which touch at most so many bytes: an engine's
 overhead is paid once a group."""
+MOST_COPIED = 64 << 20
+"""A step that is given more bytes runs at its end: copying them would take longer than it saves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,21 +121,27 @@ class PlannedTapes:
             part = self._planned[key] = self._make(key, tape, held, old, at_home)
             self._run_now(self._begin(key, tape, part))
 
-    def ready(self, tape: Any, held: Collection[int]) -> "PlannedRun | None":
-        """What runs the kernels of a pass that has a plan already; None if it has none."""
+    def ready(
+        self, tape: Any, held: Collection[int], *, copies: bool = False
+    ) -> "PlannedRun | None":
+        """What runs the kernels of a pass that has a plan already; None if it has none. `copies`:
+        what the step was given may change meanwhile, so it is copied."""
         key = tape.begin, tape.leaf
         self._weights.take_places(tape)
         part = self._planned.get(key)
-        if part is None:
+        if part is None or (copies and part.ends.input_bytes > MOST_COPIED):
             return None
         tape.hide_shown()  # who has what crossed last time keeps it, in memory of its own
         self._core.vacate({own for own, _ in part.crossing.values()})
-        return self._begin(key, tape, part) if part.serves(tape, held) else None
+        return self._begin(key, tape, part, copies=copies) if part.serves(tape, held) else None
 
-    def _begin(self, key: Hashable, tape: Any, part: PlannedPart) -> "PlannedRun":
+    def _begin(
+        self, key: Hashable, tape: Any, part: PlannedPart, *, copies: bool = False
+    ) -> "PlannedRun":
         part.ends.numbers.take(tape)
         tape.hide_shown()
-        batch = [tape.given_bytes(one.slot, one.start, one.nbytes) for one in part.ends.inputs]
+        bytes_of = tape.copied_bytes if copies else tape.given_bytes
+        batch = [bytes_of(one.slot, one.start, one.nbytes) for one in part.ends.inputs]
         kernels = partial(self._plans.run, key, batch)
         return PlannedRun(tape, part, kernels, self._plans.has(key), self._device)
 

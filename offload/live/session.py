@@ -270,7 +270,7 @@ class LiveSession:
 
         def ready() -> PlannedRun | None:
             with self.unseen():
-                return self._tapes.ready(tape, {*tape.held} - gradients)
+                return self._tapes.ready(tape, {*tape.held} - gradients, copies=True)
 
         return self.flights.begin(ready, gradients, stay)
 

@@ -127,6 +127,12 @@ def rewrite(loop: Loop, loss: torch.Tensor) -> None:
     loop.batch.mul_(1.25)
 
 
+def rewrite_in_another_thread(loop: Loop, loss: torch.Tensor) -> None:
+    other = threading.Thread(target=loop.batch.mul_, args=(1.25,))
+    other.start()
+    other.join()
+
+
 def rewrite_by_numpy(loop: Loop, loss: torch.Tensor) -> None:
     loop.batch.numpy()[:] *= 1.25
 
@@ -174,8 +180,8 @@ def keep(loop: Loop, loss: torch.Tensor) -> None:
 @pytest.mark.parametrize(
     "between",
     [
-        rewrite, rewrite_by_numpy, replace, look, look_at_weights, look_at_gradients, decay, draw,
-        seed, count, keep,
+        rewrite, rewrite_in_another_thread, rewrite_by_numpy, replace, look, look_at_weights,
+        look_at_gradients, decay, draw, seed, count, keep,
     ],
 )  # fmt: skip
 def test_what_happens_between_two_steps_sees_the_first_one_whole(

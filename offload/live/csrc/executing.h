@@ -261,7 +261,6 @@ inline bool draws_wait(const Pass& pass) {
 }
 
 inline void touch(StorageImpl* storage) {
-  if (current && is_in_flight(storage)) land();
   if (!is_barred(storage)) return;
   check_own(storage);
   // The bytes of an adopted storage that no deferred kernel writes are at home.

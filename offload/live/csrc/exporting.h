@@ -94,6 +94,14 @@ inline at::Tensor given_bytes(const Pass& pass, int slot, int64_t start, int64_t
   return as_bytes(given_storage(pass, slot)).narrow(0, start, nbytes);
 }
 
+// The same in memory of its own, without an operation that a mode of the user's could see.
+inline at::Tensor copied_bytes(const Pass& pass, int slot, int64_t start, int64_t nbytes) {
+  const auto storage = given_storage(pass, slot);
+  auto copy = storage_over(c10::GetCPUAllocator()->allocate(nbytes), nbytes);
+  std::memcpy(address_of(copy.get()), static_cast<char*>(address_of(storage.get())) + start, nbytes);
+  return as_bytes(std::move(copy));
+}
+
 inline constexpr int GIVEN = -1;  // from outside, and not adopted
 inline constexpr int MADE = -2;   // by the step
 

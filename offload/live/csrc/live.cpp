@@ -50,22 +50,11 @@ bool passes_by(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   return true;
 }
 
-// Whether an operation between two steps would meet kernels of the step before.
-bool meets_flight(const OperatorHandle& op, at::ArrayRef<IValue> given) {
-  const auto& flight = session().flight;
-  if (!flight) return false;
-  bool meets = known(op).random && flight->draws;
-  if (op.schema().is_mutable()) {
-    each_storage(given, [&](StorageImpl* storage) { meets |= flight->uses(storage); });
-  }
-  return meets;
-}
-
 void between_steps(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const auto given = arguments_of(op, stack);
   if (is_pythons(keys, given)) return op.redispatchBoxed(below(keys), stack);
   if (known(op).looks) return run_now(op, keys, stack);
-  if (meets_flight(op, given)) land();
+  if (session().flight && session().flight->draws && known(op).random) land();
   bool awaited = false;
   each_storage(given, [&](StorageImpl* storage) { awaited |= is_awaited(storage); });
   if (awaited) {
@@ -355,6 +344,7 @@ PYBIND11_MODULE(live, module) {
       .def_property_readonly("waits", &waits)
       .def("hide_shown", [](Pass& p) { hide_shown(&p); })
       .def("given_bytes", &given_bytes)
+      .def("copied_bytes", &copied_bytes)
       .def("cross", &cross)
       .def("ran_by_plan", &ran_by_plan)
       .def("over", &over)

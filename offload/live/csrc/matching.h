@@ -297,11 +297,15 @@ inline void await_its_turn(Pass& pass, const Node& node) {
 }
 
 // Whether an operation that runs at once would meet kernels of the step before.
-inline bool meets_flight(const Node& node, at::ArrayRef<IValue> given) {
+inline bool meets_flight(const Pass& pass, const Node& node, at::ArrayRef<IValue> given) {
   const auto& flight = session().flight;
-  if (!flight || !(node.on_host || node.kind == Kind::reshape)) return false;
+  if (!flight || !node.on_host) return false;
   bool meets = node.random && flight->draws;
-  each_storage(given, [&](StorageImpl* storage) { meets |= flight->uses(storage); });
+  each_storage(given, [&](StorageImpl* storage) {
+    const auto slot = pass.slot_of.find(storage);
+    const bool is_made_here = slot != pass.slot_of.end() && !pass.outside[slot->second];
+    meets |= flight->pending.count(storage) || (absent_of(storage) && !is_made_here);
+  });
   return meets;
 }
 
@@ -312,7 +316,7 @@ void issue(const Node& node, const Met& met, const OperatorHandle& op, DispatchK
   auto& pass = *now.pass;
   const auto given = arguments_of(op, stack);
   if (node.random) note_draw(*node.schema, given);
-  if (meets_flight(node, given)) land();
+  if (meets_flight(pass, node, given)) land();
   bool at_once = node.on_host;
   if (at_once) each_storage(given, [&](StorageImpl* storage) { at_once &= !is_awaited(storage); });
   const bool held_up = !at_once && is_held_up(pass, node, met);

@@ -28,16 +28,10 @@ struct Exposure {
 };
 
 // A step that is over for Python, and whose kernels another thread still runs.
+// What it was given was copied, and all that they write is barred.
 struct Flight {
-  std::shared_ptr<Pass> pass;
-  std::vector<char> used;  // by slot: whether one of these kernels has it
-  bool draws = false;      // whether one of them draws from the generators of the process
+  bool draws = false;  // from the generators of the process
   std::unordered_map<StorageImpl*, WeakStorage> pending;
-
-  bool uses(StorageImpl* storage) const {
-    const auto found = pass->slot_of.find(storage);
-    return found != pass->slot_of.end() && used[found->second];
-  }
 };
 
 struct Session : std::enable_shared_from_this<Session> {
@@ -151,26 +145,12 @@ inline void land() {
   }
 }
 
-inline bool is_in_flight(StorageImpl* storage) {
-  const auto& flight = session().flight;
-  return flight && flight->uses(storage);
-}
-
 // Another thread runs the kernels of this pass from now on.
-inline void take_off(std::shared_ptr<Pass> pass) {
+inline void take_off(const Pass& pass) {
   auto& now = session();
   auto flight = std::make_unique<Flight>();
-  flight->used.resize(pass->bound.size());
-  for (size_t n = 0; n < pass->path.size(); n++) {
-    const Node& node = *pass->path[n];
-    if (pass->ran[n] || node.kind != Kind::deferred) continue;
-    flight->draws |= node.random;
-    for (const auto& argument : node.arguments) {
-      if (argument.value) flight->used[argument.value->slot] = 1;
-    }
-  }
+  for (size_t n = 0; n < pass.path.size(); n++) flight->draws |= !pass.ran[n] && pass.path[n]->random;
   flight->pending = std::exchange(now.pending, {});
-  flight->pass = std::move(pass);
   now.numbers_read.clear();
   now.numbers_read_kept.clear();
   now.flight = std::move(flight);
