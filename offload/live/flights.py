@@ -21,6 +21,10 @@ from torch import distributed
 from offload.live.kernel_thread import KernelThread, wait_for
 from offload.live.planned_tapes import PlannedRun
 
+LOOKS, PAUSE = 8, 100
+"""Where somebody has looked at so many steps in a row before the next one's end, so many steps do
+not fly: nothing overlaps, and another thread costs time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Flight:
@@ -42,6 +46,7 @@ class Flights:
         self._lock = threading.Lock()
         """Held by whoever lets a step fly, or forbids it."""
         self._flight: Flight | None = None
+        self._looks, self._pause = 0, 0
         self.failed = False
         """Whether kernels have raised after the end of their step."""
 
@@ -50,6 +55,9 @@ class Flights:
     ) -> bool:
         """Let the kernels of a step run on while Python goes on, if they have a plan. False: they
         have not begun."""
+        if self._pause:
+            self._pause -= 1
+            return False
         with self._lock:
             if not self._allowed or _has_ranks():
                 return False
@@ -60,11 +68,22 @@ class Flights:
             self._flight = Flight(run, self._thread().begin(run.compute), dropped, stay)
         return True
 
-    def land(self) -> None:
+    def look(self) -> None:
+        """Land, because somebody needs the step before the next one's end."""
+        if self._flight is None:
+            return
+        self._looks += 1
+        if self._looks >= LOOKS:
+            self._pause = PAUSE
+        self.land()
+
+    def land(self, *, in_time: bool = False) -> None:
         """Wait for the kernels of the latest step, if they still run. An error of theirs is raised
-        here."""
+        here. `in_time`: at the next step's end."""
         if (flight := self._flight) is None:
             return
+        if in_time:
+            self._looks = 0
         try:
             wait_for(flight.made)
         finally:

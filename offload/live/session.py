@@ -105,7 +105,7 @@ class LiveSession:
 
     def __enter__(self) -> "LiveSession":
         where = self._device.type
-        waits = self._run_part, self.flights.land
+        waits = self._run_part, self.flights.look
         self._own = self._core.open(where, self._plans_at_once, _line, *waits)
         land_before_forks(self._core)
         self._open.callback(self._own.close)
@@ -234,7 +234,7 @@ class LiveSession:
         others have no bytes from now on, which they would cost."""
         tape = self._core.end()
         try:
-            self.flights.land()
+            self.flights.land(in_time=True)
         except BaseException:
             self._core.nothing_pending()
             tape.over(set(), set())

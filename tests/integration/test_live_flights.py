@@ -15,6 +15,7 @@ from torch.nn import functional
 
 import offload
 from offload.live.core import load_core, why_no_core
+from offload.live.flights import LOOKS, PAUSE
 from offload.live.session import LiveSession
 from offload.live.within import Within
 
@@ -297,3 +298,14 @@ def test_no_kernel_runs_after_another_thread_has_forbidden_it() -> None:
         assert flight is not None and flight.made.done()
         loop.step()
         assert not flew[-1]
+
+
+def test_a_loop_that_looks_at_every_step_does_not_fly_for_a_while() -> None:
+    loop = Loop()
+    with flying(loop) as (_, flew):
+        SLOW.wait = tuple
+        loop.run(look, 12 + LOOKS)
+        loop.run(lambda *_: None, PAUSE)
+    flown = [step for step, is_so in enumerate(flew) if is_so]
+    assert flown[LOOKS] - flown[LOOKS - 1] == PAUSE + 1
+    assert all(flew[-2:])
