@@ -76,7 +76,7 @@ class LiveSession:
         self._weights = LiveWeights(self._core, module, optimizers, self._device)
         self._optimizers = optimizers
         groups = (group["params"] for each in optimizers for group in each.param_groups)
-        self._parameters = tuple(dict.fromkeys((*module.parameters(), *chain(*groups))))
+        self.parameters = tuple(dict.fromkeys((*module.parameters(), *chain(*groups))))
         self._plans_at_once = budget is not None or not runs
         self._placed = partial(placed, self._core, module, optimizers, self._device)
         self._runs = runs
@@ -132,7 +132,7 @@ class LiveSession:
     def _forget_lost(self) -> None:
         """Drop gradients without bytes, and states that a step has made which did not run: nobody
         could copy or move them."""
-        for parameter in self._parameters:
+        for parameter in self.parameters:
             if parameter.grad is not None and self._core.is_lost(parameter.grad):
                 parameter.grad = None
         for optimizer in self._optimizers:
@@ -229,9 +229,9 @@ class LiveSession:
         """Whether the step that runs has gone backward."""
         return self._core.current().has_backward
 
-    def end(self, *, keeps: Collection[torch.Tensor] = ()) -> None:
-        """End a step. `keeps`: the parameters whose gradients are needed after it. Those of all
-        others have no bytes from now on, which they would cost."""
+    def end(self, *, keeps: Collection[torch.Tensor] | None = ()) -> None:
+        """End a step. `keeps`: the parameters whose gradients are needed after it; None: all of
+        them. Those of all others have no bytes from now on, which they would cost."""
         tape = self._core.end()
         try:
             self.flights.land(in_time=True)
@@ -242,8 +242,9 @@ class LiveSession:
         if tape.failed:
             tape.over(set(), set())
             raise StepError(_CAUGHT)
-        stay = self._gradients(tape, keeps)
-        gradients = self._gradients(tape, self._parameters) - stay
+        gradients = self._gradients(tape, self.parameters)
+        stay = {*gradients} if keeps is None else self._gradients(tape, keeps)
+        gradients -= stay
         if tape.recorded:
             stay |= tape.slots_of(self._weights.states())  # those that it has made
         if self._flies(tape, gradients, stay):

@@ -116,7 +116,7 @@ def test_python_is_at_the_next_step_while_kernels_run() -> None:
     loop, begun = Loop(), threading.Event()
     seen: list[bool] = []
     with flying(loop):
-        loop.run(lambda *_: None)
+        loop.run(look)
         SLOW.wait = lambda: seen.append(begun.wait(60))
         loop.step()
         begun.set()  # the kernels of the step above wait for this line

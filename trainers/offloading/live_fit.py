@@ -10,7 +10,7 @@ The module's Python runs in every step as in plain Lightning, and its bits are t
 (offload/live). Between two steps everything runs at once.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
@@ -93,8 +93,7 @@ class LiveFit(LiveRun):
         finally:
             self._is_in_update = False
         if self._module.automatic_optimization:
-            cleared = self._cleared_first(optimizer)
-            self._end_step(p for p in self._parameters() if p not in cleared)
+            self._end_step(self._cleared_first(optimizer))
         return result
 
     def _cleared_first(self, optimizer: Optimizer) -> Collection[torch.Tensor]:
@@ -144,15 +143,18 @@ class LiveFit(LiveRun):
 
     def _end_open(self) -> None:
         """End the step that is open. All gradients are kept."""
-        self._end_step(self._parameters())
+        self._end_step(())
 
-    def _end_step(self, keeps: Iterable[torch.Tensor]) -> None:
+    def _end_step(self, cleared: Collection[torch.Tensor]) -> None:
+        """`cleared`: the parameters whose gradients are not kept."""
         if not self._is_in_step:
             return
         assert self._session is not None
+        own = self._session.parameters
+        keeps = [p for p in own if p not in cleared] if cleared else None
         self._is_in_step, self._is_unrun = False, True
         with self._holds, self._device_loss_noted():
-            self._session.end(keeps=[*keeps])
+            self._session.end(keeps=keeps)
         self._is_unrun = False
         self._counters = []
 
