@@ -247,19 +247,20 @@ class LiveSession:
         gradients -= stay
         if tape.recorded:
             stay |= tape.slots_of(self._weights.states())  # those that it has made
-        if self._flies(tape, gradients, stay):
-            self.planned_steps += 1
-            self._new_in_a_row = 0
-            return
+        flies = False
         try:
-            if not tape.by_plan or not self._may_plan(tape):
+            flies = self._flies(tape, gradients, stay)
+            if flies:
+                self.planned_steps += 1
+            elif not tape.by_plan or not self._may_plan(tape):
                 tape.run_as_issued()
             elif not tape.waits or self._run(tape, {*tape.held} - gradients, stay):
                 self.planned_steps += 1
             else:
                 tape.run_as_issued()
         finally:
-            tape.over(gradients if tape.by_plan else set(), stay)
+            if not flies:
+                tape.over(gradients if tape.by_plan else set(), stay)
             self._new_in_a_row = self._new_in_a_row + 1 if tape.recorded else 0
             self._tapes_known += tape.recorded
 
