@@ -27,9 +27,9 @@ from offloading.nets import Gpt, Size
 from offloading.report import Asked, Report, measure_and_print, ratios, spread, table
 from torch import nn
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from offload.live.session import LiveSession
+from offload.torch_seams import TorchDispatchMode
 
 RESULTS = Path(__file__).parent / "results"
 SIZE = Size(words=512, width=64, depth=12, heads=4, inner=256, batch=2, length=32)

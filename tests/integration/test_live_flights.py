@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 import offload
+from offload.live import planned_tapes
 from offload.live.core import load_core, why_no_core
 from offload.live.flights import LOOKS, PAUSE
 from offload.live.session import LiveSession
@@ -244,26 +245,34 @@ def test_an_interrupt_while_kernels_are_waited_for_leaves_them_whole() -> None:
     assert all(map(torch.equal, loop.state(), plain.state()))
 
 
-def total(net: Net, answers: Any) -> None:
-    answers.put([sum(p.detach().double().sum().item() for p in net.parameters())])
+def tell_weights(net: Net, answers: Any) -> None:
+    answers.put([parameter.detach().tolist() for parameter in net.parameters()])
 
 
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
 def test_a_process_that_is_forked_between_two_steps_has_the_weights() -> None:
+    """It has no thread of kernels, so it could not wait for one."""
     forking = multiprocessing.get_context("fork")
-    answers = forking.SimpleQueue()
-    plain, loop = Loop().run(lambda *_: None), Loop()
-    with flying(loop):
-        loop.run(lambda *_: None)
-        child = forking.Process(target=time.sleep, args=(0,))
+    answers, plain, loop = forking.SimpleQueue(), Loop().run(keep, 7), Loop()
+    with flying(loop) as (_, flew):
+        loop.run(look)
         loop.step()
-        child.start()  # nothing runs in this process now
-        assert loop.net.last is not None
+        assert flew[-1]
+        child = forking.Process(target=tell_weights, args=(loop.net, answers))
+        child.start()
         child.join(60)
-        assert child.exitcode == 0
-    total(loop.net, answers)
-    total(plain.run(lambda *_: None, 1).net, answers)
-    assert answers.get() == answers.get()
+        child.kill()
+        assert not answers.empty()
+        tell_weights(plain.net, answers)
+        assert answers.get() == answers.get()
+
+
+def test_a_step_that_is_given_much_runs_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planned_tapes, "MOST_COPIED", 4 * 8 * 4 - 1)
+    loop = Loop()
+    with flying(loop) as (_, flew):
+        loop.run(keep)
+    assert not any(flew)
 
 
 def test_kernels_beside_python_compute_as_its_thread_does() -> None:
