@@ -1,5 +1,6 @@
 """The augmentations that a user names, in one place: `from loaders.augment import Chain, Flip`."""
 
+from loaders.batching.user_views import WholeSample
 from loaders.pixels.augmentation import (
     CentreCrop,
     Chain,
@@ -10,7 +11,6 @@ from loaders.pixels.augmentation import (
     RandomResizedCrop,
 )
 from loaders.pixels.color import ColorJitter, Normalize, ToFloat
-from loaders.user_views import WholeSample
 
 __all__ = [
     "CentreCrop",

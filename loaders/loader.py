@@ -13,35 +13,35 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import DataLoader
 
-from loaders.adopted import adopted_arguments
 from loaders.arguments import (
     SAME_AFTER_RESUME,
     Serving,
+    adopted_arguments,
     check_state,
     first_serving,
     tuner_for,
 )
 from loaders.backends import Backend
-from loaders.batches import Augments, Batch, Collate
+from loaders.batching.batches import Augments, Batch, Collate
+from loaders.batching.device import DeviceFeed
+from loaders.batching.joint_parts import PartKinds
 from loaders.cache.cache_setup import Cache
 from loaders.dataloader_face import DataLoaderFace
-from loaders.device import DeviceFeed
 from loaders.identity.loader_identity import LoaderIdentity
-from loaders.joint_parts import PartKinds
 from loaders.options import Device, LoaderOptions, Workers
 from loaders.order.reuse import ORDER_VERSION, Mode, ReuseBuffer
-from loaders.own_batches import OwnOrder, OwnPass
-from loaders.pass_position import PassPosition
-from loaders.passes import PassRun, ServedPass
+from loaders.passes.own_batches import OwnOrder, OwnPass
+from loaders.passes.pass_position import PassPosition
+from loaders.passes.pass_run import PassRun, ServedPass
+from loaders.passes.rank_order import LoaderRanks, RankOrder
+from loaders.passes.stream_order import StreamOrder
+from loaders.passes.torch_pass import TorchBatches, TorchPass, is_made_by_torch
 from loaders.pipeline import AHEAD, Pipeline, PipelineSetup
 from loaders.pixels.augmentation import Augmentation
 from loaders.process_pipeline import ProcessPipeline
-from loaders.rank_order import LoaderRanks, RankOrder
 from loaders.served_data import ServedData
 from loaders.stats import BatchInfo, LoaderStats
-from loaders.stream_order import StreamOrder
 from loaders.summary import Announcement, tell_choice
-from loaders.torch_pass import TorchBatches, TorchPass, is_made_by_torch
 from loaders.workers.precedence import Precedence
 from loaders.workers.reader import OnError
 

@@ -18,14 +18,14 @@ from loaders.adopting.torchvision_steps import name_of
 from loaders.adopting.transforms import TransformSplit
 from loaders.arguments import check_dataset
 from loaders.backends import open_source
-from loaders.batches import each_view
+from loaders.batching.batches import each_view
+from loaders.batching.user_views import WholeSample
 from loaders.options import LoaderOptions, check_stream
 from loaders.pixels.augmentation import RandomResizedCrop, first_step
 from loaders.slots.leaves import leaves_of, picture_number
 from loaders.sources.datasets import counts_of, unwrapped
 from loaders.sources.randomness import seeded_randomness
 from loaders.streams.streamed_samples import StreamedSamples, as_stream
-from loaders.user_views import WholeSample
 from loaders.workers.pass_order import PassOrder
 
 

@@ -4,6 +4,7 @@
     Device          where batches go, and whether they are augmented there
     (Cache)         whether decoded samples are kept, and where: `cache.cache_setup`
     LoaderOptions   these, and all the others that stay the same while a loader lives
+    SettledWorkers  how many workers of which kind a data set gets
 
 An argument that would have no effect is an error that names it, because whoever gives an argument
 expects something of it.
@@ -15,17 +16,22 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from loaders.adopting.thread_safety import safe_in_threads, why_not_sendable
 from loaders.backends import BACKENDS, Backend
-from loaders.batches import Augments, Collate, each_view
+from loaders.batching.batches import Augments, Collate, each_view
+from loaders.batching.joint_parts import PartKinds
+from loaders.batching.user_views import WholeSample
 from loaders.cache.cache_setup import Cache
-from loaders.checks import at_least_one, one_of, without_effect
-from loaders.joint_parts import PartKinds
+from loaders.errors import at_least_one, one_of, without_effect
 from loaders.order.reuse import MODES, Mode
 from loaders.pixels.augmentation import Augmentation
 from loaders.pixels.moves import PART_KINDS
-from loaders.user_views import WholeSample
-from loaders.workers.processes import StartMethod
+from loaders.streams.streamed_samples import StreamedSamples
+from loaders.workers.machine import usable_cpus
+from loaders.workers.processes import StartMethod, WorkerProcess, default_start_method
 from loaders.workers.reader import OnError
+from loaders.workers.reading_thread import ReadingThread
+from loaders.workers.worker import WorkerPlace
 
 WorkerKind = Literal["auto", "thread", "process"]
 
@@ -150,3 +156,46 @@ def check_stream(options: LoaderOptions) -> None:
         if given:
             raise ValueError(f"{name} does not go with a stream, whose samples come one by one"
                              f" ({instead}): leave {name} out")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SettledWorkers:
+    """What became of the `Workers` that were asked for."""
+
+    asked: Workers
+    count: int
+    kind: WorkerKind
+    because: str = ""
+    """Why they are of this kind, where the loader chose it."""
+
+
+def settled(asked: Workers, dataset: Any) -> SettledWorkers:
+    """As many workers as were asked for, of a kind that suits the data set."""
+    count = usable_cpus() if asked.count == "auto" else asked.count
+    if asked.kind != "auto":
+        return SettledWorkers(asked, count, asked.kind)
+    if isinstance(dataset, StreamedSamples) or count == 0:
+        return SettledWorkers(asked, count, "thread")
+    kind = type(dataset).__name__
+    for name in ("init", "start_method"):
+        if getattr(asked, name) is not None:
+            return SettledWorkers(asked, count, "process", f"{name} is for them")
+    if safe_in_threads(dataset):
+        return SettledWorkers(asked, count, "thread", f"{kind} is known to be safe in them")
+    if default_start_method() != "fork" and (why := why_not_sendable(dataset)):
+        because = f"{kind} cannot be sent to a process ({why}), nor is it known to be safe in more"
+        return SettledWorkers(asked, 1, "thread", because)
+    because = f'{kind} is not known to be safe in threads; Workers(kind="thread") if it is'
+    return SettledWorkers(asked, count, "process", because)
+
+
+def worker_process(dataset: Any, workers: SettledWorkers, seed: int, number: int) -> WorkerProcess:
+    """Worker number `number`, whose process starts with its first read."""
+    asked = workers.asked
+    place = WorkerPlace(number, workers.count, seed, asked.init, asked.timeout is not None)
+    name = f"perfect-worker-{number}"
+    return WorkerProcess(dataset, asked.start_method, name, asked.timeout, place)
+
+
+def reading_thread(dataset: Any, timeout: float, number: int) -> ReadingThread:
+    return ReadingThread(dataset, timeout, f"perfect-read-{number}")

@@ -18,14 +18,14 @@ import torch
 from numpy.typing import NDArray
 
 from loaders.arguments import Serving
-from loaders.batches import BatchMaker, Gathered, each_view
+from loaders.batching.batches import BatchMaker, Gathered, each_view
+from loaders.batching.device import DeviceFeed, tensors_of
+from loaders.batching.joint_parts import JointPart, check_once, joint_parts
+from loaders.batching.user_views import WholeSample
 from loaders.blocks import Blocks
-from loaders.buffer_size import BufferSize
-from loaders.device import DeviceFeed, tensors_of
 from loaders.errors import OTHER_ITERATOR, BufferTooSmall, PassEnded
-from loaders.joint_parts import JointPart, check_once, joint_parts
 from loaders.opened_dataset import OpenedDataset
-from loaders.options import LoaderOptions
+from loaders.options import LoaderOptions, SettledWorkers, reading_thread, worker_process
 from loaders.order.reuse import buffered_batches
 from loaders.order.serve import Serve
 from loaders.order.source_order import source_order
@@ -34,16 +34,13 @@ from loaders.pixels.crops import Crops
 from loaders.slots.crop_rows import CropLayout
 from loaders.slots.leaves import Sample
 from loaders.slots.slab import Slab
-from loaders.stats import BatchInfo
-from loaders.user_views import WholeSample
-from loaders.worker_kinds import SettledWorkers, reading_thread, worker_process
-from loaders.workers.change_crew import ChangeCrew
+from loaders.stats import BatchInfo, BufferSize
 from loaders.workers.decode_work import DecodeWork, PassJobs
 from loaders.workers.pass_order import PassOrder
 from loaders.workers.precedence import Precedence
 from loaders.workers.prefetcher import Prefetcher
 from loaders.workers.reader import Foreseen, Job, Reader
-from loaders.workers.worker_pool import WorkerPool
+from loaders.workers.worker_pool import ChangeCrew, WorkerPool
 
 AHEAD = 2
 """This many batches are made before the consumer asks for them."""

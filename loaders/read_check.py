@@ -6,24 +6,36 @@
     cache                  all serves of the whole run would
     a stream               is told of: to shuffle it may be all that it draws for
 
-It is found out once, when it first matters: where the loader is made, or by `set_reuse`.
+A random transform of the data set's own is taken out of it, where samples prove that this changes
+none (`without_transform`). It is found out once, when it first matters: where the loader is made, or by `set_reuse`.
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from typing import Any, cast
 
-from loaders.adopting.probing import ProbedReads, bytes_of, variation
+from loaders.adopting.own_transforms import (
+    LIFTED,
+    Lift,
+    ReadBothWays,
+    advice,
+    lifted,
+    possible_lifts,
+)
+from loaders.adopting.probing import SECONDS, ProbedReads, bytes_of, schedule, variation
+from loaders.adopting.transforms import TransformSplit
 from loaders.arguments import Serving
+from loaders.batching.user_views import WholeSample
 from loaders.errors import CacheError, SourceError, WorkerDied
-from loaders.lifting import without_transform
 from loaders.opened_dataset import OpenedDataset
-from loaders.options import LoaderOptions
+from loaders.options import LoaderOptions, SettledWorkers, reading_thread, worker_process
+from loaders.pixels.augmentation import Chain
 from loaders.slots.leaves import Chunk
 from loaders.sources.datasets import unwrapped
 from loaders.streams.streamed_samples import FirstSamples, StreamedSamples
-from loaders.worker_kinds import SettledWorkers, reading_thread, worker_process
 
 log = logging.getLogger(__name__)
 
@@ -163,3 +175,57 @@ def _read_here(probed: Any, sample_id: int) -> Chunk:
 def _is_ours(dataset: Any) -> bool:
     """Whether our own code reads it, which draws nothing."""
     return type(unwrapped(dataset)[0]).__module__.startswith("loaders.")
+
+
+Reading = Callable[[Any], AbstractContextManager[Callable[[Sequence[int]], Chunk]]]
+"""Lends a function that reads samples of a data set, wherever samples are read."""
+
+
+def without_transform(
+    opened: OpenedDataset,
+    options: LoaderOptions,
+    reading: Reading,
+    varies: Callable[[Any], str | None],
+) -> OpenedDataset | str:
+    """The data set whose random transform is redone at every serve; or why it is not. `varies` says
+    in what reading a data set varies."""
+    dataset = opened.dataset
+    for lift in possible_lifts(dataset):
+        found = _proven(dataset, lift, reading)
+        if isinstance(found, Lift):
+            lift, taken = found, lifted(dataset, found)
+            found = "what [i] does beside it is random" if varies(taken) else ""
+            if not found and lift.name in LIFTED:
+                ours = None if options.collate else lift.batched()
+                augment = WholeSample(lift) if ours is None else Chain(ours)
+                split = TransformSplit(None, augment, ours is not None, lift.report)
+                return replace(opened, dataset=taken, split=split)
+        if lift.name in LIFTED or not found:
+            cannot = f" cannot be redone apart from the rest of [i] ({found})" if found else " is"
+            return f"its .{lift.name}{cannot}: {advice(lift.name)}"
+    return ""
+
+
+def _proven(dataset: Any, lift: Lift, reading: Reading) -> Lift | str:
+    """The lift with what samples tell of it, or why it would change one."""
+    found: Lift | None = None
+    until = time.monotonic() + SECONDS
+    try:
+        with reading(ReadBothWays(dataset, lift)) as read:
+            for sample_id in dict.fromkeys(schedule(len(dataset))):
+                if found is not None and time.monotonic() > until:
+                    break
+                chunk = read([sample_id])
+                if isinstance(chunk.error, Exception):
+                    continue  # a pass tells of what it cannot read
+                if chunk.error is not None:
+                    raise chunk.error
+                told = cast(Any, chunk.samples[0])
+                if isinstance(told, str):
+                    return f"sample {sample_id}: {told}"
+                before, found = found, replace(lift, ways=told[0], form=told[1])
+                if before not in (None, found):
+                    return f"sample {sample_id}: it is given something else than for others"
+    except WorkerDied as error:
+        return str(error)
+    return found or "none of the samples that were tried could be read"

@@ -12,21 +12,20 @@ import torch
 
 from loaders.adopting.native_folder import ScaledDecoding
 from loaders.arguments import Serving, settled_seed
-from loaders.buffer_size import BufferSize
 from loaders.identity.held_values import HeldValues
 from loaders.identity.loader_identity import LoaderIdentity
 from loaders.opened_dataset import OpenedDataset, open_dataset
-from loaders.options import LoaderOptions
+from loaders.options import LoaderOptions, settled
 from loaders.order.reuse import ORDER_STREAM, ReuseBuffer, buffered_batches
-from loaders.own_batches import OwnOrder
+from loaders.passes.own_batches import OwnOrder
+from loaders.passes.rank_order import LoaderRanks, RankOrder
+from loaders.passes.stream_order import StreamOrder, pass_order
+from loaders.passes.torch_pass import is_made_by_torch
 from loaders.pipeline import PipelineSetup
-from loaders.rank_order import LoaderRanks, RankOrder
 from loaders.read_check import ReadCheck
 from loaders.sources.own_batching import OwnBatching
-from loaders.stream_order import StreamOrder, pass_order
+from loaders.stats import BufferSize
 from loaders.streams.streamed_samples import StreamedSamples
-from loaders.torch_pass import is_made_by_torch
-from loaders.worker_kinds import settled
 
 
 class ServedData:

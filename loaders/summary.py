@@ -11,23 +11,21 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from loaders.adopted import AdoptedArguments
 from loaders.adopting.native_folder import NativeFolder
 from loaders.adopting.torchvision_steps import name_of
-from loaders.arguments import Serving
-from loaders.batches import each_view
-from loaders.buffer_size import BufferSize
-from loaders.free_memory import free_memory
+from loaders.arguments import AdoptedArguments, Serving
+from loaders.batching.batches import each_view
 from loaders.opened_dataset import OpenedDataset
 from loaders.options import LoaderOptions, WorkerKind
 from loaders.order.tuning import Choice
-from loaders.own_batches import OwnOrder
+from loaders.passes.own_batches import OwnOrder
+from loaders.passes.rank_order import RankOrder
+from loaders.passes.stream_order import StreamOrder
+from loaders.passes.torch_pass import is_made_by_torch
 from loaders.pipeline import PipelineSetup
-from loaders.rank_order import RankOrder
-from loaders.stream_order import StreamOrder
+from loaders.stats import BufferSize
 from loaders.streams.streamed_samples import StreamedSamples
-from loaders.torch_pass import is_made_by_torch
-from loaders.workers.cpus import launched_ranks
+from loaders.workers.machine import free_memory, launched_ranks
 
 log = logging.getLogger(__name__)
 

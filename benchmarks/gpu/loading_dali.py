@@ -10,7 +10,7 @@ from nvidia.dali.plugin.pytorch import DALIGenericIterator
 from peers.folders import listing
 
 from gpu.loading_setting import SEED, Setting
-from loaders.workers.cpus import usable_cpus
+from loaders.workers.machine import usable_cpus
 
 
 @pipeline_def  # adds its own parameters

@@ -7,7 +7,7 @@ from typing import Any, get_args
 from loaders.cache.cache import CacheKind, DecodedCache, RamCache
 from loaders.cache.disk_cache import DiskCache
 from loaders.cache.fingerprint import fingerprint, verify
-from loaders.checks import at_least_one, one_of
+from loaders.errors import at_least_one, one_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,5 +10,5 @@ lane, and what a thread does next for it; `lane_table` says which lanes come, go
 `lane_crew` has the threads. `lane_loader` is what a training loop uses, and `laneable` says which
 loaders it takes.
 
-May import: arguments, batches, buffer_size, errors, loader, order, pipeline, slots, stats, workers.
+May import: arguments, batching, errors, loader, order, pipeline, slots, stats, workers.
 """

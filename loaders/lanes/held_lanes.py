@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from loaders.batches import BatchMaker, Gathered
+from loaders.batching.batches import BatchMaker, Gathered
 from loaders.lanes.lane_order import LanePass, LaneWalk, last_serves
 from loaders.order.serve import Residents, Serve
 from loaders.slots.slab import Slab

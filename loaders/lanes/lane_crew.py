@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from loaders.batches import Gathered
+from loaders.batching.batches import Gathered
 from loaders.errors import LaneError
 from loaders.lanes.held_lanes import (
     HeldLane,

@@ -20,8 +20,7 @@ from typing import Any
 import torch
 
 from loaders.arguments import SAME_AFTER_RESUME, UNCOMPARED_SEED, Serving, check_order_version
-from loaders.batches import Batch, Gathered
-from loaders.buffer_size import BufferSize
+from loaders.batching.batches import Batch, Gathered
 from loaders.errors import LaneError, StateError
 from loaders.lanes.held_lanes import LaneProgress
 from loaders.lanes.lane_crew import LaneCrew
@@ -30,7 +29,7 @@ from loaders.lanes.laneable import check_alone, check_loader, check_pass, check_
 from loaders.loader import ReuseLoader
 from loaders.order.reuse import ORDER_STREAM, ORDER_VERSION, ReuseBuffer
 from loaders.pipeline import Pipeline
-from loaders.stats import BatchInfo, LoaderStats
+from loaders.stats import BatchInfo, BufferSize, LoaderStats
 from loaders.workers.pass_order import PassOrder
 
 
@@ -95,26 +94,6 @@ class LaneLoader:
                 f" {len(self) - 1}"
             )
         return self._pass.sizes(step)
-
-    def go_to(self, pass_index: int, step: int) -> None:
-        """Go to another place, as a peer does that joins or resumes. All lanes are let go, so that
-        nothing is decoded there until it is asked for. Another pass than the present one is served
-        as the loader says now (`set_reuse`)."""
-        self._check_open()
-        if (pass_index, step) == self.position:
-            return
-        running = self._running if pass_index == self._pass_index else None
-        there = self._pass_of(pass_index, running or self.loader.position.next)
-        if pass_index < 0 or not 0 <= step < len(there):
-            raise ValueError(
-                f"there is no step {step} in pass {pass_index}: the last one is {len(there) - 1}"
-            )
-        check_pass(there)
-        self._leave_place()
-        self._identity.expect(None)
-        self._pass_index, self._step, self._running = pass_index, step, running
-        if step and running is None:
-            self._running = self.loader.position.next
 
     # ---- what a step serves ---------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from loaders.batches import Gathered
+from loaders.batching.batches import Gathered
 from loaders.lanes.held_lanes import HeldLane, LaneProgress, LaneRoom
 from loaders.lanes.lane_order import LanePass, LaneWalk
 from loaders.order.serve import Residents, Serve

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loaders.arguments import Serving
-from loaders.device import tensors_of
+from loaders.batching.device import tensors_of
 from loaders.errors import PassEnded, SharingError, StateError
 from loaders.sharing.lockstep import Mark
 from loaders.stats import BatchInfo, LoaderStats

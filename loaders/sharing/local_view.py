@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.arguments import Serving
 from loaders.errors import SharingError, StateError
-from loaders.pass_position import PassPosition
+from loaders.passes.pass_position import PassPosition
 from loaders.sharing.batch_source import BatchSource, Identity, PassServing, SharedBatch, whole
 from loaders.sharing.follower import Follower, OnWait, Standing
 from loaders.sharing.lockstep import Mark

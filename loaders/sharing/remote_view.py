@@ -29,7 +29,7 @@ from typing import Any
 
 from loaders.errors import PassEnded, SharingError
 from loaders.loader import ReuseLoader
-from loaders.pass_position import PassPosition
+from loaders.passes.pass_position import PassPosition
 from loaders.sharing.batch_source import BatchSource, PassServing, SharedBatch
 from loaders.sharing.lent_blocks import BorrowedBlocks
 from loaders.sharing.lockstep import Mark

@@ -19,10 +19,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
-from loaders.checks import at_least_one, one_of
-from loaders.errors import PassEnded, SharingError
+from loaders.errors import PassEnded, SharingError, at_least_one, one_of
 from loaders.loader import ReuseLoader
-from loaders.pass_position import PassPosition
+from loaders.passes.pass_position import PassPosition
 from loaders.sharing import refusals
 from loaders.sharing.batch_source import BatchSource, PassServing, SharedBatch, whole
 from loaders.sharing.follower import Follower, Followers, Standing, Waiters

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from loaders.arguments import Serving
+from loaders.batching.device import tensors_of
 from loaders.blocks import Blocks
-from loaders.device import tensors_of
 from loaders.errors import SharingError
 from loaders.order.reuse import Mode
 from loaders.slots.leaves import as_kind, attributes_of, kind_of, own_object

@@ -7,7 +7,7 @@ A source hands out raw samples in its own order, one pass after the other. A `St
 them: a position of the pass is the number of a raw sample. `StreamedSamples` decodes them where the
 loader's workers ask for them.
 
-May import: checks, errors, order, pixels, slots, sources, workers.
+May import: errors, order, pixels, slots, sources, workers.
 """
 
 from loaders.streams.iterable_samples import IterableSamples

@@ -19,8 +19,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from loaders.checks import at_least_one
-from loaders.errors import LoaderError
+from loaders.errors import LoaderError, at_least_one
 from loaders.pixels.decoding import Room
 from loaders.slots.leaves import as_tensor, leaves_of
 from loaders.streams.stream_source import Place, RawSample, StreamReading, StreamTurn

@@ -21,8 +21,7 @@ from typing import Any
 
 import torch
 
-from loaders.checks import at_least_one
-from loaders.errors import DecodeError, SourceError, StateError
+from loaders.errors import DecodeError, SourceError, StateError, at_least_one
 from loaders.order.keyed_permutation import KeyedPermutation
 from loaders.order.source_order import SourceOrder
 from loaders.pixels.decoding import PictureDecoder, Room

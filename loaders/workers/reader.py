@@ -45,12 +45,11 @@ from loaders.slots.leaves import (
 from loaders.slots.slab import Slab
 from loaders.sources.datasets import unwrapped
 from loaders.sources.randomness import seeded_randomness
+from loaders.workers.dataset_reads import DrawWatch, read_at_once
 from loaders.workers.decode_work import Done
 from loaders.workers.pass_order import PassOrder, PassProgress
-from loaders.workers.reading_at_once import read_at_once
 from loaders.workers.slot_writer import IncomingSample, Job, SlotWriter, while_decoding
 from loaders.workers.staged_rows import as_rows
-from loaders.workers.watched_draws import DrawWatch
 
 log = logging.getLogger(__name__)
 

@@ -28,10 +28,9 @@ from loaders.pixels.decode_counts import DecodeCounts
 from loaders.slots.leaves import Sample, own
 from loaders.sources.datasets import counts_of
 from loaders.torch_seams import tell_worker_info
-from loaders.workers.reading_at_once import read_at_once
+from loaders.workers.dataset_reads import DrawWatch, read_at_once
 from loaders.workers.staged_rows import PackedRows, RowsBeingWritten
 from loaders.workers.staging import IDLE, Staging, mapped, unpack
-from loaders.workers.watched_draws import DrawWatch
 
 LOOK_SECONDS = 1.0  # the time between two looks whether the parent is still there
 MOST_TRACE = 20_000  # so many letters of a traceback are sent

@@ -12,7 +12,7 @@ import torch
 from support.fake_gpu import not_on_a_fake_gpu
 
 from loaders import Device, ReuseLoader
-from loaders.device import DeviceFeed
+from loaders.batching.device import DeviceFeed
 from loaders.order.reuse import MODES
 from loaders.pixels.augmentation import (
     Augmentation,

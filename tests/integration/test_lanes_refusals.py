@@ -70,12 +70,8 @@ def test_lanes_places_and_loaders_that_are_not_there_are_refused() -> None:
         for lane in (-1, 3):
             with pytest.raises(ValueError, match=f"there is no lane {lane}: .* 0 to 2"):
                 call(lane)
-    for place in ((0, len(peer)), (0, -1), (-1, 0)):
-        with pytest.raises(ValueError, match=f"no step {place[1]} in pass {place[0]}"):
-            peer.go_to(*place)
     with pytest.raises(ValueError, match="step 17 is none of pass 0, which has steps 0 to 16"):
         peer.sizes(17)
-    peer.go_to(0, 16)
     assert peer.sizes(16) == (4, 2, 2)
     peer.close()
     for call in (peer.advance, lambda: peer.take(0), lambda: peer.hold([0]), lambda: peer.ids(0)):

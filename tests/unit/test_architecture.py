@@ -28,7 +28,6 @@ MAY_IMPORT = {
 MOST_LINES = 400
 SAME_NAME = {
     "__init__.py": "every folder has one",
-    "color.py": "loaders/color.py is the public name of loaders/pixels/color.py",
 }
 """File names that may stand twice in a package, and why."""
 

@@ -18,7 +18,7 @@ from products import examples
 from torchvision.transforms import v2
 
 from loaders import ReuseLoader
-from loaders.batches import BatchMaker
+from loaders.batching.batches import BatchMaker
 from loaders.blocks import Blocks
 from loaders.errors import SampleShapeError
 from loaders.pixels.augmentation import (

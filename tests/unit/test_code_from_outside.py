@@ -40,7 +40,7 @@ REASONS: Mapping[str, Mapping[str, int]] = {
         "loaders/sharing/parcels.py pickle.Pickler": 1,
         "loaders/sharing/remote_view.py pickle.dumps": 1,
         "loaders/sources/randomness.py pickle.dumps": 1,
-        "loaders/user_views.py pickle.dumps": 1,
+        "loaders/batching/user_views.py pickle.dumps": 1,
         "loaders/workers/processes.py pickle.dumps": 2,
         "loaders/workers/staging.py pickle.dumps": 1,
         "loaders/workers/worker.py pickle.dumps": 2,

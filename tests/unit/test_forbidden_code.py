@@ -116,14 +116,13 @@ def test_only_these_files_have_threads_processes_and_queues_in_the_loaders() -> 
     assert users <= {
         "loaders/sharing/view_link.py",
         "loaders/sharing/view_server.py",
-        "loaders/workers/change_crew.py",
+        "loaders/workers/worker_pool.py",
         "loaders/workers/crew.py",
         "loaders/workers/fork_server.py",
         "loaders/workers/processes.py",
         "loaders/workers/reading_thread.py",
         "loaders/workers/staging.py",
         "loaders/workers/worker.py",
-        "loaders/workers/worker_pool.py",
     }
 
 

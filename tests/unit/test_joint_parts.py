@@ -12,8 +12,8 @@ from torchvision.transforms import v2
 
 from loaders import Device, LoaderError, ReuseLoader
 from loaders.augment import CentreCrop, Chain, Cutout, Flip, Normalize, PadCrop, RandomResizedCrop
+from loaders.batching.joint_parts import joint_parts
 from loaders.errors import SampleShapeError
-from loaders.joint_parts import joint_parts
 from loaders.pixels.augmentation import Draws, draw_keys
 from loaders.pixels.moves import Moves, PartKind, moved_parts, picture_sizes
 

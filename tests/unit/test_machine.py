@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from loaders.errors import LoaderError
-from loaders.free_memory import free_memory
-from loaders.workers.cpus import cpu_quota, usable_cpus
+from loaders.workers.machine import cpu_quota, free_memory, usable_cpus
 
 
 @pytest.fixture
@@ -69,7 +68,7 @@ def test_a_machine_without_cgroups_has_no_quota(tmp_path: Path) -> None:
 def test_the_cpus_are_shared_by_the_ranks_that_the_launcher_started_here(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("loaders.workers.cpus.MEMBERSHIP", Path("/nonexistent"))
+    monkeypatch.setattr("loaders.workers.machine.MEMBERSHIP", Path("/nonexistent"))
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(12)), raising=False)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     assert usable_cpus() == 12

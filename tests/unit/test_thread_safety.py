@@ -157,6 +157,6 @@ def test_what_cannot_be_sent_is_forked_or_read_by_one_thread(
     assert kind(adopted(shared, 2)) == ("process", 2)
     assert kind(adopted(shared, 0)) == ("thread", 0)
     assert kind(adopted(shared, 2, workers=Workers(kind="thread"))) == ("thread", 2)
-    monkeypatch.setattr("loaders.worker_kinds.default_start_method", lambda: "spawn")
+    monkeypatch.setattr("loaders.options.default_start_method", lambda: "spawn")
     assert kind(adopted(shared, 2)) == ("thread", 1)
     shared.file.close()

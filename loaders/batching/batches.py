@@ -19,16 +19,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from loaders.batching.joint_parts import JointPart, is_ours
+from loaders.batching.serve_views import DeviceViews, SlotViews
+from loaders.batching.user_views import SeededFunction, Transform, UserViews, WholeSample
 from loaders.blocks import Blocks
 from loaders.errors import LoaderError
-from loaders.joint_parts import JointPart, is_ours
 from loaders.pixels.augmentation import Augmentation, Cropping
-from loaders.serve_views import DeviceViews, SlotViews
 from loaders.slots.slab import Slab
 from loaders.stats import BatchInfo
-from loaders.transforming import SeededFunction
-from loaders.user_views import Transform, UserViews, WholeSample
-from loaders.workers.change_crew import ChangeCrew
+from loaders.workers.worker_pool import ChangeCrew
 
 # A batch is nested as the user's samples are: only its leaves have types here.
 Batch = Any

@@ -1,16 +1,41 @@
-"""Whether reading a sample draws random numbers, found out while samples are read.
+"""Reading samples: several at once where the data set can, and watched for random draws.
 
 The states of the generators are compared before and after some samples, which costs less than a
-hundredth of decoding them. If one has moved, those samples are looked at one by one. A sample whose
-reader seeds the generators from its number leaves them in the same state each time: that is no
-draw by chance.
+hundredth of decoding them. If one has moved, those samples are read one by one to find which. A
+sample whose reader seeds the generators from its number leaves them in the same state each time:
+that is no random draw.
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from loaders.errors import FrozenDraw
+from loaders.errors import FrozenDraw, LoaderError
+from loaders.slots.leaves import Sample
 from loaders.sources.randomness import SeededGenerators, generators_of
+
+log = logging.getLogger(__name__)
+
+Many = Callable[[list[int]], Iterable[Sample]]
+
+
+def read_at_once(many: Many | None, ids: Sequence[int]) -> list[Sample] | None:
+    """The samples. None: they are to be read singly, so that whatever fails has its id."""
+    if many is None or len(ids) < 2:
+        return None
+    try:
+        together = list(many(list(ids)))
+    except Exception:
+        log.debug("%d samples could not be read at once, so they are read singly", len(ids))
+        return None
+    if len(together) != len(ids):
+        whose = type(getattr(many, "__self__", many)).__name__
+        raise LoaderError(
+            f"__getitems__ of {whose} gave {len(together)} samples for {len(ids)} ids: let it give"
+            " one for each, in their order, or leave it out"
+        )
+    return together
+
 
 SURE = 32
 """After so many samples whose reader seeds the generators itself, no more are read twice."""

@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 
 from loaders.arguments import Serving
-from loaders.device import DeviceFeed
+from loaders.batching.device import DeviceFeed
 from loaders.errors import OTHER_ITERATOR, LoaderError, PassEnded, StateError
 from loaders.options import LoaderOptions
 from loaders.order.reuse import Mode
-from loaders.pass_position import PassPosition
-from loaders.passes import TakenBatch, sent_ahead
+from loaders.passes.pass_position import PassPosition
+from loaders.passes.pass_run import TakenBatch, sent_ahead
+from loaders.passes.rank_order import LoaderRanks
+from loaders.passes.torch_pass import TorchBatches, seed_of_workers
 from loaders.pipeline import PipelineSetup
-from loaders.rank_order import LoaderRanks
 from loaders.sources.own_batching import OwnBatching
 from loaders.sources.samplers import named_rank
 from loaders.stats import BatchInfo, LoaderStats
-from loaders.torch_pass import TorchBatches, seed_of_workers
 from loaders.workers.pass_order import PassOrder
 
 

@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from loaders.device import DeviceFeed
+from loaders.batching.device import DeviceFeed
 from loaders.errors import PassEnded
 from loaders.order.open_end import ENDLESS
 from loaders.order.reuse import ReuseBuffer

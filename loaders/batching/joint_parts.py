@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from loaders.adopting.torchvision_steps import torchvision_name
+from loaders.batching.user_views import WholeSample
 from loaders.errors import LoaderError
 from loaders.pixels.augmentation import Chain, Cutout, Geometric
 from loaders.pixels.color import ColorJitter, Normalize, ToFloat
@@ -31,7 +32,6 @@ from loaders.slots.leaves import (
     picture_number,
     places_of,
 )
-from loaders.user_views import WholeSample
 
 MOVES_NOTHING = frozenset(
     {"ColorJitter", "ConvertImageDtype", "GaussianBlur", "GaussianNoise", "Grayscale", "Identity"}

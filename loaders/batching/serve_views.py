@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from loaders.batching.joint_parts import JointPart, boxes_kind
+from loaders.batching.user_views import RepetitionCheck
 from loaders.blocks import Blocks
 from loaders.errors import SampleShapeError
-from loaders.joint_parts import JointPart, boxes_kind
 from loaders.pixels.augmentation import (
     Augmentation,
     Chain,
@@ -31,7 +32,6 @@ from loaders.pixels.placing import Images, SlotPictures
 from loaders.slots.columns import Arrays
 from loaders.slots.leaves import as_kind, is_tv_tensor
 from loaders.slots.slab import Slab
-from loaders.transforming import RepetitionCheck
 
 
 class BatchedView:

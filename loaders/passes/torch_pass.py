@@ -24,11 +24,17 @@ from PIL.Image import Image
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from loaders.adopting.thread_safety import why_not_sendable
-from loaders.batches import Collate
-from loaders.device import DeviceFeed
+from loaders.batching.batches import Collate
+from loaders.batching.device import DeviceFeed
 from loaders.errors import OTHER_ITERATOR, LoaderError, PassEnded, SourceError, WorkerDied
 from loaders.order.serve import Serve
-from loaders.passes import FailedBatch, PlannedPass, TakenBatch, begun_elsewhere, sent_ahead
+from loaders.passes.pass_run import (
+    FailedBatch,
+    PlannedPass,
+    TakenBatch,
+    begun_elsewhere,
+    sent_ahead,
+)
 from loaders.pipeline import PipelineSetup
 from loaders.pixels.augmentation import draw_keys
 from loaders.slots.leaves import Nest, as_tensor, leaves_of

@@ -21,8 +21,8 @@ from loaders.order.open_end import ENDLESS, walk_to_the_end
 from loaders.order.reuse import Mode, ReuseBuffer, batches_per_pass
 from loaders.order.serve import BufferAges, Residents, Serve
 from loaders.order.source_order import SourceOrder
-from loaders.passes import PassEnding, PlannedPass
-from loaders.rank_order import LoaderRanks, RankOrder
+from loaders.passes.pass_run import PassEnding, PlannedPass
+from loaders.passes.rank_order import LoaderRanks, RankOrder
 from loaders.streams.stream_pass import MarkedStretch, StreamPass
 from loaders.streams.stream_source import StreamTurn
 from loaders.streams.streamed_samples import HOW_MANY, StreamedSamples

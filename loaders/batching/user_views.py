@@ -3,7 +3,10 @@
 Such code may draw from the generators that all threads of a process share (torch, numpy, random).
 So it runs one sample at a time: in worker processes, where there are some, else on the consumer's
 thread. For each view of each sample the generators are seeded, and afterwards put back
-(`transforming`), so that both give the same.
+(`SeededFunction`), so that both give the same. A library may draw from generators of its own
+(albumentations does): those that a function holds in its attributes, or in those of the objects
+inside it, are seeded too; where there are none, its `set_random_seed` is called. The first few
+results are made twice, which shows whether a function draws from elsewhere.
 """
 
 import logging
@@ -15,13 +18,65 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from loaders.adopting.probing import digests_of
 from loaders.adopting.torchvision_steps import name_of
+from loaders.adopting.transforms import PerSample
 from loaders.errors import SampleShapeError
 from loaders.pixels.augmentation import Augmentation, Draws, view_keys
 from loaders.slots.leaves import as_tensor, own_object
 from loaders.slots.slab import Slab
-from loaders.sources.randomness import seeded_randomness
-from loaders.transforming import RepetitionCheck, SeededFunction
+from loaders.sources.randomness import generators_of, seeded_randomness
+
+log = logging.getLogger(__name__)
+
+CHECKED = 16
+"""So many results are made twice: of a draw between two outcomes, one in 65,000 goes unnoticed."""
+
+
+class SeededFunction:
+    """`function`, to be called on the consumer's thread with the seed of a serve."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+        self._held = generators_of(function)
+        inside = function.steps if isinstance(function, PerSample) else (function,)
+        seeds = [getattr(each, "set_random_seed", None) for each in inside]
+        self._seeds = [] if self._held else [seed for seed in seeds if callable(seed)]
+
+    def __call__(self, argument: Any, key: int) -> Any:
+        with seeded_randomness(key, held=self._held):
+            for seed in self._seeds:
+                seed(key % (1 << 32))
+            return self._function(argument)
+
+
+class RepetitionCheck:
+    """Says once if a function gives another result for the same argument and random numbers."""
+
+    def __init__(self, function: object, advice: str) -> None:
+        inside = function.steps if isinstance(function, PerSample) else (function,)
+        self._name = ", ".join(name_of(cast(Any, each)) for each in inside)
+        self._advice = advice
+        self._left = CHECKED
+
+    def call(self, function: Callable[[Any], Any], argument: Any) -> Any:
+        """`function(argument)`, which is compared with another such call, the first few times."""
+        if self._left <= 0:
+            return function(argument)
+        self._left -= 1
+        again = own_object(argument)
+        result = function(argument)
+        before = digests_of(result)
+        if digests_of(function(again)) != before and self._left >= 0:
+            self._left = -1
+            log.warning(
+                "the augmentation %s is not repeatable: for the same random numbers it gave another"
+                " result. So a resumed run sees other draws, and reaugment=False repeats none; %s",
+                self._name,
+                self._advice,
+            )
+        return result
+
 
 log = logging.getLogger(__name__)
 
