@@ -1,5 +1,5 @@
-"""How passes are served, which seed is drawn, which saved states a loader accepts, and what it takes
-over from a DataLoader."""
+"""How passes are served, which seed is drawn, which saved states a loader accepts, and which
+arguments it takes from a DataLoader."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

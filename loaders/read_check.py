@@ -7,7 +7,8 @@
     a stream               is told of: to shuffle it may be all that it draws for
 
 A random transform of the data set's own is taken out of it, where samples prove that this changes
-none (`without_transform`). It is found out once, when it first matters: where the loader is made, or by `set_reuse`.
+none (`without_transform`). It is found out once, when it first matters: where the loader is made,
+or by `set_reuse`.
 """
 
 import logging
