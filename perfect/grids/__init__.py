@@ -4,5 +4,5 @@
 
 May import: assembly, commands, config, errors, offload.sizes, report, runs, trainers.fleet,
     trainers.fleet.deciding, trainers.fleet.hosting, trainers.fleet.jobs, trainers.fleet.keeping,
-    trainers.fleet.search, trainers.json_lines.
+    trainers.fleet.search, trainers.record_file.
 """

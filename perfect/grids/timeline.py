@@ -15,7 +15,7 @@ from typing import Any
 
 from trainers.fleet.deciding.events import Event
 from trainers.fleet.deciding.fleet_state import FleetState
-from trainers.json_lines import JsonLines
+from trainers.record_file import RecordFile
 
 
 class Timeline:
@@ -24,11 +24,11 @@ class Timeline:
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         self._path = path
         self._clock = clock
-        self._file: JsonLines | None = None
+        self._file: RecordFile | None = None
         self._last: dict[str, tuple[str, int | None]] = {}
 
     def __enter__(self) -> "Timeline":
-        self._file = JsonLines(self._path)
+        self._file = RecordFile(self._path)
         self._write({"program": "begins"})
         return self
 
@@ -50,4 +50,4 @@ class Timeline:
 
     def _write(self, row: dict[str, Any]) -> None:
         assert self._file is not None
-        self._file.write_if_it_fits({"at": round(self._clock(), 3), **row})
+        self._file.append_if_it_fits({"at": round(self._clock(), 3), **row})

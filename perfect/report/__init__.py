@@ -5,5 +5,5 @@
 
 Nothing here imports torch or Lightning, so a report can be made on a machine without them.
 
-May import: config, errors, trainers.json_lines, trainers.plain_values.
+May import: config, errors, trainers.record_file, trainers.plain_values.
 """

@@ -18,8 +18,8 @@ from perfect.config.grid_schema import FleetConfig
 from perfect.config.yaml_reader import shown
 from perfect.errors import RunError
 from perfect.report.results import Run, read_record, read_run
-from trainers.json_lines import read_object, whole_lines
 from trainers.plain_values import typed
+from trainers.record_file import parse_object, whole_lines
 
 STATES = ("finished", "stopped", "failed")
 """A job in another state goes on when the same command is given again."""
@@ -169,7 +169,7 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
     of_job = {"at": float, "job": str, "phase": str, "device": int | None}
     for line in whole_lines(path):
         with suppress(ValueError):
-            row = read_object(line)
+            row = parse_object(line)
             typed({"at": float, "program": str} if "program" in row else of_job, row, "it")
             if abs(row["at"]) < LATEST and row.get("program", "begins") in ("begins", "ends"):
                 yield row

@@ -35,6 +35,7 @@ from trainers.fleet.deciding.events import Added
 from trainers.fleet.keeping.journal import Journal
 from trainers.fleet.search.asked_trials import AskedTrials
 from trainers.folder_lock import held
+from trainers.record_file import whole_lines
 
 ERA = Era("x", 1)
 Begin = Callable[[Path, ExitStack], Callable[[int], None]]
@@ -152,7 +153,7 @@ def grid_results(folder: Path, here: ExitStack) -> Callable[[int], None]:
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in whole_lines(path)]
 
 
 def in_metrics(folder: Path) -> list[int]:
@@ -314,21 +315,38 @@ def test_events_that_cannot_follow_each_other_are_refused(tmp_path: Path) -> Non
         fleet.fit()
 
 
-def test_a_log_that_is_torn_anywhere_is_cut_and_gone_on_with(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    "tail", [b"", b"\0" * 30, b"\0" * 30 + b"\n"], ids=["", "zeros", "zeros and a newline"]
+)
+def test_a_log_that_is_torn_at_any_byte_is_cut_and_written_further(
+    tail: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    whole, path = b"\n".join(as_lines(STEP_LOG)) + b"\n", tmp_path / "a.jsonl"
-    for at in range(0, len(whole), 7):
-        for rest in (b"", b"\0" * 30):
-            path.write_bytes(whole[:at] + rest)
-            caplog.clear()
-            torn = not (whole[:at] + rest or b"\n").endswith(b"\n")
-            log = StepLog(path, RUN)
-            log.begins(7, "checkpoint", ERA)
-            log.close()
-            assert [line.get("begins") for line in read_lines(path)][-1] == 7
-            assert path.read_bytes().startswith(whole[:at].rpartition(b"\n")[0])
-            assert ("half a line, which is cut off" in caplog.text) == torn
+    lines, path = as_lines(STEP_LOG), tmp_path / "a.jsonl"
+    whole = b"\n".join(lines) + b"\n"
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size] + tail)
+        caplog.clear()
+        kept = whole[:size].count(b"\n")
+        assert len(read_lines(path)) == kept
+        log = StepLog(path, RUN)
+        log.begins(7, "checkpoint", ERA)
+        log.close()
+        assert [line.get("begins") for line in read_lines(path)[kept:]] == [None, 7]
+        assert path.read_bytes().split(b"\n")[:kept] == lines[:kept]
+        is_torn = bool(tail or not whole[:size].endswith(b"\n")) and size + len(tail) > 0
+        assert ("has a torn last line" in caplog.text) == is_torn
+
+
+def test_a_journal_that_is_torn_at_any_byte_is_cut_and_written_further(tmp_path: Path) -> None:
+    lines, path = as_lines(JOURNAL), tmp_path / "journal.jsonl"
+    whole = b"\n".join(lines) + b"\n"
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        kept = whole[:size].count(b"\n")
+        with closing(Journal(tmp_path)) as journal:
+            assert len(journal.open(JOURNAL[0]["fleet"])) == max(0, kept - 1)
+            journal.write(Added("z"))
+        assert path.read_bytes().split(b"\n")[:-2] == lines[: max(1, kept)]
 
 
 # ---- two at once --------------------------------------------------------------------------------

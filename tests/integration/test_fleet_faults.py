@@ -23,7 +23,7 @@ from trainers.fleet.deciding.stop_rule import Seen
 from trainers.fleet.jobs.job_checkpoint import FINAL, LAST
 from trainers.fleet.jobs.turns import STOPPED
 from trainers.fleet.keeping.journal import NAME
-from trainers.json_lines import JsonLines
+from trainers.record_file import RecordFile
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_left_at_once"),
@@ -243,13 +243,13 @@ def test_ctrl_c_on_a_full_disk_claims_no_checkpoint_that_is_not_there(
     assert not any(lone.differences(Outcome.of(module)) for module in modules.values())
 
 
-class Full(JsonLines):
+class Full(RecordFile):
     """A file on a disk that is full."""
 
     def __init__(self) -> None:
         pass
 
-    def write(self, line: Mapping[str, Any]) -> None:
+    def append(self, record: Mapping[str, Any]) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:

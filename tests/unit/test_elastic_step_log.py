@@ -133,13 +133,3 @@ def test_times_go_on_when_the_clock_goes_back_by_an_hour(
     log.close()
     first, second = (line["time"] for line in read_lines(tmp_path / "a.jsonl"))
     assert now - 60 < first <= second
-
-
-def test_a_log_whose_last_line_is_torn_is_gone_on_with(tmp_path: Path) -> None:
-    lines = [RUN, begins(FIRST, "nothing"), *commits(0, "ab", 0)]
-    path = write(tmp_path / "a", lines, rest='{"commit": 2, "ad')
-    log = StepLog(path, RUN["run"])
-    log.begins(2, "checkpoint", SECOND)
-    log.close()
-    assert [line.get("begins") for line in read_lines(path)[4:]] == [None, 2]
-    assert digests(read_history([path])) == "ab"

@@ -34,8 +34,8 @@ from trainers.elastic.deciding.era import UNKNOWN, Era, TwoLives, steps_that_cou
 from trainers.elastic.deciding.peer_figures import PeerFigures
 from trainers.elastic.deciding.view import Added, View
 from trainers.elastic.errors import LogDamaged
-from trainers.json_lines import JsonLines, read_object, whole_lines
 from trainers.plain_values import typed
+from trainers.record_file import RecordFile, read_records
 
 Source = Literal["nothing", "checkpoint", "member"]
 """What a peer begins with: the first weights, a checkpoint of its own, or a member's state."""
@@ -63,14 +63,14 @@ class StepLog:
         self._era = UNKNOWN
         with self._told():
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = JsonLines(path)
-            self._file.write(self._timed({"run": dict(run)}))
+            self._file = RecordFile(path)
+            self._file.append(self._timed({"run": dict(run)}))
 
     def begins(self, step: int, source: Source, era: Era) -> None:
         """Note with which state this peer begins, and of which life of the run it is."""
         self._era = era.id
         with self._told():
-            self._file.write(self._timed({"begins": step, "with": source, "era": era.plain()}))
+            self._file.append(self._timed({"begins": step, "with": source, "era": era.plain()}))
 
     def generation(self, view: View, step: int) -> None:
         members = list(view.names)
@@ -89,7 +89,7 @@ class StepLog:
         self._write({"commit": commit.step, "added": added, **more, "digest": commit.digest})
 
     def _write(self, line: Mapping[str, Any]) -> None:
-        self._file.write_if_it_fits(self._timed(line))
+        self._file.append_if_it_fits(self._timed(line))
 
     def _timed(self, line: Mapping[str, Any]) -> Mapping[str, Any]:
         return {**line, "time": round(self._ahead + time.monotonic(), 3)}
@@ -136,7 +136,7 @@ class History:
 def read_history(paths: Sequence[Path]) -> History:
     """Return what the logs of one or several peers tell. Raise `LogDamaged` if they disagree."""
     runs: list[Mapping[str, Any]] = []
-    lines = {path: [*_lines(path)] for path in paths}
+    lines = {path: read_lines(path) for path in paths}
     try:
         counts = steps_that_count(era for path in paths for era in _eras(lines[path]))
     except TwoLives as error:
@@ -144,7 +144,7 @@ def read_history(paths: Sequence[Path]) -> History:
     commits: dict[int, LoggedCommit] = {}
     for path in paths:
         era = UNKNOWN
-        for number, told in lines[path]:
+        for number, told in enumerate(lines[path], start=1):
             if "run" in told:
                 runs.append(told["run"])
             elif "begins" in told:
@@ -166,38 +166,32 @@ def read_history(paths: Sequence[Path]) -> History:
 
 def newest_era(paths: Iterable[Path]) -> int:
     """Return the highest number of an era of which these logs know; 0 if they know of none."""
-    return max((era.number for path in paths for era in _eras(_lines(path))), default=0)
+    return max((era.number for path in paths for era in _eras(read_lines(path))), default=0)
 
 
-def _eras(lines: Iterable[tuple[int, Mapping[str, Any]]]) -> Iterable[Era]:
-    return (Era.of_plain(told["era"]) for _, told in lines if "begins" in told and "era" in told)
+def _eras(lines: Iterable[Mapping[str, Any]]) -> Iterable[Era]:
+    return (Era.of_plain(told["era"]) for told in lines if "begins" in told and "era" in told)
 
 
 def read_lines(path: Path) -> list[Mapping[str, Any]]:
     """Return the lines of one log."""
-    return [told for _, told in _lines(path)]
+    try:
+        return read_records(path, _check)
+    except ValueError as error:
+        raise LogDamaged(
+            f"{error}: move this file out of its folder; the logs of other peers may have what it"
+            " tells"
+        ) from error
 
 
-def _lines(path: Path) -> Iterable[tuple[int, Mapping[str, Any]]]:
-    for number, line in enumerate(whole_lines(path), start=1):
-        try:
-            told = read_object(line)
-            _check(told)
-        except ValueError as error:
-            raise LogDamaged(
-                f"{path}:{number} is damaged ({error}): move this file out of its folder; what it"
-                " tells is then known from the logs of other peers alone"
-            ) from error
-        yield number, told
-
-
-def _check(told: Mapping[str, Any]) -> None:
-    """Raise `ValueError` if a line is not as `StepLog` writes it."""
+def _check(_number: int, line: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a line. Raise `ValueError` if it is not as `StepLog` writes it."""
     for key, form in FORMS.items():
-        if key in told or key == "time":
-            typed(form, told, "it")
-    if "begins" in told and "era" in told:
-        Era.of_plain(told["era"])
+        if key in line or key == "time":
+            typed(form, line, "it")
+    if "begins" in line and "era" in line:
+        Era.of_plain(line["era"])
+    return line
 
 
 def _commit(told: Mapping[str, Any]) -> LoggedCommit:

@@ -1,4 +1,4 @@
 """What a fleet keeps and shows: its journal, its results, the live table.
 
-May import: fleet.deciding, folder_lock, json_lines, plain_values.
+May import: fleet.deciding, folder_lock, record_file, plain_values.
 """

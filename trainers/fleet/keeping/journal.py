@@ -5,7 +5,7 @@
     {"event": "TurnEnded", "job": "a", "step": 40, ...}   one line an event
 
 A line has left the process before its decision is carried out, so a kill of the process loses none.
-It may leave half a line at the end, whose decision was never carried out (json_lines.py).
+It may leave half a line at the end, whose decision was never carried out (record_file.py).
 """
 
 import json
@@ -20,8 +20,8 @@ from trainers.fleet.deciding.events import Event
 from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.deciding.fleet_state import FleetSettings
 from trainers.folder_lock import held
-from trainers.json_lines import JsonLines, read_object, whole_lines
 from trainers.plain_values import typed, with_defaults
+from trainers.record_file import RecordFile, read_records
 
 LOCK = "fleet.lock"
 NAME = "journal.jsonl"
@@ -34,7 +34,7 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
         self._held = ExitStack()
-        self._file: JsonLines | None = None
+        self._file: RecordFile | None = None
 
     def open(self, fleet: Mapping[str, Any]) -> list[Event | FleetSettings]:
         """Open the journal for writing, and return the events that it has, with the settings under
@@ -42,23 +42,25 @@ class Journal:
         journal is another's, or another process has it open."""
         try:
             self._take(self.path.with_name(LOCK))
-            lines = whole_lines(self.path)
-            self._file = JsonLines(self.path)
+            past = read_records(self.path, self._read)
+            self._file = RecordFile(self.path)
         except OSError as error:
             raise FleetError(
                 f"{self.path} cannot be written ({error}): make its folder writable, or give"
                 " another one"
             ) from error
-        if not lines:
+        except ValueError as error:
+            raise FleetError(f"{error}: delete the folder to begin anew") from error
+        if not past:
             self._write({"fleet": dict(fleet)})
             return []
-        theirs = self._read(lines[0], 1)
+        theirs = past[0]
         if theirs != json.loads(json.dumps(dict(fleet))):
             raise FleetError(
                 f"{self.path} is the journal of another fleet: {theirs} there, {dict(fleet)} here."
                 " Give another folder, or delete this one"
             )
-        return [self._read(line, number) for number, line in enumerate(lines[1:], start=2)]
+        return past[1:]
 
     def _take(self, lock: Path) -> None:
         """Make the folder this process's."""
@@ -81,29 +83,25 @@ class Journal:
     def _write(self, line: Mapping[str, Any]) -> None:
         assert self._file is not None
         try:
-            self._file.write(line)
+            self._file.append(line)
         except OSError as error:
             raise FleetError(
                 f"{self.path} could not be written ({error}): free some space; the same program"
                 " then goes on"
             ) from error
 
-    def _read(self, line: str, number: int) -> Any:
-        """Return what a line tells: of the first one the fleet, then an event or settings."""
+    def _read(self, number: int, record: dict[str, Any]) -> Any:
+        """Return what a record holds: the first one the fleet, others an event or settings."""
+        if number == 1:
+            return record.get("fleet")
         try:
-            found = read_object(line)
-            if number == 1:
-                return found.get("fleet")
-            if "settings" in found:
-                kind, told = FleetSettings, found["settings"]
+            if "settings" in record:
+                kind, fields = FleetSettings, record["settings"]
             else:
-                kind, told = KINDS[found.pop("event")], found
-            return typed(kind, with_defaults(kind, told), kind.__name__)
-        except (KeyError, TypeError, ValueError) as error:
-            raise FleetError(
-                f"{self.path}:{number} is damaged, or of another version ({error}): delete the"
-                " folder to begin anew"
-            ) from error
+                kind, fields = KINDS[record.pop("event")], record
+            return typed(kind, with_defaults(kind, fields), kind.__name__)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"or of another version: {error!r}") from error
 
     def close(self) -> None:
         if self._file is not None:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from trainers.fleet.deciding.fleet_error import FleetError
-from trainers.json_lines import read_object
 from trainers.plain_values import typed
+from trainers.record_file import parse_object
 
 SEARCH_FILE = "search.json"
 
@@ -47,7 +47,7 @@ class AskedTrials:
         if not self._path.exists():
             return {}
         try:
-            asked = read_object(self._path.read_text(encoding="utf-8"))
+            asked = parse_object(self._path.read_text(encoding="utf-8"))
             return typed(dict[str, dict[str, Any]], asked, "it")
         except (OSError, ValueError) as error:
             raise FleetError(
