@@ -12,9 +12,6 @@ one that asked first.
 A guest has memory of its own. One that borrows the step's memory says `inside`: it is granted only
 while the step's thread stands aside, because between two steps that thread reads tensors.
 
-A step may also be asked to end between two nodes (`stop_step`): where that is possible, `pass_on`
-raises `StepStopped`. Its runner has the other nodes run elsewhere (running/step_moves.py).
-
 A Ctrl-C that hits a step which stands aside is raised when the guest has given back; a second one
 at once.
 """
@@ -59,18 +56,12 @@ class Guest:
     bell: threading.Lock = field(default_factory=_bell)
 
 
-class StepStopped(BaseException):
-    """A step ends between two nodes, because somebody has asked for that. What ran has ended, and
-    the runner goes on with the nodes that are left."""
-
-
 class Gate:
     """One of each device. `closed` gates grant everything: no step comes any more."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.wanted = False
-        """Whether a guest waits, or the step shall stop. A step reads it between two nodes, without
-        the lock."""
+        """Whether a guest waits. A step reads it between two nodes, without the lock."""
         self.armed = False
         """Whether guests are expected. Then engines enqueue less ahead, so that none waits long."""
         self.stood_aside = 0.0
@@ -95,9 +86,6 @@ class Gate:
         self._steps_on: int | None = None
         """The thread of the last step."""
         self._closed = False
-        self._stops = False
-        """Whether the step is asked to end between two nodes."""
-        self._can_stop = False
 
     # ---- for a step ------------------------------------------------------------------------------
 
@@ -119,8 +107,6 @@ class Gate:
         """Stand aside until no guest waits. Only the holder's thread has an effect."""
         if self._host != threading.get_ident() or not self._held:
             return
-        if self._stops and self._can_stop and not self._waiting:
-            raise StepStopped
         with self._lock:
             self._held = False
             self._stand_aside()
@@ -137,25 +123,6 @@ class Gate:
             yield
         finally:
             self._enter()
-
-    @contextmanager
-    def stoppable(self) -> Iterator[None]:
-        """Let `stop_step` end the nodes of this block with `StepStopped`."""
-        with self._lock:
-            self._can_stop = True
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._can_stop = self._stops = False
-                self._next()
-
-    def stop_step(self) -> None:
-        """Have the step that runs nodes in a `stoppable` block end before its next node. Any thread
-        may call this. Guests that wait come first."""
-        with self._lock:
-            self._stops = self._can_stop
-            self._next()
 
     def _enter(self) -> None:
         with self._lock:
@@ -245,7 +212,7 @@ class Gate:
             elif self._aside:
                 self._held, self._aside = True, False
                 _ring(self._bell)
-        self.wanted = bool(self._waiting) or self._stops
+        self.wanted = bool(self._waiting)
 
     def _may_come(self, guest: Guest) -> bool:
         if self._aside:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, zip_longest
 
 from offload.graph.taskgraph import Role, TaskGraph
-from offload.planning.cuts import begun_at
 from offload.planning.residency import SMALL
 
 ONCE = "a weight moves once for"
@@ -36,7 +35,7 @@ def layer_by_layer(graph: TaskGraph, together: int, nbytes: int = SMALL) -> Task
     turns: dict[int, list[int]] = {}
     for number, task in enumerate(graph.tasks):
         turns.setdefault(task.turn, []).append(number)
-    cut = [begun_at(turns[turn], _borders(graph, turns[turn], nbytes)) for turn in sorted(turns)]
+    cut = [_pieces(graph, turns[turn], nbytes) for turn in sorted(turns)]
     wanted: list[int] = []
     for first in range(0, len(cut), together):
         for pieces in zip_longest(*cut[first : first + together], fillvalue=()):
@@ -45,9 +44,9 @@ def layer_by_layer(graph: TaskGraph, together: int, nbytes: int = SMALL) -> Task
     return graph.reordered(order, f"{ONCE} {together} micro-batches")
 
 
-def _borders(graph: TaskGraph, tasks: Sequence[int], nbytes: int) -> set[int]:
-    """The tasks at which other weights are needed. An update stays with its gradient."""
-    found: set[int] = set()
+def _pieces(graph: TaskGraph, tasks: Sequence[int], nbytes: int) -> list[list[int]]:
+    """Cut the tasks where other weights are needed. An update stays with its gradient."""
+    pieces: list[list[int]] = [[]]
     now: set[int] = set()
     for number in tasks:
         task = graph.tasks[number]
@@ -57,9 +56,10 @@ def _borders(graph: TaskGraph, tasks: Sequence[int], nbytes: int) -> set[int]:
             if graph.buffers[b].role is Role.PARAMETER and graph.buffers[b].nbytes >= nbytes
         }
         if task.phase != "update" and not weights <= now:
-            found.add(number)
+            pieces.append([])
             now = weights
-    return found
+        pieces[-1].append(number)
+    return pieces
 
 
 def _completed(needed: Sequence[Sequence[int]], wanted: Sequence[int]) -> list[int]:

@@ -185,16 +185,6 @@ class Homes:
         self.settle(waiting)
         return moved
 
-    def follow(self, old: "Homes") -> None:
-        """Point all tensors that are at home in `old` to the same places here. Their bytes are here
-        already."""
-        self.learn(old.together())
-        for home, before in zip(self._homes, old._homes, strict=True):
-            for tensor, view, at in zip(before.tensors, home.views, before.at, strict=True):
-                if tensor.data_ptr() == at:
-                    tensor.data = view
-            home.tensors = list(before.tensors)
-
     def has(self, key: str, place: Place, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether all these tensor objects are at home at this place."""
         return self.places.get(key) == place and {*map(id, tensors)} <= {*map(id, self._live(key))}

@@ -18,9 +18,8 @@ from offload.graph.costs import Costs
 from offload.graph.memgraph import OFFLOAD, RELOAD, SMALL_WORKSPACE, TASK, Block, MemGraph, Node
 from offload.graph.taskgraph import HOST, Buffer, Role, Task, TaskGraph
 from offload.planning.refusal import scratch_bytes
+from offload.planning.simulator import Timeline
 
-Timeline = Sequence[tuple[int, str, float, float]]
-"""Each node with its lane, start and end."""
 NAMES = MappingProxyType(
     {
         Role.PARAMETER: "parameters",

@@ -1,21 +1,10 @@
-"""Finds the pieces of a step between cuts, and what lives across a cut. Pure.
+"""Cuts a step into pieces that the device runs alone, and pieces for which the host must act. Pure.
 
-    nodes    F1  F2 | B2  B1  U1
-             [ a1 ======= ]               live: a later node touches it,
-             [ w2 ===== ..............]   or it must be there when the step is over
-
-Pieces are found by what their nodes have in common (`pieces_by_host`), or by the nodes at which
-they begin (`begun_at`).
+nodes    F1 F2 | U2 (host) | B2 B1
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-
-from offload.graph.memgraph import MemGraph, Place
-from offload.graph.taskgraph import HOST
-
-Timeline = Sequence[tuple[int, str, float, float]]
-"""Node, lane, start, end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +14,6 @@ class Piece:
     nodes: tuple[int, ...]
     on_host: bool = False
     """Whether the host must act, so that no device can run this piece by itself."""
-
-
-def live_after(memgraph: MemGraph, done: Collection[int]) -> list[Place]:
-    """Return the places on devices whose bytes matter when these nodes have run and no other one,
-    whatever the order was: later nodes read them, or they must be there when the step is over."""
-    done = frozenset(done)
-    touched = {block.buffer for block in memgraph.blocks}
-    places = [place for number, place in memgraph.starts.items() if number not in touched]
-    for block in memgraph.blocks:
-        begun = block.from_start or not done.isdisjoint(block.nodes)
-        if begun and (block.to_end or not done.issuperset(block.nodes)):
-            places.append(block.place)
-    return [place for place in places if place.arena != HOST and place.nbytes]
 
 
 def pieces_by_host(on_host: Sequence[bool], deps: Sequence[Sequence[int]]) -> tuple[Piece, ...]:
@@ -74,13 +50,3 @@ def shorter(pieces: Iterable[Piece], seconds: Sequence[float], most: float) -> t
             took += seconds[node]
         found.append(replace(piece, nodes=tuple(nodes)))
     return tuple(found)
-
-
-def begun_at(numbers: Sequence[int], begins: Collection[int]) -> list[list[int]]:
-    """Cut `numbers`, in their order, into lists. Each but the first begins with one of `begins`."""
-    lists: list[list[int]] = [[]]
-    for number in numbers:
-        if number in begins:
-            lists.append([])
-        lists[-1].append(number)
-    return lists

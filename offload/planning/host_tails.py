@@ -10,7 +10,7 @@ neither a job that takes the device's arena nor the copies of parked residents t
 
 from offload.graph.memgraph import TASK, MemGraph, Node
 from offload.graph.taskgraph import HOST
-from offload.planning.cuts import Timeline
+from offload.planning.simulator import Timeline
 
 
 def host_tail(memgraph: MemGraph) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ directions at once. So its two phases, before and after the fullest moment, add 
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Protocol
@@ -25,6 +25,8 @@ from offload.graph.costs import Costs
 from offload.graph.memgraph import TASK, MemGraph
 from offload.graph.taskgraph import TaskGraph
 
+Timeline = Sequence[tuple[int, str, float, float]]
+"""Each node with its lane, start and end, in the order of the starts."""
 _End = tuple[int, float]
 CRITICAL_PATH, LINK = "critical path", "link"
 
@@ -57,8 +59,7 @@ class Simulation:
     """Seconds of work of each lane; for the host, of all workers together."""
     bound: Bound
     two_phase: float
-    timeline: tuple[tuple[int, str, float, float], ...]
-    """Node, lane, start, end, in the order of the starts."""
+    timeline: Timeline
 
 
 def simulate(
@@ -161,9 +162,7 @@ def other_way(lane: str) -> str:
     return ("d2h" if lane.startswith("h2d") else "h2d") + lane[3:]
 
 
-def _run(
-    memgraph: MemGraph, seconds: list[float], costs: Costs, order: str, seed: int
-) -> tuple[tuple[int, str, float, float], ...]:
+def _run(memgraph: MemGraph, seconds: list[float], costs: Costs, order: str, seed: int) -> Timeline:
     """Run all nodes. Returns (node, lane, start, end) of each."""
     nodes = memgraph.nodes
     rank = list(range(len(nodes)))

@@ -1,12 +1,12 @@
 """A plan bound to arenas: every node is a call without arguments, and so is what is around them.
 
-begin(batch)   inputs -> their places            pieces  what an engine runs
+begin(batch)   inputs -> their places            work    what an engine runs
 outputs()      places -> new tensors             tailed  the same in two parts: body and tail
                                                  notes   what to say when it fails
 """
 
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from ctypes import memmove
 from functools import partial
 from typing import Any
@@ -21,14 +21,12 @@ from offload.memory.arenas import Arenas
 from offload.memory.homes import Homes
 from offload.memory.placement import Bindings, bind_task
 from offload.memory.runnable import RunnablePlan
-from offload.planning.cuts import live_after
 from offload.planning.host_tails import host_tail
 from offload.planning.simulator import node_seconds
 from offload.program.generators import generators_of
 from offload.program.kernels import Program, Value
 from offload.running.captured_poison import CapturedPoison
 from offload.running.drivers.driver import Driver
-from offload.running.engines.pieces import WorkPiece, whole
 from offload.running.engines.tail_crew import SplitWork, TailCrew
 from offload.running.engines.work import Record, Run, StepWork
 from offload.running.poison import Poison
@@ -52,7 +50,6 @@ class Binding:
         are enqueued on; without one, a node is done when its call returns. `captured`: a graph of
         the nodes is replayed."""
         self.memgraph = plan.memgraph
-        self._arenas = arenas
         self.program = program_of(plan.graph)
         self.homes = Homes(self.memgraph, arenas, self.program.tensors)
         kind = CapturedPoison if captured else Poison
@@ -67,14 +64,13 @@ class Binding:
         if self._poison:
             runs = [self._poison.wrap(node, run) for node, run in enumerate(runs)]
         tell = partial(_tell, plan.remarks)
-        self._work = StepWork.of(
+        self.work = StepWork.of(
             self.memgraph,
             runs,
             tell,
             _uncaptured(self.memgraph, arenas),
             node_seconds(self.memgraph, plan.costs) if driver is not None else (),
         )
-        self.pieces = whole(self._work)
         self._tail: Sequence[int] | None = None
         self._split: SplitWork | None = None
 
@@ -93,7 +89,7 @@ class Binding:
         """The work with its tail for this crew; None if it has none. It is cut once."""
         if self._tail is None:
             self._tail = host_tail(self.memgraph)
-            self._split = crew.split(self._work, self._tail) if self._tail else None
+            self._split = crew.split(self.work, self._tail) if self._tail else None
         return self._split
 
     def begin(self, batch: Sequence[torch.Tensor]) -> None:
@@ -107,28 +103,6 @@ class Binding:
             if target is not None:
                 stand_aside()
                 target.copy_(given)
-
-    # ---- in the middle of a step -----------------------------------------------------------------
-
-    def left(self, done: Collection[int]) -> Sequence[WorkPiece]:
-        """What runs the nodes that are left of a step."""
-        nodes = sorted(set(range(len(self.memgraph.nodes))).difference(done))
-        return (WorkPiece(nodes, self._work.part(nodes)),)
-
-    def go_on_from(self, old: "Binding", done: Collection[int]) -> int:
-        """Go on with a step of which `old` has run these nodes, and of which nothing runs now. Both
-        share the host's arena, and their plans have every byte at the same place. Returns the bytes
-        that moved."""
-        if isinstance(self._poison, Poison) and isinstance(old._poison, Poison):
-            self._poison.follow(old._poison)
-        places = live_after(self.memgraph, done)
-        for place in places:
-            stand_aside()
-            self._arenas.bytes(place).copy_(old._arenas.bytes(place))
-        old._arenas.rest()
-        self._arenas.rest()
-        self.homes.follow(old.homes)
-        return sum(place.nbytes for place in places)
 
     def outputs(self) -> tuple[Any, ...]:
         """New tensors on the device where kernels run, wherever the outputs lie."""

@@ -76,14 +76,6 @@ class Poison:
         for mark in marks if self._device.type == "cuda" else ():
             torch.cuda.current_stream(self._device).wait_event(mark)
 
-    def follow(self, old: "Poison") -> None:
-        """Go on with a step of `old` in other arenas, before its bytes arrive. Nothing of it runs
-        now."""
-        self._left = list(old._left)
-        self._marks = [[] for _ in self._uses]
-        for fill in self._all:
-            fill()
-
     def begin(self) -> None:
         """Prepare for a step, before its inputs arrive."""
         self._left = list(self._uses)

@@ -16,7 +16,7 @@ The exception says so in a note (binding.py: `notes`). The engine ends what it b
 
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,6 @@ from offload.running.engines.work import Record
 from offload.running.input_checks import check_stage
 from offload.running.runner_memory import Migration, RunnerMemory
 from offload.running.stage import Stage
-from offload.running.step_moves import GoOver, StepMove, StepMoves, draw_alike, goes_on
 from offload.running.step_plans import StepPlans
 from offload.running.tailed_step import TailedStep
 from offload.running.torch_modes import in_step_modes
@@ -95,7 +94,6 @@ class Runner:
         """If set, the next steps hand the stage on as soon as only their tails are left
         (tailed_step.py). Engine `cudagraph` captures such steps apart from others."""
         self._tail_crew: TailCrew | None = None
-        self._step_moves = StepMoves()
         self._closed = False
         with self.stage.lock:
             self._enter(self._plans.first)
@@ -151,9 +149,9 @@ class Runner:
         """`find` returns the name of the plan. It is called under the stage's lock."""
         if self.tails is not None:
             return self._step_with_tail(find, batch, self.tails)
-        with self._on_stage() as held:
+        with self._on_stage():
             self._check_open()
-            return self._step(find(), batch, None, held)
+            return self._step(find(), batch, None)
 
     def _step_with_tail(
         self, find: Callable[[], Hashable], batch: Sequence[torch.Tensor], tails: HostTails
@@ -162,9 +160,9 @@ class Runner:
             self._tail_crew = TailCrew(self.stage.host_workers)
         step = TailedStep(self._tail_crew, tails)
         try:
-            with self._on_stage() as held:
+            with self._on_stage():
                 self._check_open()
-                outputs = self._step(find(), batch, step, held)
+                outputs = self._step(find(), batch, step)
             if step.handed_on:
                 step.run_tail()
             return outputs
@@ -178,22 +176,14 @@ class Runner:
                 step.give_back()
 
     def _step(
-        self,
-        key: Hashable,
-        batch: Sequence[torch.Tensor],
-        step: TailedStep | None,
-        held: ExitStack,
+        self, key: Hashable, batch: Sequence[torch.Tensor], step: TailedStep | None
     ) -> tuple[Any, ...]:
-        run = partial(self._run_nodes, key, batch, step, held)
+        run = partial(self._run_nodes, key, batch, step)
         with naming_loss(self.stage.device):
             return in_step_modes({self._plans.program.device.type}, run)
 
     def _run_nodes(
-        self,
-        key: Hashable,
-        batch: Sequence[torch.Tensor],
-        step: TailedStep | None,
-        held: ExitStack,
+        self, key: Hashable, batch: Sequence[torch.Tensor], step: TailedStep | None
     ) -> tuple[Any, ...]:
         self.stage.warm()
         bound = self._enter(key)
@@ -201,15 +191,14 @@ class Runner:
         if step is not None and step.takes(bound):
             step.run_body(self.stage)
         else:
-            bound = self._run(bound, partial(self._go_over, key, held))
+            self._run(bound)
             torch.autograd.graph.increment_version(bound.homes.counted())
         return bound.outputs()
 
-    def _run(self, bound: Binding, go_over: GoOver) -> Binding:
-        """Returns the binding with which the step ended."""
+    def _run(self, bound: Binding) -> None:
         record = Record()
         try:
-            return self._step_moves.run(self.stage, bound, record, go_over)
+            self.stage.run(bound.work, record)
         except BaseException as error:
             for note in notes(bound.memgraph, record):
                 error.add_note(note)
@@ -242,26 +231,19 @@ class Runner:
         stage: Stage | None = None,
         *,
         owned: bool = False,
-        in_step: bool = False,
         beside: bool = True,
     ) -> Migration:
         """Go on with another plan over the same tensors: of another budget, or on another stage.
         Waits for a step that another thread runs. Only what has another home moves, once. Steps
         that were added are planned again when they are run, but not those of another device.
-        `owned`: the runner closes the new stage at its end, and nobody else uses it. `in_step`: a
-        step that another thread runs goes on there from between two of its nodes, if the plan has
-        every byte where it was, and the device is of the same kind; other steps are waited for.
-        `beside`: whether the old arena may stay while a new one comes.
+        `owned`: the runner closes the new stage at its end, and nobody else uses it. `beside`:
+        whether the old arena may stay while a new one comes.
 
         Raises `MemoryTooSmall` if there is no room; then nothing has moved. On a stage of the same
         kind of device later steps have the same bits. A plan for another kind must be captured for
         it; the weights are equal, and later bits are those of its kernels."""
         target, program = stage or self.stage, program_of(plan.graph)
         check_stage(target, program)
-        if in_step and key in (None, self._plans.first):
-            moved = self._move_in_step(plan, target, owned)
-            if moved is not None:
-                return moved
         with self._both(target) as old, old.gate.held(), target.gate.held():
             self._check_open()
             alone = owned or (self._owns_stage and target is old)
@@ -281,55 +263,11 @@ class Runner:
             old.close()
         return moved
 
-    def _move_in_step(self, plan: RunnablePlan, target: Stage, owned: bool) -> Migration | None:
-        """None: there was no step that could move."""
-        old, owns_old = self.stage, self._owns_stage
-        if target is old:
-            return None
-        with target.lock:
-            move = self._step_moves.ask(plan, target, owned)
-            if move is None:
-                return None
-            self._step_moves.wait(move)
-        if move.error is not None:
-            raise move.error
-        if move.moved is not None and owns_old:
-            old.close()
-        return move.moved
-
-    def _go_over(
-        self, key: Hashable, held: ExitStack, move: StepMove, bound: Binding, record: Record
-    ) -> Binding:
-        """Have the step that was stopped go on where it was asked to. `held`: the present stage,
-        which is let go. Whoever asks has the lock of the new one."""
-        plan, target = move.plan, move.stage
-        now = self._plans.plan
-        if self._plans[key] is not now or not goes_on(now, plan, self.stage, target):
-            return bound
-        try:
-            found, move.moved = self._memory.go_over(
-                key, plan, target, record.finished, alone=move.owned
-            )
-        except Exception as error:
-            move.error = error
-            return bound
-        draw_alike(self.stage.device, target.device)
-        if plan is not now:
-            self._plans.go_over(plan, key)
-        self.stage, self._owns_stage = target, move.owned
-        held.close()
-        held.callback(move.over.set)
-        held.enter_context(target.gate.held())
-        target.warm()
-        return found
-
     @contextmanager
-    def _on_stage(self) -> Iterator[ExitStack]:
-        """Hold the stage for a step. A step that moves lets it go, and holds another one."""
-        with ExitStack() as held:
-            stage = held.enter_context(self._both())
-            held.enter_context(stage.gate.held())
-            yield held
+    def _on_stage(self) -> Iterator[None]:
+        """Hold the stage for a step."""
+        with self._both() as stage, stage.gate.held():
+            yield
 
     @contextmanager
     def _both(self, target: Stage | None = None) -> Iterator[Stage]:

@@ -14,7 +14,7 @@ Nothing has moved where `move` raises `MemoryTooSmall`.
 """
 
 import warnings
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -34,7 +34,6 @@ from offload.running.collector import collector_paused
 from offload.running.stage import Stage
 
 IN_PLACE, BESIDE, BY_HOST = "in place", "beside", "by the host"
-IN_STEP = "in the middle of a step"
 _POINTED = "{} was pointed (p.data = other) {}. Copy the values instead: p.data.copy_(other)"
 
 
@@ -46,7 +45,7 @@ class Migration:
     """Bytes of tensors that changed their place."""
     seconds: float
     way: str
-    """in place, beside, by the host, or in the middle of a step"""
+    """in place, beside, or by the host"""
 
 
 class RunnerMemory:
@@ -221,48 +220,6 @@ class RunnerMemory:
         self._bindings = {key: found}
         self._rooms.clear()
         return Migration(nbytes, stage.clock() - begin, way)
-
-    def go_over(
-        self,
-        key: Hashable,
-        plan: RunnablePlan,
-        stage: Stage,
-        done: Collection[int],
-        *,
-        alone: bool,
-    ) -> tuple[Binding, Migration]:
-        """Go over to a stage of the same kind of device in the middle of a step, of which these
-        nodes have run. `plan` has every byte at the same place. The locks of both stages are held.
-        Where it raises, nothing has changed."""
-        begin = stage.clock()
-        before, host = self._bindings[key], self.host
-        assert host is not None
-        on_device = _on_device(plan)
-        sizes = stage.sizes_for(self, on_device)
-        room = 0 if alone else resident_bytes(plan.memgraph)
-        room = room if room > self.parked_bytes else 0
-        kept = stage.keeps(sizes)
-        check_move(plan, {} if kept else sizes, room, host_dir=stage.host_dir)
-        waiting = WaitingPlace(room, stage.device, stage.host_dir) if room else self.waiting
-        if not kept:
-            stage.take_beside(self, sizes)
-        try:
-            lent = stage.lent(self, on_device)
-            assert lent is not None
-            arenas = Arenas(lent, host, self._origins)
-            found = self._bind(plan, arenas, stage)
-            nbytes = found.go_on_from(before, done)
-        except BaseException:
-            stage.leave(self)
-            raise
-        if self.waiting is not None and self.waiting is not waiting:
-            self.waiting.unlock()
-        self.stage.leave(self)
-        self.plan, self.stage, self.alone = plan, stage, alone
-        self.current, self.arenas, self.waiting = found.homes, arenas, waiting
-        self._bindings = {key: found}
-        self._rooms.clear()
-        return found, Migration(nbytes, stage.clock() - begin, IN_STEP)
 
     def _way(
         self,

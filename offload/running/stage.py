@@ -12,7 +12,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -29,8 +29,7 @@ from offload.memory.workspaces import warm
 from offload.program.kernels import CPU
 from offload.running.drivers.driver import Driver
 from offload.running.engine_choice import check_order, driver_for, engine_for, made_engine
-from offload.running.engines.pieces import WorkPiece, run_pieces
-from offload.running.engines.work import Engine, Record
+from offload.running.engines.work import Engine, Record, StepWork
 from offload.sizes import say_size
 
 WORTH_KEEPING = 15 / 16
@@ -332,11 +331,11 @@ class Stage:
                 self.driver.end()  # otherwise the caller's current stream would be ours
         self._warmed.add(thread)
 
-    def run(self, pieces: Sequence[WorkPiece], record: Record) -> None:
-        """Run the pieces of a step one after the other. The device is free between two of them."""
+    def run(self, work: StepWork, record: Record) -> None:
+        """Run the nodes of a step."""
         self.runs_in = threading.get_ident()
         try:
-            run_pieces(self.engine, pieces, record)
+            self.engine.run(work, record)
         finally:
             self.runs_in = None
 

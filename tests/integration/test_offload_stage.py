@@ -1,19 +1,14 @@
 """Several runners on one stage: each has the bits that it has alone, whoever is in between."""
 
 import threading
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from support import stage_jobs as jobs
-from support.step_pieces import cut
 
 from offload.errors import StepError
 from offload.graph.taskgraph import HOST
-from offload.running.engines.pieces import WorkPiece, run_pieces
-from offload.running.engines.work import Record
+from offload.running.engines.work import Record, StepWork
 from offload.running.runner import Runner
 from offload.running.stage import Stage
 
@@ -40,14 +35,14 @@ def test_steps_of_two_threads_take_turns_on_a_stage(runners: int) -> None:
     together: list[bool] = []
     met = threading.Event()
     with jobs.stage("serial") as stage:
-        run_pieces_of = stage.run
+        run_nodes = stage.run
 
-        def run(pieces: Sequence[WorkPiece], record: Record) -> None:
+        def run(work: StepWork, record: Record) -> None:
             running.append(1)
             if len(running) > 1:
                 met.set()
             together.append(met.wait(0.3))  # the other thread has the time to come in
-            run_pieces_of(pieces, record)
+            run_nodes(work, record)
             running.pop()
 
         stage.run = run  # type: ignore[method-assign]
@@ -172,52 +167,6 @@ def test_what_a_stage_decides_cannot_be_asked_of_its_tenant() -> None:
     elsewhere.device = torch.device("cuda")
     with pytest.raises(ValueError, match="captured on cpu, the stage has cuda"):
         Runner(job.plan, stage=elsewhere)
-
-
-# ---- pieces -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("engine", jobs.ENGINES)
-@pytest.mark.parametrize("every", [1, 5])
-def test_a_step_in_pieces_has_the_same_bits(engine: str, every: int) -> None:
-    job = jobs.Job.chain(4, 4096, 24_000, engine=engine)
-    count = len(job.plan.memgraph.nodes)
-    with jobs.stage(engine) as stage:
-        runner = Runner(job.plan, stage=stage)
-        pieces: dict[int, list[WorkPiece]] = {}
-
-        def run(given: Any, record: Record) -> None:
-            [one] = given
-            if id(one) not in pieces:
-                pieces[id(one)] = cut(one.work, range(0, count, every))
-            assert len(pieces[id(one)]) == -(-count // every)
-            run_pieces(stage.engine, pieces[id(one)], record)
-            assert sorted(record.finished) == list(range(count))
-
-        stage.run = run  # type: ignore[method-assign]
-        for _ in range(3):
-            job.step(runner)
-        runner.close()
-    assert job.is_right()
-
-
-def test_an_error_in_a_piece_names_the_node_of_the_step() -> None:
-    job = jobs.Job.chain(4, 4096, 24_000)
-    with jobs.stage("serial") as stage:
-        runner = Runner(job.plan, stage=stage)
-        [one] = runner._enter(runner._plans.first).pieces
-        bad = len(one.work.runs) - 2
-
-        def fails() -> None:
-            raise OSError("broken")
-
-        runs = [fails if n == bad else run for n, run in enumerate(one.work.runs)]
-        pieces, record = cut(replace(one.work, runs=runs), [3, bad - 1]), Record()
-        with pytest.raises(OSError, match="broken"):
-            run_pieces(stage.engine, pieces, record)
-        assert record.failed == bad
-        assert set(record.finished) == set(range(bad))
-        runner.close()
 
 
 def test_the_device_arena_and_the_host_arena_are_two_objects() -> None:

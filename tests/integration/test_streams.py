@@ -4,7 +4,6 @@ A stream of the fake GPU is late with FAKE_CUDA_ASYNC=1 (fakecuda/).
 """
 
 import gc
-import random
 import threading
 import time
 import weakref
@@ -15,7 +14,6 @@ import pytest
 import torch
 from graph_edits import without_edge
 from products import every_pair
-from support import stage_jobs as jobs
 from support import stream_graphs as graphs
 from support.fake_gpu import host_function, needs_late_streams
 from support.stream_runs import (
@@ -35,9 +33,7 @@ from offload.errors import OffloadError, RaceFound, StepError
 from offload.graph.memgraph import TASK
 from offload.memory.arenas import Arenas
 from offload.planning.verify import verify
-from offload.running.drivers.cuda import LANES
 from offload.running.runner import Runner
-from offload.running.runner_memory import IN_STEP
 from offload.running.stage import Stage
 
 LATE_SECONDS = 0.02
@@ -65,99 +61,6 @@ def test_whatever_stream_is_late_the_bits_are_those_of_program_order(
             with Runner(made, "cuda", order, 3, poison=poison, driver=driver(held)) as runner:
                 for step in range(4):
                     assert same(runner, plainly, tensors, graphs.batch(x, step)), (shape, step)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("late", LANES)
-def test_a_step_that_moves_takes_along_what_its_streams_still_do(late: str) -> None:
-    """Two stages of one GPU stand for two like GPUs. A job that waits keeps the arena of each, as
-    the device waits for all streams where one is freed."""
-    job, *waiting = (jobs.Job.mixed(6, 4096, 24_000, engine="cuda") for _ in range(3))
-    over, chance = threading.Event(), random.Random(late)
-    ways: list[str] = []
-
-    def after_a_late_start(kernel: Any, reads: Any, writes: Any) -> None:
-        driver = runner.stage.driver
-        assert driver is not None
-        with torch.cuda.stream(driver.stream(late)):
-            be_late()
-        kernel(reads, writes)
-
-    made = jobs.with_kernels(job, {0: after_a_late_start})
-    with (
-        Stage(CUDA) as one,
-        Stage(CUDA) as other,
-        Runner(waiting[0].plan, stage=one) as first,
-        Runner(waiting[1].plan, stage=other) as second,
-        Runner(made, stage=one) as runner,
-    ):
-        for idle in (first, second):
-            idle(job.batch)
-            idle.park()
-
-        def moves() -> None:
-            while not over.wait(chance.random() * LATE_SECONDS / 10):
-                if runner._step_moves._runs_on is not None:
-                    stage = other if runner.stage is one else one
-                    ways.append(runner.move_to(made, stage=stage, in_step=True).way)
-
-        thread = threading.Thread(target=moves)
-        thread.start()
-        try:
-            for _ in range(500):
-                job.step(runner)
-                if ways.count(IN_STEP) >= 30:
-                    break
-        finally:
-            over.set()
-            thread.join(60)
-        assert ways.count(IN_STEP) >= 30
-    assert job.is_right()
-
-
-@pytest.mark.gpu
-@needs_late_streams
-def test_who_has_the_old_stage_next_finds_no_bytes_that_still_leave_it() -> None:
-    """The next one is another job's thread, with a stream of its own."""
-    job, neighbour = (jobs.Job.mixed(6, 4096, 24_000, engine="cuda") for _ in range(2))
-    ways: list[str] = []
-    over = threading.Event()
-    with (
-        Stage(CUDA) as one,
-        Stage(CUDA) as other,
-        Runner(neighbour.plan, stage=one) as next_one,
-        Runner(job.plan, stage=one) as runner,
-    ):
-        neighbour.step(next_one)
-
-        def comes_next() -> None:
-            with torch.cuda.stream(torch.cuda.Stream(CUDA)):
-                neighbour.step(next_one)
-
-        def moves() -> None:
-            while IN_STEP not in ways and not over.is_set():
-                runner.move_to(job.plan, stage=one)
-                while runner._step_moves._runs_on is None and not over.is_set():
-                    time.sleep(1e-4)
-                with pytest.MonkeyPatch.context() as patch:
-                    patch.setattr("offload.running.binding.stand_aside", be_late)
-                    thread = threading.Thread(target=comes_next)
-                    thread.start()
-                    ways.append(runner.move_to(job.plan, stage=other, in_step=True).way)
-                thread.join(60)
-
-        mover = threading.Thread(target=moves)
-        mover.start()
-        try:
-            for _ in range(500):
-                job.step(runner)
-                if not mover.is_alive():
-                    break
-        finally:
-            over.set()
-            mover.join(60)
-        assert ways[-1] == IN_STEP
-    assert job.is_right() and neighbour.is_right()
 
 
 # ---- what keeps the edges, and what happens without one -----------------------------------------

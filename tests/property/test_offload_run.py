@@ -8,17 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from products import examples
 from support.any_graphs import bound, expected, graphs
-from support.step_pieces import cut
 
 import offload
 from offload.errors import BudgetTooSmall, RaceFound
 from offload.graph.taskgraph import TaskGraph
-from offload.planning.cuts import live_after
 from offload.planning.planner import Policy, build_memgraph
 from offload.planning.refusal import smallest_budget
 from offload.planning.residency import most_resident
-from offload.running.engines.pieces import run_pieces
-from offload.running.engines.work import Record
 
 law = settings(max_examples=examples(120), deadline=None)
 
@@ -45,43 +41,6 @@ def test_every_order_of_a_plan_gives_the_bits_of_the_plain_run(
         for outputs in returned:
             for got, right in zip(runner(*step.batch), outputs, strict=True):
                 assert torch.equal(got, right)
-    for name, tensor in step.tensors.items():
-        assert torch.equal(tensor, final[name])
-
-
-@law
-@given(
-    graph=graphs(),
-    spare=st.sampled_from([0, 64, 192, 700, 5000]),
-    where=st.floats(0.0, 1.0),
-    engine=st.sampled_from(["serial", "threads"]),
-)
-def test_what_is_not_live_at_a_cut_may_be_overwritten_there(
-    graph: TaskGraph, spare: int, where: float, engine: str
-) -> None:
-    """All devices' arenas are filled with 0xFF at the cut, and what is live comes back."""
-    step = bound(graph)
-    graph = step.graph
-    final, [outputs] = expected(step, 1)
-    budget = {d: max(64, smallest_budget(graph, d)[0] + spare // 64 * 64) for d in graph.devices}
-    plan = offload.plan(graph, budget, placement="copy")
-    at = round(where * len(plan.memgraph.nodes))
-    live = live_after(plan.memgraph, range(at))
-    with offload.Runner(plan, engine) as runner:
-        bind = runner._enter(runner._plans.first)
-        bind.begin(step.batch)
-        arenas, pieces = runner._memory.arenas, cut(bind.pieces[0].work, [at])
-        assert arenas is not None
-        run_pieces(runner.stage.engine, pieces[:1], Record())
-        if 0 < at < len(plan.memgraph.nodes):
-            kept = [arenas.bytes(place).clone() for place in live]
-            for region in arenas.lent.regions.values():
-                region.tensor.fill_(0xFF)
-            for place, held in zip(live, kept, strict=True):
-                arenas.bytes(place).copy_(held)
-            run_pieces(runner.stage.engine, pieces[1:], Record())
-        for got, right in zip(bind.outputs(), outputs, strict=True):
-            assert torch.equal(got, right)
     for name, tensor in step.tensors.items():
         assert torch.equal(tensor, final[name])
 

@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import pytest
 
-from offload.running.engines.pieces import run_pieces
 from offload.running.engines.serial import Serial
 from offload.running.engines.tail_crew import TailCrew
 from offload.running.engines.work import Record, StepWork
@@ -58,7 +57,7 @@ def test_nodes_of_a_tail_wait_for_the_body_and_for_each_other() -> None:
         case.third.clear()
         record = Record()
         crew.begin(split)
-        run_pieces(Serial(), split.body, record)
+        Serial().run(split.body, record)
         crew.finish(split, record)
         crew.end(split, record)
         crew.end(split, record)
@@ -75,7 +74,7 @@ def test_an_error_of_a_tail_ends_it_and_names_the_node_of_the_step() -> None:
     case, crew, record = Case(fails=1), TailCrew(host_workers=2), Record()
     split = crew.split(case.work, (1, 2, 3))
     crew.begin(split)
-    run_pieces(Serial(), split.body, record)
+    Serial().run(split.body, record)
     with pytest.raises(OSError, match="broken"):
         crew.finish(split, record)
     crew.end(split, record)
@@ -83,7 +82,7 @@ def test_an_error_of_a_tail_ends_it_and_names_the_node_of_the_step() -> None:
     assert sorted(record.finished) == [0, 3, 4]
     case.fails = -1
     crew.begin(split)
-    run_pieces(Serial(), split.body, record := Record())
+    Serial().run(split.body, record := Record())
     crew.finish(split, record)
     crew.end(split, record)
     assert sorted(record.finished) == [0, 1, 2, 3, 4]
@@ -95,7 +94,7 @@ def test_a_body_that_fails_begins_no_more_of_its_tail() -> None:
     split = crew.split(case.work, (1, 2, 3))
     crew.begin(split)
     with pytest.raises(OSError, match="broken"):
-        run_pieces(Serial(), split.body, record)
+        Serial().run(split.body, record)
     crew.end(split, record)
     crew.wait()
     assert case.log == ["begin 0"] and record.failed == 0 and record.finished == []

@@ -26,7 +26,7 @@ from functools import partial
 from typing import Any
 
 from offload.errors import DeviceLost, StepError
-from offload.gate import Gate, StepStopped
+from offload.gate import Gate
 from offload.graph.taskgraph import RANKS
 from offload.planning.issue import DEPTH, Chart, Issue, Issued, RunAhead
 from offload.running.drivers.device_loss import device_lost
@@ -124,23 +124,10 @@ class Streams:
                 else:
                     self._poll(state, record)
             self._end(state, record)
-        except StepStopped:
-            self._stopped(state, record)
-            raise
         except BaseException as error:
             self._fail(error, state, record)
             raise
         self._clean = True
-
-    def _stopped(self, state: StreamStep | None, record: Record) -> None:
-        """Let the nodes that were begun end. Raises what one of them, or the device, reports."""
-        assert state is not None
-        self._crew.rest()
-        error = state.crew_step.error or self._drain()
-        if error is not None:
-            record.failed = state.crew_step.failed
-            self._fail(error, state, record)
-            raise error
 
     def _begin(self, work: StepWork, record: Record) -> StreamStep:
         """Make the state of a step. Nothing of another one runs now."""

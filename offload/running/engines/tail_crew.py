@@ -19,7 +19,6 @@ from typing import Protocol
 
 from offload.errors import StepError
 from offload.running.engines.crew import HOST, LOOK_SECONDS, Crew, CrewStep, Hands
-from offload.running.engines.pieces import WorkPiece, whole
 from offload.running.engines.work import LaneRecord, Record, StepWork
 
 
@@ -42,7 +41,7 @@ class HostTails(Protocol):
 class SplitWork:
     """The work of a step in two parts."""
 
-    body: Sequence[WorkPiece]
+    body: StepWork
     """For the stage's engine, numbered as the step: each node of the tail is a stub."""
     tail: StepWork
     nodes: Sequence[int]
@@ -69,7 +68,7 @@ class TailCrew:
             runs[node] = partial(_arrive, self._crew, number)
         first = tuple(node for node, count in enumerate(waits) if not count)
         body = replace(work, runs=runs, successors=successors, waits=waits, first=first)
-        return SplitWork(whole(body), work.part(nodes), nodes)
+        return SplitWork(body, work.part(nodes), nodes)
 
     # ---- a step, on its thread --------------------------------------------------------------
 

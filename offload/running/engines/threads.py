@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Sequence
 
 from offload.errors import StepError
-from offload.gate import Gate, StepStopped
+from offload.gate import Gate
 from offload.running.engines.crew import LOOK_SECONDS, Crew, CrewStep, Hands, Worker
 from offload.running.engines.serial import Serial
 from offload.running.engines.work import LaneRecord, Record, StepWork
@@ -63,10 +63,6 @@ class Threads:
                     with self._gate.rested():
                         crew.caller.bell.acquire(timeout=LOOK_SECONDS)
                     record.waited += crew.clock() - since - (self._gate.stood_aside - aside)
-        except StepStopped:
-            self._rest()
-            if step is None or step.error is None:
-                raise
         except BaseException:
             ran = crew.caller.ran
             record.failed = ran.nodes[-1] if len(ran.nodes) > len(ran.ends) else None
