@@ -38,7 +38,6 @@ from gpu.workloads import trained, workloads
 from offload import Costs
 from offload.measuring.calibration import rates
 from offload.running.drivers.cuda import Cuda
-from offload.running.drivers.driver import Driver
 from offload.running.stage import Stage
 from trainers.sharing.high_priority import HighPriority
 from trainers.sharing.waits import Percentiles
@@ -97,7 +96,7 @@ class Training:
     def stage(self) -> Stage:
         return self.steps.runner.stage
 
-    def guest_driver(self) -> Driver:
+    def guest_driver(self) -> Cuda:
         return Cuda(self.device, high=True)
 
     def expect_guests(self, expected: bool) -> None:

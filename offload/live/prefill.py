@@ -43,11 +43,6 @@ class Prefill:
         """The plan of the largest call; None until one is planned."""
         return self._session.plan
 
-    @property
-    def planned_calls(self) -> int:
-        """How many calls ran by a plan."""
-        return self._session.planned_steps
-
     def __enter__(self) -> "Prefill":
         self._session.__enter__()
         return self

@@ -189,15 +189,6 @@ class Homes:
         """Whether all these tensor objects are at home at this place."""
         return self.places.get(key) == place and {*map(id, tensors)} <= {*map(id, self._live(key))}
 
-    def astray(self, waiting: WaitingPlace | None = None) -> str:
-        """The name of a tensor that somebody has pointed elsewhere; empty if all are at home, or
-        wait where they were parked."""
-        if self._at_home():
-            return ""
-        expected: dict[str, list[int]] = {home.key: home.at for home in self._homes}
-        expected |= waiting.at if waiting else {}
-        return next((k for k, at in expected.items() if _addresses(self._live(k)) != at), "")
-
     def _at_home(self) -> bool:
         return _addresses(self._all) == self._at
 

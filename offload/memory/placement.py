@@ -13,9 +13,8 @@ Call `run()` under `torch.no_grad()`.
 """
 
 import functools
-import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from offload.graph.memgraph import SMALL_WORKSPACE, Node, Place
 from offload.graph.taskgraph import Task, TaskGraph
 from offload.memory.cuda_shim import available_on, load_on
 from offload.program.kernels import CPU, Call, Value
-from offload.torch_seams import OpOverload, TorchDispatchMode, address_of, name_of
+from offload.torch_seams import OpOverload, address_of
 
 SHIM, COPY = "shim", "copy"
 MODES = (SHIM, COPY)
@@ -58,8 +57,6 @@ class Bindings:
     """Outputs that are copied there after every run."""
     missed: int = 0
     """Runs that allocated differently than recorded. Their outputs were copied where needed."""
-    twins: dict[Any, Any] = field(default_factory=dict, repr=False)
-    """The callables that `fast` found, by op and kinds of arguments."""
 
 
 def chosen(mode: str = "auto", device: torch.device = CPU) -> str:
@@ -149,10 +146,9 @@ class _Binder:
 
     def bound(self, call: Call) -> Run:
         args, kwargs = call.arguments(self.view)
-        if (bound := getattr(call.op, "bound", None)) is not None:
-            return self._served(call, bound(args, kwargs))
-        op = fast(call.op, args, kwargs, self.bindings.twins)
-        return self._served(call, functools.partial(op, *args, **kwargs))
+        bind = getattr(call.op, "bound", None)
+        run = bind(args, kwargs) if bind else functools.partial(call.op, *args, **kwargs)
+        return self._served(call, run)
 
     def _served(self, call: Call, run: Run) -> Run:
         """The run with the call's allocations at their planned addresses."""
@@ -286,74 +282,3 @@ def _check(call: Call, results: Sequence[Any], targets: Targets) -> None:
             f"{name(call.op)}: output {position} is {got}, but the plan has {target.dtype}"
             f" {tuple(target.size())}. Capture the step again"
         )
-
-
-def fast(
-    op: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    known: dict[Any, Any],
-) -> Callable[..., Any]:
-    """The cheapest callable that runs the same op, such as `torch.mm` for `aten.mm.default`.
-
-    Python's bindings cost half of what an `OpOverload` does, but they choose the overload
-    themselves. So one is used only if it chooses this overload for these arguments."""
-    if not isinstance(op, OpOverload) or op.namespace != "aten":
-        return op
-    key = (op, _kinds(args), _kinds(kwargs))
-    if key not in known:
-        known[key] = next(_candidates(op, args, kwargs), op)
-    return known[key]
-
-
-def _candidates(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Any]:
-    wanted = _dispatched(op, args, kwargs)
-    for home in (torch, torch.nn.functional, torch.Tensor):
-        found = getattr(home, name_of(op), None)
-        builtin = isinstance(found, types.BuiltinFunctionType | types.MethodDescriptorType)
-        if builtin and wanted and _same(_dispatched(found, args, kwargs), wanted):
-            yield found
-
-
-def _kinds(tree: Any) -> Any:
-    if isinstance(tree, Mapping):
-        return tuple((key, _kinds(leaf)) for key, leaf in tree.items())
-    return tuple(map(_kinds, tree)) if isinstance(tree, tuple | list) else type(tree)
-
-
-class _DispatchSeen(Exception):
-    """Ends a dispatch before anything is computed."""
-
-
-class _DispatchSpy(TorchDispatchMode):
-    """Finds out which op a call would run."""
-
-    seen: Any = None
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen = (func, args, kwargs or {})
-        raise _DispatchSeen
-
-
-def _dispatched(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Any:
-    """The (op, args, kwargs) that a call dispatches to; None if it dispatches to none."""
-    spy = _DispatchSpy()
-    try:
-        with spy:
-            function(*args, **kwargs)
-    except (_DispatchSeen, TypeError, ValueError, IndexError, RuntimeError):
-        return spy.seen
-    return None
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Compare tensors by identity, everything else by type and value."""
-    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
-        return a is b
-    if isinstance(a, tuple | list) and isinstance(b, tuple | list):
-        return len(a) == len(b) and all(map(_same, a, b))
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_same(a[k], b[k]) for k in a)
-    return type(a) is type(b) and a == b

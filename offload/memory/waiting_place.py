@@ -103,11 +103,6 @@ class WaitingPlace:
         """How much lies here now."""
         return sum(one.nbytes for one in self._waiting.values())
 
-    @property
-    def at(self) -> dict[str, list[int]]:
-        """The addresses of the tensors that wait, by the name of their home."""
-        return {key: one.at for key, one in self._waiting.items()}
-
     def contains(self, address: int) -> bool:
         return self._host.region.contains(address)
 

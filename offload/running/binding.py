@@ -26,7 +26,7 @@ from offload.planning.simulator import node_seconds
 from offload.program.generators import generators_of
 from offload.program.kernels import Program, Value
 from offload.running.captured_poison import CapturedPoison
-from offload.running.drivers.driver import Driver
+from offload.running.drivers.cuda import Cuda
 from offload.running.engines.tail_crew import SplitWork, TailCrew
 from offload.running.engines.work import Record, Run, StepWork
 from offload.running.poison import Poison
@@ -43,7 +43,7 @@ class Binding:
         placed: Bindings,
         *,
         poison: bool = False,
-        driver: Driver | None = None,
+        driver: Cuda | None = None,
         captured: bool = False,
     ) -> None:
         """`placed` counts what became of the kernels' outputs. `driver` has the streams that nodes
@@ -130,7 +130,7 @@ def _bind(
     arenas: Arenas,
     placement: str,
     placed: Bindings,
-    driver: Driver | None,
+    driver: Cuda | None,
 ) -> Run:
     if node.kind == TASK:
         device = memgraph.graph.tasks[node.task].device

@@ -1,15 +1,11 @@
 """Chooses the engine that runs a step on a device, and the driver that it uses."""
 
-from typing import cast
-
 import torch
 
 from offload.errors import OffloadError
 from offload.gate import Gate
-from offload.running.drivers.capturing import Capturing
 from offload.running.drivers.cuda import Cuda
 from offload.running.drivers.cuda_graph import GraphCuda
-from offload.running.drivers.driver import Driver
 from offload.running.engines.cudagraph import CudaGraph
 from offload.running.engines.serial import Serial
 from offload.running.engines.streams import Streams
@@ -39,12 +35,12 @@ def check_order(order: str) -> None:
         raise ValueError(f"order {order!r} is unknown; choose one of {', '.join(ORDERS)}")
 
 
-def driver_for(engine: str, device: torch.device, given: Driver | None) -> Driver | None:
+def driver_for(engine: str, device: torch.device, given: Cuda | None) -> Cuda | None:
     """The driver of an engine; None for an engine of the CPU. It allocates nothing."""
     if engine == CUDA:
         return Cuda(device) if given is None else given
     if engine == CUDAGRAPH:
-        if given is not None and not hasattr(given, "begin_capture"):
+        if given is not None and not isinstance(given, GraphCuda):
             raise ValueError(f"engine {engine!r} needs a driver that captures: {given} does not")
         return GraphCuda(device) if given is None else given
     if given is not None:
@@ -53,11 +49,13 @@ def driver_for(engine: str, device: torch.device, given: Driver | None) -> Drive
 
 
 def made_engine(
-    name: str, driver: Driver | None, order: str, seed: int, host_workers: int, gate: Gate
+    name: str, driver: Cuda | None, order: str, seed: int, host_workers: int, gate: Gate
 ) -> Engine:
     if driver is not None:
         streams = Streams(driver, order, seed, host_workers, gate=gate)
-        return CudaGraph(cast(Capturing, driver), streams, gate) if name == CUDAGRAPH else streams
+        if name == CUDAGRAPH and isinstance(driver, GraphCuda):
+            return CudaGraph(driver, streams, gate)
+        return streams
     if name == "serial":
         return Serial(order, seed, gate=gate)
     return Threads(order, seed, host_workers, gate=gate)

@@ -29,8 +29,8 @@ from offload.graph.taskgraph import TaskGraph
 from offload.memory.placement import Bindings
 from offload.memory.runnable import RunnablePlan
 from offload.running.binding import Binding, notes, program_of
+from offload.running.drivers.cuda import Cuda
 from offload.running.drivers.device_loss import naming_loss
-from offload.running.drivers.driver import Driver
 from offload.running.engines.tail_crew import HostTails, TailCrew
 from offload.running.engines.work import Record
 from offload.running.input_checks import check_stage
@@ -60,7 +60,7 @@ class Runner:
         poison: bool = False,
         host_workers: int | None = None,
         key: Hashable = None,
-        driver: Driver | None = None,
+        driver: Cuda | None = None,
         stage: Stage | None = None,
         gate: Gate | None = None,
         host_dir: Path | None = None,
@@ -128,14 +128,6 @@ class Runner:
         """Whether `trace` has the nodes' own times in the next steps, where that costs something:
         engine `cuda` enqueues them, and knows nothing else of them. Others always measure."""
         self.stage.engine.measure = on
-
-    def astray(self) -> str:
-        """The name of a tensor that is not where the last step left it: somebody pointed it to
-        other memory (`p.data = ...`) and may still hold what it was, which a step writes over.
-        Empty: there is none."""
-        with self._both():
-            current = self._memory.current
-            return current.astray(self._memory.waiting) if current else ""
 
     def _check_open(self) -> None:
         if self._tail_crew:
@@ -210,11 +202,6 @@ class Runner:
 
     def _enter(self, key: Hashable) -> Binding:
         return self._memory.enter(key, self._plans[key])
-
-    @property
-    def parked_bytes(self) -> int:
-        """Bytes of the host that are kept for residents, whether they are parked now or not."""
-        return self._memory.parked_bytes
 
     def park(self) -> None:
         """Have the residents leave the device's arena now. They wait on the host; the next step

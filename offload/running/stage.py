@@ -27,7 +27,7 @@ from offload.gate import Gate
 from offload.memory.arenas import DeviceArena, OutCopies
 from offload.memory.workspaces import warm
 from offload.program.kernels import CPU
-from offload.running.drivers.driver import Driver
+from offload.running.drivers.cuda import Cuda
 from offload.running.engine_choice import check_order, driver_for, engine_for, made_engine
 from offload.running.engines.work import Engine, Record, StepWork
 from offload.sizes import say_size
@@ -78,7 +78,7 @@ class Stage:
         seed: int = 0,
         *,
         host_workers: int = 1,
-        driver: Driver | None = None,
+        driver: Cuda | None = None,
         gate: Gate | None = None,
         host_dir: Path | None = None,
         clock: Callable[[], float] = time.perf_counter,

@@ -6,6 +6,7 @@ that the graph keeps.
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from graph_edits import with_task, without_edge
 from products import every_pair
 from support import stream_graphs as graphs
+from support import stream_runs
 from support.fake_gpu import (
     host_function,
     losable_device,
@@ -21,7 +23,7 @@ from support.fake_gpu import (
     needs_late_streams,
     only_on_a_fake_gpu,
 )
-from support.stream_runs import CUDA, CYCLES, HELD, SHAPES, Bytes, ours, planned, smallest, works
+from support.stream_runs import CUDA, HELD, SHAPES, Bytes, ours, planned, smallest, works
 
 from offload.errors import DeviceLost
 from offload.graph.memgraph import TASK
@@ -49,9 +51,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
-def driver(held: str = "") -> GraphCuda:
-    """One of whose streams comes late: in a graph, too."""
-    return GraphCuda(CUDA, {held: CYCLES} if held else None)
+driver = partial(stream_runs.driver, kind=GraphCuda)
 
 
 # ---- streams that are late ----------------------------------------------------------------------

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from support import cudagraph_runs
-from support.cudagraph_runs import CUDA, counting, sums, trained
+from support.cudagraph_runs import CUDA, CountingDriver, sums, trained
 from support.offload_training import STEPS, named, rated
 from torch import nn
 
@@ -20,14 +20,14 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("share", [1.0, 0.6, 0.0])
 @pytest.mark.parametrize("name", ["mlp", "mlp, adamw", "mlp, fused", "convolutional"])
 def test_replayed_steps_are_eagers_to_the_last_bit(name: str, share: float, exact: None) -> None:
-    case, driver = trained(name), counting()
+    case, driver = trained(name), CountingDriver()
     case.run(case.planned(share, "auto"), "cudagraph", 0, "priority", driver)
     assert driver.replays == (STEPS - 1) * driver.captures > 0
 
 
 def test_updates_on_the_host_split_the_graph() -> None:
     """They round otherwise than a device's."""
-    case, driver = trained("mlp, adamw"), counting()
+    case, driver = trained("mlp, adamw"), CountingDriver()
     made = offload.plan(case.graph, optimizer="host")
     assert "host" in {node.lane for node in made.memgraph.nodes}
     case.restart()
@@ -48,7 +48,7 @@ def close(a: torch.Tensor, b: torch.Tensor) -> bool:
 def test_a_batch_of_another_shape_is_captured_too() -> None:
     torch.manual_seed(1)
     layer = nn.Linear(8, 4).to(CUDA)
-    driver = counting()
+    driver = CountingDriver()
     x = torch.ones(5, 8, device=CUDA)
     with Runner(
         offload.plan(offload.capture(lambda x: (layer(x).sum(),), x)),
@@ -80,7 +80,7 @@ MATMUL = torch.backends.cuda.matmul
 def test_a_flag_of_torchs_that_a_graph_keeps_has_the_step_captured_anew(
     owner: Any, flag: str, value: object
 ) -> None:
-    driver, before = counting(), getattr(owner, flag)
+    driver, before = CountingDriver(), getattr(owner, flag)
     x = torch.randn(5, 8, device=CUDA)
     runner, layer = sums(driver)
     try:
@@ -96,7 +96,7 @@ def test_a_flag_of_torchs_that_a_graph_keeps_has_the_step_captured_anew(
 
 def test_nodes_are_timed_by_engine_cuda() -> None:
     layer = nn.Linear(8, 4).to(CUDA)
-    driver = counting()
+    driver = CountingDriver()
     x = torch.ones(2, 8, device=CUDA)
     made = offload.plan(offload.capture(lambda x: (layer(x).sum(),), x))
     with Runner(made, "cudagraph", driver=driver) as runner:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from support import cudagraph_runs
 from support import stream_graphs as graphs
-from support.cudagraph_runs import CUDA, Counting, counting, sums, trained
+from support.cudagraph_runs import CUDA, CountingDriver, sums, trained
 from support.fake_gpu import losable_device, lose_device, only_on_a_fake_gpu
 
 import offload
@@ -19,17 +19,17 @@ exact = cudagraph_runs.exact
 pytestmark = pytest.mark.gpu
 
 
-class Struck(Counting):
+class Struck(CountingDriver):
     """In captures, before they end or as they begin, something happens."""
 
     def __init__(self) -> None:
-        super().__init__(GraphCuda(CUDA))
+        super().__init__()
         self.at_begin: Callable[[], object] = lambda: None
         self.at_end: Callable[[], object] = lambda: None
 
     def begin_capture(self, origin: Any) -> None:
         self.at_begin()
-        self.driver.begin_capture(origin)
+        super().begin_capture(origin)
 
     def end_capture(self) -> Callable[[], object]:
         self.at_end()
@@ -102,10 +102,10 @@ def test_a_capture_that_fails_in_mid_step_leaves_a_device_that_works(exact: None
     """With draws before and after it."""
     case = trained("asking")
     with pytest.warns(RuntimeWarning, match=r"cannot be captured in .*asks") as told:
-        case.run(case.planned(1.0, "auto"), "cudagraph", 0, "priority", counting())
+        case.run(case.planned(1.0, "auto"), "cudagraph", 0, "priority", CountingDriver())
     assert len(told) == 1
     # And torch's own captures work on.
-    case, driver = trained("mlp"), counting()
+    case, driver = trained("mlp"), CountingDriver()
     case.run(case.planned(1.0, "auto"), "cudagraph", 0, "priority", driver)
     assert driver.replays
 
@@ -143,7 +143,7 @@ def test_a_step_whose_host_task_fails_can_be_followed_by_another() -> None:
     builder.output(z)
     graph = graphs.bound(builder.graph(), CUDA)
     ones = torch.ones(64, dtype=torch.uint8)
-    driver = counting()
+    driver = CountingDriver()
     with Runner(offload.plan(graph), "cudagraph", driver=driver) as runner:
         assert [int(runner(ones * n)[0][0]) for n in (1, 2, 3)] == [3, 5, 7]
         failing.append(True)

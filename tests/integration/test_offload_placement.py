@@ -6,14 +6,13 @@ from typing import Any
 import pytest
 import torch
 from support import placed_ops
-from support.placed_ops import MODES, PLACED, bound, flat, rigged, t
-from torch.utils import _pytree as pytree
+from support.placed_ops import MODES, PLACED, bound, rigged, t
 
 from offload.graph.builder import GraphBuilder
 from offload.graph.memgraph import ALIGNMENT, SMALL_WORKSPACE, Access, Node, Place
 from offload.measuring.profiling import measured
 from offload.memory import cpu_shim as shim
-from offload.memory.placement import COPY, SHIM, bind_task, chosen, fast
+from offload.memory.placement import COPY, SHIM, bind_task, chosen
 from offload.program.kernels import Call, Calls, Value
 
 without_gradients = placed_ops.without_gradients
@@ -246,28 +245,3 @@ def test_the_shim_may_be_had_by_name_or_by_default() -> None:
     assert [chosen(mode) for mode in ("auto", SHIM, COPY)] == [SHIM, SHIM, COPY]
     with pytest.raises(ValueError, match="'out'"):
         chosen("out")
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_the_fast_callable_of_an_op_is_the_same_overload(case: str) -> None:
-    op, *args = CASES[case]()
-    kwargs = args.pop() if args and isinstance(args[-1], dict) else {}
-    known: dict[Any, Any] = {}
-    found = fast(op, args, kwargs, known)
-    assert fast(op, args, kwargs, known) is found
-    assert len(known) == 1
-    copies = pytree.tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
-    torch.manual_seed(5)
-    expected = flat(op(*args, **kwargs))
-    torch.manual_seed(5)
-    result = flat(found(*copies[0], **copies[1]))
-    for a, b in zip(expected, result, strict=True):
-        assert a is b is None or (torch.equal(a, b) and a.stride() == b.stride())
-
-
-def test_common_ops_have_a_faster_twin() -> None:
-    x = t(4, 4)
-    assert fast(aten.mm.default, (x, x), {}, {}) is torch.mm
-    assert fast(aten.add_.Tensor, (x, x), {}, {}) is torch.Tensor.add_
-    # torch.add of a tensor and a number is another overload.
-    assert fast(aten.add.Scalar, (x, 1.0), {}, {}) is aten.add.Scalar

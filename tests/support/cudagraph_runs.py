@@ -1,7 +1,6 @@
 """Small models for engine `cudagraph`, and drivers that count its captures."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -98,18 +97,15 @@ def trained(name: str) -> Training:
     return offload_training.trained(CASES[name], "cuda")
 
 
-class Counting:
-    """A driver that counts what is captured and replayed."""
+class CountingDriver(GraphCuda):
+    """Counts what is captured and replayed."""
 
-    def __init__(self, driver: Any) -> None:
-        self.driver = driver
+    def __init__(self) -> None:
+        super().__init__(CUDA)
         self.captures = self.replays = 0
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.driver, name)
-
     def end_capture(self) -> Callable[[], object]:
-        graph = self.driver.end_capture()
+        graph = super().end_capture()
         self.captures += 1
 
         def replay() -> None:
@@ -119,11 +115,7 @@ class Counting:
         return replay
 
 
-def counting() -> Any:
-    return Counting(GraphCuda(CUDA))
-
-
-def sums(driver: Any) -> tuple[Runner, nn.Linear]:
+def sums(driver: GraphCuda) -> tuple[Runner, nn.Linear]:
     """Of batches of any number of rows."""
     layer = nn.Linear(8, 4).to(CUDA)
     graph = offload.capture(lambda x: (layer(x).sum(),), torch.ones(5, 8, device=CUDA))

@@ -1,7 +1,8 @@
 """Plans and drivers of engine `cuda`, a stream that comes late, a kernel that fails."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from support import stream_graphs as graphs
 import offload
 from offload.running.drivers.cuda import Cuda
 from offload.running.runner import Runner
+from offload.torch_seams import spin
 
 CUDA = torch.device("cuda")
 HELD = ("", "compute", "h2d", "d2h")
@@ -24,9 +26,19 @@ CYCLES = 200_000
 Bytes = Sequence[torch.Tensor]
 
 
-def driver(held: str = "") -> Cuda:
-    """One of whose streams comes late."""
-    return Cuda(CUDA, {held: CYCLES} if held else None)
+def driver(held: str = "", kind: type[Cuda] = Cuda) -> Any:
+    """A driver of which one stream is late: it idles before each of its nodes, in a graph too."""
+    made = kind(CUDA)
+    enqueue = made.enqueue
+
+    def enqueue_late(stream: torch.cuda.Stream, run: Callable[[], object]) -> None:
+        if stream is made._streams.get(held):
+            enqueue(stream, partial(spin, CYCLES))
+        enqueue(stream, run)
+
+    if held:
+        made.enqueue = enqueue_late  # type: ignore[method-assign]
+    return made
 
 
 def planned(graph: Any, budget: Any = None, **more: Any) -> Any:

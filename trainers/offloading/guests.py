@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 from offload import Costs, OffloadError
 from offload.gate import Gate
 from offload.running.drivers.cuda import Cuda
-from offload.running.drivers.driver import Driver
 from offload.running.stage import Stage
 from offload.sizes import parse_size
 from trainers.offloading.hardware.target import Target
@@ -60,7 +59,7 @@ class Guests:
     def stage(self) -> Stage | None:
         return self._stage()
 
-    def guest_driver(self) -> Driver | None:
+    def guest_driver(self) -> Cuda | None:
         target = self._target()
         return Cuda(target.device, high=True) if target.on_gpu else None
 

@@ -32,7 +32,7 @@ from torch.optim import Optimizer
 from offload import Costs, OffloadError
 from offload.gate import Gate
 from offload.live.session import LiveSession
-from offload.running.drivers.driver import Driver
+from offload.running.drivers.cuda import Cuda
 from offload.running.stage import Stage
 from trainers.dice import Dice
 from trainers.sharing.guest_planner import GuestPlanner
@@ -56,7 +56,7 @@ class Host(Protocol):
         """The stage of its steps; None before the first one and after the last."""
         ...
 
-    def guest_driver(self) -> Driver | None:
+    def guest_driver(self) -> Cuda | None:
         """A driver of the device for a guest; None: the engine's own."""
         ...
 

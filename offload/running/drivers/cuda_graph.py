@@ -1,8 +1,16 @@
 """Capture and replay by torch.cuda: streams that fork by events and join become one CUDAGraph.
 
-    begin_capture    the origin becomes the current stream, and torch's CUDAGraph begins on it
-    enqueue ...      kernels and asynchronous copies are recorded; torch.cuda.Event gives edges
-    end_capture      the graph is instantiated; its `replay` is one launch
+    begin_capture(compute)   enqueue record wait enqueue ...   replay = end_capture()
+    compute  [fork F1 F2 ............ join]                    enqueue(compute, replay), every step
+    h2d        `-> W2 W3 -----------'                          one launch, without Python
+
+Nothing runs while it is captured. A stream takes part once it waits for an event of one that does,
+and joins through an event for which the first stream waits. Whatever would need the host in between
+is refused: asking captured events, `synchronize`, `begin`, `end`, a value for Python.
+
+A capture that met an error is broken. Only `end_capture` or `drop_capture` may follow, and after
+them the streams are as before. Do not replay earlier captures after that: they may no longer know
+the random generator.
 
 What kernels allocate outside of the plan comes from one pool for all graphs of a driver. They are
 replayed on one stream, and nothing in the pool outlives a replay. (torch frees a pool with the last
@@ -16,32 +24,31 @@ Only calls of this thread break a capture ("thread_local"), so loaders may pin a
 
 import gc
 import weakref
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from offload.running.drivers.cuda import Cuda, CudaStream
-from offload.running.drivers.driver import Run
+from offload.running.drivers.cuda import Cuda, Run
 
 MODE = "thread_local"
 
 
 class GraphCuda(Cuda):
-    """The streams of one device, and the graphs captured from them."""
+    """The streams of one device, and the graphs captured from them, one at a time."""
 
     _pool: Any = None
     """The memory pool of all graphs of this driver that still exist."""
     _graph: torch.cuda.CUDAGraph | None = None
-    _origin: CudaStream | None = None
+    _origin: torch.cuda.Stream | None = None
     _collects = False
     _broken: tuple[torch.cuda.CUDAGraph, ...] = ()
 
-    def __init__(self, device: torch.device, spin: Mapping[str, int] | None = None) -> None:
-        super().__init__(device, spin)
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
         self._captured: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
 
-    def begin_capture(self, origin: CudaStream) -> None:
+    def begin_capture(self, origin: torch.cuda.Stream) -> None:
+        """Start to capture on this stream and on those that fork from it. All streams are idle."""
         self.synchronize()  # as torch.cuda.graph does; a capture is rare, and drivers differ
         if not self._captured:
             self._pool = torch.cuda.graph_pool_handle()
@@ -54,6 +61,9 @@ class GraphCuda(Cuda):
         graph.capture_begin(pool=self._pool, capture_error_mode=MODE)
 
     def end_capture(self) -> Run:
+        """End the capture. Returns a function that runs it, to be enqueued on the origin; it keeps
+        what it needs alive. Raises if the capture is broken or a stream has not joined; it has
+        ended then, too."""
         graph = self._graph
         if graph is None:
             raise RuntimeError("no capture is going on; call begin_capture first")
@@ -66,6 +76,7 @@ class GraphCuda(Cuda):
         return graph.replay
 
     def drop_capture(self) -> None:
+        """End the capture and keep nothing. Does nothing if there is none."""
         graph = self._graph
         if graph is None:
             return
@@ -99,6 +110,6 @@ class GraphCuda(Cuda):
             # Last, so that after a Ctrl-C before this line `drop_capture` does it again.
             self._graph = None
 
-    def _switch(self, stream: CudaStream) -> None:
+    def _switch(self, stream: torch.cuda.Stream) -> None:
         torch.cuda.set_stream(stream)
         self._current = stream

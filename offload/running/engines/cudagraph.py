@@ -19,9 +19,9 @@ import torch
 
 from offload.gate import Gate
 from offload.planning.cuts import Piece, pieces_by_host, shorter
-from offload.running.drivers.capturing import Capturing
+from offload.running.drivers.cuda_graph import GraphCuda
 from offload.running.engines.streams import COMPUTE, HOST_LANES, Streams
-from offload.running.engines.work import LaneRecord, Record, Run, StepWork
+from offload.running.engines.work import LaneRecord, Record, Run, StepWork, run_part
 from offload.torch_seams import (
     bf16_reduced_precision,
     float32_precisions,
@@ -68,7 +68,7 @@ class CudaGraph:
 
     def __init__(
         self,
-        driver: Capturing,
+        driver: GraphCuda,
         streams: Streams,
         gate: Gate | None = None,
         clock: Callable[[], float] = time.perf_counter,
@@ -196,7 +196,7 @@ class CudaGraph:
             if self._gate.wanted:
                 self._gate.pass_on()
             if piece.on_host:
-                self._host(known.hosted[number], piece, record)
+                run_part(self._streams, known.hosted[number], record, piece.nodes)
             else:
                 ran.nodes.extend(piece.nodes)
                 ran.starts.extend([self._clock()] * len(piece.nodes))
@@ -222,17 +222,6 @@ class CudaGraph:
                 error.add_note("in a captured step, which runs as one: engine cuda names the task")
             self._streams.fail(error)
             raise
-
-    def _host(self, hosted: StepWork, piece: Piece, record: Record) -> None:
-        """Run a piece of the host on the threads that engine `cuda` has for it."""
-        mine = Record()
-        try:
-            self._streams.run(hosted, mine)
-        finally:
-            for ran in mine.lanes:
-                ran.nodes = [piece.nodes[node] for node in ran.nodes]
-            record.lanes += mine.lanes
-            record.failed = None if mine.failed is None else piece.nodes[mine.failed]
 
     def hold(self) -> None:
         self._streams.hold()

@@ -29,8 +29,8 @@ from offload.errors import DeviceLost, StepError
 from offload.gate import Gate
 from offload.graph.taskgraph import RANKS
 from offload.planning.issue import DEPTH, Chart, Issue, Issued, RunAhead
+from offload.running.drivers.cuda import Cuda
 from offload.running.drivers.device_loss import device_lost
-from offload.running.drivers.driver import Driver
 from offload.running.engines.crew import HOST, Crew, CrewStep, Hands
 from offload.running.engines.work import LaneRecord, Record, Run, StepWork
 
@@ -77,7 +77,7 @@ class Streams:
 
     def __init__(
         self,
-        driver: Driver,
+        driver: Cuda,
         order: str = "priority",
         seed: int = 0,
         host_workers: int = 1,

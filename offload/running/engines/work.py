@@ -160,6 +160,16 @@ class Record:
     def finished(self) -> list[int]:
         return [node for ran in self.lanes for node in ran.nodes[: len(ran.ends)]]
 
+    def add(self, part: "Record", nodes: Sequence[int]) -> None:
+        """Add the record of a part of the step. `nodes`: the part's numbers in the step."""
+        for ran in part.lanes:
+            numbers = [nodes[node] for node in ran.nodes]
+            self.lanes.append(LaneRecord(ran.name, numbers, ran.starts, ran.ends))
+        self.failed = None if part.failed is None else nodes[part.failed]
+        self.under_way = [nodes[node] for node in part.under_way]
+        self.timed = self.timed and part.timed
+        self.waited += part.waited
+
 
 class Engine(Protocol):
     """Runs nodes. `close` ends its threads, if it has any; it may be called again."""
@@ -187,3 +197,12 @@ class Engine(Protocol):
     def go_on(self) -> None: ...
 
     def close(self) -> None: ...
+
+
+def run_part(engine: Engine, work: StepWork, record: Record, nodes: Sequence[int]) -> None:
+    """Run a part of a step. `nodes`: the part's numbers in the step, which `record` has."""
+    part = Record()
+    try:
+        engine.run(work, part)
+    finally:
+        record.add(part, nodes)
