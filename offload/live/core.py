@@ -4,9 +4,7 @@ It is built at first use, as the allocators are (memory/compilation.py). `csrc/l
 a picture of it.
 """
 
-import functools
 import sysconfig
-import threading
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -14,8 +12,8 @@ from typing import Any
 
 import torch
 
-from offload.errors import OffloadError
 from offload.memory import compilation
+from offload.memory.compilation import LazyLibrary
 
 HOME = Path(torch.__file__).parent
 RECIPE = compilation.BuildRecipe(
@@ -27,34 +25,19 @@ RECIPE = compilation.BuildRecipe(
     ),
     (compilation.CSRC,),
 )
-_loading = threading.Lock()
 
 
 def load_core() -> Any:
     """The compiled module, or an error that says why there is none."""
-    found = _once()
-    if isinstance(found, str):
-        raise OffloadError(f"a step's Python cannot run on shadows here: {found}")
-    return found
+    return LIBRARY.load("a step's Python cannot run on shadows here")
 
 
 def why_no_core() -> str:
     """Why there is no compiled module; empty if there is one."""
-    found = _once()
-    return found if isinstance(found, str) else ""
+    return LIBRARY.why_missing()
 
 
-def _once() -> Any:
-    with _loading:
-        return _built()
-
-
-@functools.cache
-def _built() -> Any:
-    return compilation.built(RECIPE, _opened, compilation.COMPILERS, compilation.cache_folder())
-
-
-def _opened(path: Path) -> Any:
+def _open_module(path: Path) -> Any:
     loader = ExtensionFileLoader("live", str(path))
     spec = spec_from_file_location("live", path, loader=loader)
     assert spec is not None
@@ -64,3 +47,10 @@ def _opened(path: Path) -> Any:
     except ImportError as error:
         raise OSError(str(error)) from error
     return module
+
+
+LIBRARY: LazyLibrary[Any] = LazyLibrary(
+    lambda: compilation.build_and_load(
+        RECIPE, _open_module, compilation.COMPILERS, compilation.cache_folder()
+    )
+)

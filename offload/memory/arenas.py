@@ -132,9 +132,7 @@ class HostArena:
             in_file = mapped_file(host_dir, nbytes) if host_dir and nbytes else None
             self.region = ArenaMemory(in_file or _aligned(HOST, nbytes), nbytes)
             return
-        from offload.memory.host_memory import memory_left  # it knows plans, and those know arenas
-
-        self._pinned = PinnedArena(nbytes, cuda_runtime(device), memory_left)
+        self._pinned = PinnedArena(nbytes, cuda_runtime(device))
         self.region = ArenaMemory(self._pinned.bytes, nbytes)
 
     @property

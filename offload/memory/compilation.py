@@ -6,16 +6,18 @@ The hash covers the sources, PyTorch's version and the command, so another PyTor
 library. Building needs a C++ compiler and the headers and libraries of PyTorch.
 """
 
+import functools
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
@@ -67,7 +69,37 @@ class BuildRecipe:
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def built(
+class LazyLibrary(Generic[T]):
+    """A library of ours, which is built and loaded at its first use, once a process."""
+
+    def __init__(self, build: Callable[[], T | str]) -> None:
+        """`build` returns the loaded library, or why there is none."""
+        self._build = functools.cache(build)
+        self._lock = threading.Lock()
+
+    def result(self) -> T | str:
+        """The library, or why there is none."""
+        with self._lock:
+            return self._build()
+
+    def get(self) -> T | None:
+        result = self.result()
+        return None if isinstance(result, str) else result
+
+    def why_missing(self) -> str:
+        """Why there is no library; empty if there is one."""
+        result = self.result()
+        return result if isinstance(result, str) else ""
+
+    def load(self, problem: str) -> T:
+        """The library. Raises an `OffloadError` that begins with `problem` if there is none."""
+        result = self.result()
+        if isinstance(result, str):
+            raise OffloadError(f"{problem}: {result}")
+        return result
+
+
+def build_and_load(
     recipe: BuildRecipe, load: Callable[[Path], T], compilers: Sequence[str], folder: Path | None
 ) -> T | str:
     """Build a library, or take it from `folder`, and load it with `load`. Returns why, if that
@@ -76,13 +108,15 @@ def built(
     if compiler is None:
         return f"no C++ compiler was found ({', '.join(compilers)}); install one"
     if folder is not None:
-        return _loaded(recipe, load, compiler, folder)
+        return _load_or_build(recipe, load, compiler, folder)
     with tempfile.TemporaryDirectory(prefix="perfect-training-") as instead:
         # The library stays mapped after its file is deleted.
-        return _loaded(recipe, load, compiler, Path(instead))
+        return _load_or_build(recipe, load, compiler, Path(instead))
 
 
-def _loaded(recipe: BuildRecipe, load: Callable[[Path], T], compiler: str, folder: Path) -> T | str:
+def _load_or_build(
+    recipe: BuildRecipe, load: Callable[[Path], T], compiler: str, folder: Path
+) -> T | str:
     path = folder / f"placed-{recipe.key(compiler)}.so"
     try:
         if not path.exists():

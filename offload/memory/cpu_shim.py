@@ -13,8 +13,6 @@ Invariant: a thread outside of bound calls allocates as if there were no shim.
 """
 
 import ctypes
-import functools
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,14 +20,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from offload.errors import OffloadError
-from offload.memory import compilation as compiled
-from offload.memory.compilation import COMPILERS, CSRC, BuildRecipe
+from offload.memory import compilation
+from offload.memory.compilation import COMPILERS, CSRC, BuildRecipe, LazyLibrary
 
 RECIPE = BuildRecipe(CSRC / "placed_allocator.cpp", ("c10",))
 
 Run = Callable[[], object]
 T = TypeVar("T")
-_loading = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,38 +176,26 @@ class Shim:
 
 def available() -> Shim | None:
     """The shim; None if it cannot be built, and `why_not()` says why."""
-    found = _once()
-    return found if isinstance(found, Shim) else None
+    return LIBRARY.get()
 
 
 def load() -> Shim:
     """The shim, or an error that says why there is none."""
-    found = _once()
-    if isinstance(found, Shim):
-        return found
-    raise OffloadError(f"the allocator cannot place outputs: {found}")
+    return LIBRARY.load("the allocator cannot place outputs")
 
 
 def why_not() -> str:
     """Why there is no shim; empty if there is one."""
-    found = _once()
-    return "" if isinstance(found, Shim) else found
-
-
-def _once() -> Shim | str:
-    with _loading:
-        return _loaded()
-
-
-@functools.cache
-def _loaded() -> Shim | str:
-    return built(COMPILERS, compiled.cache_folder())
+    return LIBRARY.why_missing()
 
 
 def built(compilers: Sequence[str], folder: Path | None) -> Shim | str:
     """The shim, from `folder` if the same source was built before; or why there is none."""
-    return compiled.built(RECIPE, opened, compilers, folder)
+    return compilation.build_and_load(RECIPE, open_shim, compilers, folder)
 
 
-def opened(path: Path) -> Shim:
+def open_shim(path: Path) -> Shim:
     return Shim(ctypes.PyDLL(str(path)), path)
+
+
+LIBRARY = LazyLibrary(lambda: built(COMPILERS, compilation.cache_folder()))

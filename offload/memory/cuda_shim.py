@@ -8,19 +8,15 @@ from Triton. Without them there is no shim: `why_not_on(device)` says what is mi
 placement.py copies outputs instead.
 """
 
-import functools
 import re
-import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
 
-from offload.errors import OffloadError
-from offload.memory import compilation as compiled
-from offload.memory import cpu_shim as shim
-from offload.memory.compilation import COMPILERS, CSRC, BuildRecipe
-from offload.memory.cpu_shim import Shim, opened
+from offload.memory import compilation, cpu_shim
+from offload.memory.compilation import COMPILERS, CSRC, BuildRecipe, LazyLibrary
+from offload.memory.cpu_shim import Shim, open_shim
 
 SOURCE = CSRC / "placed_cuda_allocator.cpp"
 LIBRARIES = ("c10", "c10_cuda")
@@ -28,44 +24,29 @@ NEEDED = ("cuda_runtime.h", "cuda_runtime_api.h", "crt/host_config.h")
 """Headers that c10's headers include. pip's runtime package alone lacks the last one."""
 VERSION = re.compile(r"#define\s+CUDART_VERSION\s+(\d+)")
 TOOLKITS = Path("/usr/local")
-_loading = threading.Lock()
 
 
 def available_on(device: torch.device) -> Shim | None:
     """The device's shim; None if it cannot be built, and `why_not_on` says why."""
-    if device.type != "cuda":
-        return shim.available()
-    found = _once()
-    return found if isinstance(found, Shim) else None
+    return _library(device).get()
 
 
 def load_on(device: torch.device) -> Shim:
     """The device's shim, or an error that says why there is none."""
     if device.type != "cuda":
-        return shim.load()
-    found = _once()
-    if isinstance(found, Shim):
-        found.ask("placed_install")  # another allocator may have been installed over it since
-        return found
-    raise OffloadError(f"the allocator cannot place outputs on {device}: {found}")
+        return cpu_shim.load()
+    shim = LIBRARY.load(f"the allocator cannot place outputs on {device}")
+    shim.ask("placed_install")  # another allocator may have been installed over it since
+    return shim
 
 
 def why_not_on(device: torch.device) -> str:
     """Why there is no shim; empty if there is one."""
-    if device.type != "cuda":
-        return shim.why_not()
-    found = _once()
-    return "" if isinstance(found, Shim) else found
+    return _library(device).why_missing()
 
 
-def _once() -> Shim | str:
-    with _loading:
-        return _loaded()
-
-
-@functools.cache
-def _loaded() -> Shim | str:
-    return built(COMPILERS, compiled.cache_folder(), headers(_places()))
+def _library(device: torch.device) -> LazyLibrary[Shim]:
+    return LIBRARY if device.type == "cuda" else cpu_shim.LIBRARY
 
 
 def built(compilers: Sequence[str], folder: Path | None, includes: Path | str) -> Shim | str:
@@ -74,7 +55,7 @@ def built(compilers: Sequence[str], folder: Path | None, includes: Path | str) -
     `includes`: the folder of CUDA's headers, or why there is none."""
     if isinstance(includes, str):
         return includes
-    return compiled.built(recipe(includes), opened, compilers, folder)
+    return compilation.build_and_load(recipe(includes), open_shim, compilers, folder)
 
 
 def recipe(includes: Path) -> BuildRecipe:
@@ -106,7 +87,7 @@ def _major(place: Path) -> int:
     return int(found[1]) // 1000 if found else 0
 
 
-def _places() -> list[Path]:
+def _header_folders() -> list[Path]:
     """Folders that may hold headers: toolkits, newest first, then pip's packages beside PyTorch."""
     beside = Path(torch.__file__).parent.parent
     toolkits = [TOOLKITS / "cuda", *sorted(TOOLKITS.glob("cuda-*"), reverse=True)]
@@ -116,3 +97,8 @@ def _places() -> list[Path]:
         beside / "nvidia" / "cuda_runtime" / "include",
         beside / "triton" / "backends" / "nvidia" / "include",
     ]
+
+
+LIBRARY = LazyLibrary(
+    lambda: built(COMPILERS, compilation.cache_folder(), headers(_header_folders()))
+)

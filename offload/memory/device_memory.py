@@ -13,7 +13,7 @@ memory, so no budget counts it.
 
 import importlib.util
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -47,30 +47,11 @@ class DeviceLeft:
     others: tuple[ProcessShare, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryReaders:
-    """Functions that read the memory of a device."""
-
-    memory: Callable[[torch.device], tuple[int, int]]
-    """Returns the free and the total bytes."""
-    reserved: Callable[[torch.device], int]
-    processes: Callable[[torch.device], Sequence[ProcessShare]]
-
-
-def cuda_readers() -> MemoryReaders:
-    return MemoryReaders(
-        lambda device: torch.cuda.mem_get_info(device),
-        lambda device: torch.cuda.memory_reserved(device),
-        _processes,
-    )
-
-
-def device_left(device: torch.device, readers: MemoryReaders | None = None) -> DeviceLeft:
+def device_left(device: torch.device) -> DeviceLeft:
     """What is left of a device after PyTorch has given back what it cached (arenas.py)."""
-    asked = readers or cuda_readers()
-    free, total = asked.memory(device)
-    others = tuple(held for held in asked.processes(device) if held.pid != os.getpid())
-    return DeviceLeft(device, free, total, asked.reserved(device), others)
+    free, total = torch.cuda.mem_get_info(device)
+    others = tuple(share for share in device_processes(device) if share.pid != os.getpid())
+    return DeviceLeft(device, free, total, torch.cuda.memory_reserved(device), others)
 
 
 def check_device(plan: RunnablePlan, arenas: Mapping[int, int], left: DeviceLeft) -> None:
@@ -140,7 +121,7 @@ def is_on(source: Any, device: torch.device) -> bool:
     return found is not None and found.device == device
 
 
-def _processes(device: torch.device) -> Sequence[ProcessShare]:
+def device_processes(device: torch.device) -> Sequence[ProcessShare]:
     """The processes on a device, if NVML's package is installed and answers."""
     if importlib.util.find_spec("pynvml") is None:
         return ()

@@ -1,30 +1,20 @@
-"""How much memory this process may still take, and whether a plan fits into it.
+"""How much of the host's memory this process may still take.
 
     this machine      what is free, and what the system would give up (MemAvailable)
     this process      ulimit -d - its data                         not of files, which are no data
     every cgroup      limit - in use + file cache that can be dropped      up to the root
     ------------      the smallest of them is left
 
-    a plan needs      its arenas - tensors that move into them + the largest of these a second time
-                      + what kernels allocate outside of the arenas + what the step returns
-    at the end        memory for all these tensors again, because they leave the arenas
-
 A system that promises more memory than it has would kill the process in the middle of a step.
 """
 
 import os
 import resource
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 
-from offload.errors import MemoryTooSmall
-from offload.graph.taskgraph import HOST, TaskGraph
-from offload.memory.runnable import RunnablePlan
-from offload.program.kernels import Value, device_of
 from offload.sizes import say_size
-from offload.torch_seams import pytree
 
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
@@ -121,71 +111,3 @@ def _gives_way(stat: Path) -> int:
     lines = stat.read_text(encoding="ascii").splitlines() if stat.is_file() else []
     found = {name: int(value) for name, value in (line.split() for line in lines)}
     return sum(found.get(f"total_{name}", found.get(name, 0)) for name in GIVES_WAY)
-
-
-def check_memory(
-    plan: RunnablePlan, arenas: Mapping[int, int], left: HostMemoryLeft, waiting: int = 0
-) -> None:
-    """Raise `MemoryTooSmall` unless there is memory for a plan's arenas, which may be larger, and
-    for the place where `waiting` bytes of residents are parked."""
-    graph, outside = plan.graph, plan.reserve
-    if device_of(graph).type != "cpu":
-        _check_host(plan, arenas.get(HOST, 0), left, waiting)
-        return
-    sizes = moving_sizes(plan)
-    moving, twice = sum(sizes.values()), max(sizes.values(), default=0)
-    returned = returned_bytes(graph)
-    needed = max(sum(arenas.values()) - moving + twice + outside + returned, moving) + waiting
-    if needed <= left.nbytes:
-        return
-    parts = [
-        f"the arena of {'the host' if arena == HOST else f'device {arena}'} {say_size(nbytes)}"
-        for arena, nbytes in sorted(arenas.items(), reverse=True)
-        if nbytes
-    ]
-    parts += [f"residents while they are parked {say_size(waiting)}"] if waiting else []
-    parts += [f"what the step returns {say_size(returned)}"] if returned else []
-    parts += [f"kernels besides {say_size(outside)}"] if outside else []
-    raise MemoryTooSmall(
-        f"{say_size(needed)} of memory are needed, but only {say_size(left.nbytes)} are left:"
-        f" {left.where}. {', '.join(parts)}; {say_size(moving)} of tensors move into the arenas"
-        " and, at the end, out of them again. Make the batch smaller, allow recomputing,"
-        " give a budget and a host_budget that fit together, or raise the limit\n\n"
-        + plan.explain(),
-        needed=needed,
-        left=left.nbytes,
-    )
-
-
-def _check_host(plan: RunnablePlan, arena: int, left: HostMemoryLeft, waiting: int) -> None:
-    """Check a plan for a device: its host arena and its waiting place are locked at once, before
-    any tensor moves there."""
-    nbytes = arena + waiting
-    if nbytes > left.nbytes:
-        parked = f" and {say_size(waiting)} of parked residents" if waiting else ""
-        raise MemoryTooSmall(
-            f"{say_size(nbytes)} of memory are needed for the arena of the host{parked}, but only"
-            f" {say_size(left.nbytes)} are left: {left.where}. Give a host_budget or a larger"
-            " budget of the device, make the batch smaller, or raise the limit\n\n"
-            + plan.explain(),
-            needed=nbytes,
-            left=left.nbytes,
-        )
-
-
-def moving_sizes(plan: RunnablePlan) -> dict[str, int]:
-    """The bytes of every tensor that moves into the arenas and, at the end, out of them again."""
-    sizes: dict[str, int] = {}
-    for b in plan.memgraph.starts:
-        buffer = plan.graph.buffers[b]
-        if buffer.persistent:
-            sizes[buffer.tensor] = sizes.get(buffer.tensor, 0) + buffer.nbytes
-    return sizes
-
-
-def returned_bytes(graph: TaskGraph) -> int:
-    """The bytes of a step's outputs."""
-    if graph.program is None:
-        return sum(graph.buffers[b].nbytes for b in graph.outputs)
-    leaves = pytree.tree_leaves(graph.program.outputs)
-    return sum(prod(v.size) * v.dtype.itemsize for v in leaves if isinstance(v, Value))

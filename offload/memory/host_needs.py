@@ -9,13 +9,14 @@ begins or ends at a time. What lies on a device is not counted; a CPU's arena be
 """
 
 from dataclasses import dataclass
+from math import prod
 
 from offload.graph.memgraph import OFFLOAD, RELOAD, places_of
-from offload.graph.taskgraph import HOST
+from offload.graph.taskgraph import HOST, TaskGraph
 from offload.memory.homes import resident_bytes
-from offload.memory.host_memory import moving_sizes, returned_bytes
 from offload.memory.runnable import RunnablePlan
-from offload.program.kernels import device_of
+from offload.program.kernels import Value, device_of
+from offload.torch_seams import pytree
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +46,21 @@ def swap_seconds(plan: RunnablePlan) -> float:
     """Predicted seconds of parking the residents of a plan and of bringing them home again."""
     sizes = [place.nbytes for place in places_of(plan.memgraph).values() if place.arena != HOST]
     return sum(plan.costs.of_copy(way, nbytes) for way in (OFFLOAD, RELOAD) for nbytes in sizes)
+
+
+def moving_sizes(plan: RunnablePlan) -> dict[str, int]:
+    """The bytes of every tensor that moves into the arenas and, at the end, out of them again."""
+    sizes: dict[str, int] = {}
+    for b in plan.memgraph.starts:
+        buffer = plan.graph.buffers[b]
+        if buffer.persistent:
+            sizes[buffer.tensor] = sizes.get(buffer.tensor, 0) + buffer.nbytes
+    return sizes
+
+
+def returned_bytes(graph: TaskGraph) -> int:
+    """The bytes of a step's outputs."""
+    if graph.program is None:
+        return sum(graph.buffers[b].nbytes for b in graph.outputs)
+    leaves = pytree.tree_leaves(graph.program.outputs)
+    return sum(prod(v.size) * v.dtype.itemsize for v in leaves if isinstance(v, Value))

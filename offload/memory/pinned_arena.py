@@ -22,25 +22,16 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from offload.errors import MemoryTooSmall
+from offload.memory.host_memory import memory_left
 from offload.sizes import say_size
 
 PORTABLE = 1
 """cudaHostRegisterPortable: the memory is locked for every device of this process."""
-
-
-class RoomLeft(Protocol):
-    """How much memory is left and why; host_memory.py has the real one."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-    @property
-    def where(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +42,8 @@ class Runtime:
     register: Callable[[int, int, int], int]
     """Takes address, bytes and flags."""
     unregister: Callable[[int], int]
-    say: Callable[[int], str]
-    """Says an error code in words."""
+    describe: Callable[[int], str]
+    """Describes an error code in words."""
     forget: Callable[[], None]
     """Clears the runtime's last error. Otherwise the next kernel would be blamed for it."""
 
@@ -72,7 +63,7 @@ def cuda_runtime(device: torch.device) -> Runtime:
             cudart.cudaHostRegister(address, nbytes, flags)
         ),
         unregister=lambda address: int(cudart.cudaHostUnregister(address)),
-        say=lambda code: str(cudart.cudaGetErrorString(cudart.cudaError(code))),
+        describe=lambda code: str(cudart.cudaGetErrorString(cudart.cudaError(code))),
         forget=forget,
     )
 
@@ -80,13 +71,11 @@ def cuda_runtime(device: torch.device) -> Runtime:
 class PinnedArena:
     """`nbytes` of page-locked host memory."""
 
-    def __init__(self, nbytes: int, runtime: Runtime, left: Callable[[], RoomLeft]) -> None:
-        """`left`: returns what this process may still take. It is called before anything is
-        mapped."""
+    def __init__(self, nbytes: int, runtime: Runtime) -> None:
         self.nbytes = nbytes
         self.why_not = ""
         """Why the memory is not page-locked; empty if it is."""
-        self._memory = _mapped(nbytes, left()) if nbytes else None
+        self._memory = _map_memory(nbytes) if nbytes else None
         view = memoryview(self._memory or b"")
         self.bytes = view[:nbytes]
         """Views of it keep the mapping alive."""
@@ -97,7 +86,7 @@ class PinnedArena:
         code = runtime.register(address, len(self._memory), PORTABLE)
         if code:
             runtime.forget()
-            self.why_not = _refused(nbytes, code, runtime.say(code))
+            self.why_not = _refused(nbytes, code, runtime.describe(code))
             warnings.warn(self.why_not, RuntimeWarning, stacklevel=3)
             return
         _advise(self._memory, "MADV_DONTFORK")
@@ -116,7 +105,8 @@ class PinnedArena:
             self._closing()
 
 
-def _mapped(nbytes: int, left: RoomLeft) -> mmap.mmap:
+def _map_memory(nbytes: int) -> mmap.mmap:
+    left = memory_left()
     if nbytes > left.nbytes:
         raise MemoryTooSmall(
             f"{say_size(nbytes)} of page-locked memory are needed for the arena of the host, but"
@@ -160,7 +150,7 @@ def _unlock(address: int, memory: mmap.mmap, runtime: Runtime) -> None:
         runtime.forget()
         warnings.warn(
             f"{say_size(len(memory))} of page-locked memory could not be unlocked (CUDA error"
-            f" {code}: {runtime.say(code)}). They stay locked until this process ends",
+            f" {code}: {runtime.describe(code)}). They stay locked until this process ends",
             RuntimeWarning,
             stacklevel=2,
         )

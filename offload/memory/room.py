@@ -1,5 +1,9 @@
 """Whether a plan may take its memory now, on the host and on its device.
 
+    a plan needs      its arenas - tensors that move into them + the largest of these a second time
+                      + what kernels allocate outside of the arenas + what the step returns
+    at the end        memory for all these tensors again, because they leave the arenas
+
 What lies in files (`host_dir`) takes no memory: their disk refuses them when they are made. Files
 in a tmpfs take memory, but they are no data of the process.
 """
@@ -13,12 +17,8 @@ from offload.graph.taskgraph import HOST
 from offload.memory.arenas import give_cached_back
 from offload.memory.device_memory import check_device, device_left
 from offload.memory.file_memory import is_ram
-from offload.memory.host_memory import (
-    HostMemoryLeft,
-    check_memory,
-    memory_left,
-    returned_bytes,
-)
+from offload.memory.host_memory import HostMemoryLeft, memory_left
+from offload.memory.host_needs import moving_sizes, returned_bytes
 from offload.memory.runnable import RunnablePlan
 from offload.program.kernels import device_of
 from offload.sizes import say_size
@@ -38,6 +38,56 @@ def check_room(
     if device.type == "cuda":
         give_cached_back(device)
         check_device(plan, arenas, device_left(device))
+
+
+def check_memory(
+    plan: RunnablePlan, arenas: Mapping[int, int], left: HostMemoryLeft, waiting: int = 0
+) -> None:
+    """Raise `MemoryTooSmall` unless there is memory for a plan's arenas, which may be larger, and
+    for the place where `waiting` bytes of residents are parked."""
+    graph, outside = plan.graph, plan.reserve
+    if device_of(graph).type != "cpu":
+        _check_host(plan, arenas.get(HOST, 0), left, waiting)
+        return
+    sizes = moving_sizes(plan)
+    moving, twice = sum(sizes.values()), max(sizes.values(), default=0)
+    returned = returned_bytes(graph)
+    needed = max(sum(arenas.values()) - moving + twice + outside + returned, moving) + waiting
+    if needed <= left.nbytes:
+        return
+    parts = [
+        f"the arena of {'the host' if arena == HOST else f'device {arena}'} {say_size(nbytes)}"
+        for arena, nbytes in sorted(arenas.items(), reverse=True)
+        if nbytes
+    ]
+    parts += [f"residents while they are parked {say_size(waiting)}"] if waiting else []
+    parts += [f"what the step returns {say_size(returned)}"] if returned else []
+    parts += [f"kernels besides {say_size(outside)}"] if outside else []
+    raise MemoryTooSmall(
+        f"{say_size(needed)} of memory are needed, but only {say_size(left.nbytes)} are left:"
+        f" {left.where}. {', '.join(parts)}; {say_size(moving)} of tensors move into the arenas"
+        " and, at the end, out of them again. Make the batch smaller, allow recomputing,"
+        " give a budget and a host_budget that fit together, or raise the limit\n\n"
+        + plan.explain(),
+        needed=needed,
+        left=left.nbytes,
+    )
+
+
+def _check_host(plan: RunnablePlan, arena: int, left: HostMemoryLeft, waiting: int) -> None:
+    """Check a plan for a device: its host arena and its waiting place are locked at once, before
+    any tensor moves there."""
+    nbytes = arena + waiting
+    if nbytes > left.nbytes:
+        parked = f" and {say_size(waiting)} of parked residents" if waiting else ""
+        raise MemoryTooSmall(
+            f"{say_size(nbytes)} of memory are needed for the arena of the host{parked}, but only"
+            f" {say_size(left.nbytes)} are left: {left.where}. Give a host_budget or a larger"
+            " budget of the device, make the batch smaller, or raise the limit\n\n"
+            + plan.explain(),
+            needed=nbytes,
+            left=left.nbytes,
+        )
 
 
 def check_move(

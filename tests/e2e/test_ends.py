@@ -14,7 +14,7 @@ from lightning.pytorch.strategies import Strategy
 from offload import Runner
 from offload.measuring import profiling
 from offload.memory import device_memory, room
-from offload.memory.device_memory import MemoryReaders, ProcessShare
+from offload.memory.device_memory import DeviceLeft, ProcessShare
 from offload.memory.host_memory import HostMemoryLeft
 from perfect.runs.stop import SIGNALS
 from trainers.offloading.live_fit import LiveFit
@@ -192,11 +192,9 @@ def test_a_device_without_the_memory_to_measure_kernels_says_who_has_it(
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
 
     gib = 1 << 30
-    readers = MemoryReaders(
-        lambda _: (gib, 80 * gib), lambda _: 0, lambda _: [ProcessShare(77, 70 * gib)]
-    )
+    left = DeviceLeft(torch.device("cpu"), gib, 80 * gib, 0, (ProcessShare(77, 70 * gib),))
     monkeypatch.setattr(profiling, "warm", warm)
-    monkeypatch.setattr(device_memory, "cuda_readers", lambda: readers)
+    monkeypatch.setattr(device_memory, "device_left", lambda device: left)
     recipe["offload"] = {"budget": "70%"}
     assert train(recipe, *options)[0] == 1
     said = capfd.readouterr().err

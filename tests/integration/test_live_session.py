@@ -378,6 +378,6 @@ def test_a_step_within_a_step_is_refused(open_session: LiveSession) -> None:
 
 
 def test_without_a_compiler_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offload.live.core._once", lambda: "no C++ compiler was found")
+    monkeypatch.setattr("offload.live.core.LIBRARY.result", lambda: "no C++ compiler was found")
     with pytest.raises(OffloadError, match="cannot run on shadows here: no C\\+\\+ compiler"):
         LiveSession(nn.Linear(2, 2))

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from offload.memory import cuda_shim
-from offload.memory.compilation import COMPILERS, built, compile_to
-from offload.memory.cpu_shim import Shim, opened
+from offload.memory.compilation import COMPILERS, build_and_load, compile_to
+from offload.memory.cpu_shim import Shim, open_shim
 from offload.memory.cuda_shim import headers
 
 CUDA = torch.device("cuda", 0)
-HEADERS = headers(cuda_shim._places())
+HEADERS = headers(cuda_shim._header_folders())
 COMPILER = next(filter(None, map(shutil.which, COMPILERS)), "")
 BUILDS = pytest.mark.skipif(
     isinstance(HEADERS, str) or not COMPILER, reason=f"needs CUDA's headers: {HEADERS}"
@@ -72,7 +72,7 @@ def ops(libraries: tuple[Path, Path]) -> Iterator[Ops]:
 
 @pytest.fixture
 def placed(ops: Ops, libraries: tuple[Path, Path]) -> Iterator[Shim]:
-    found = opened(libraries[0])
+    found = open_shim(libraries[0])
     yield found
     found.ask("placed_uninstall")
 
@@ -88,7 +88,7 @@ def test_it_compiles_against_this_pytorch_and_goes_in_and_out_without_a_driver(
     assert torch.cuda.get_allocator_backend() == "native"  # it answers for what it wraps
     found.ask("placed_uninstall")
     assert found.ask("placed_installed") == 0
-    assert opened(found.path).ask("placed_installed") == 2
+    assert open_shim(found.path).ask("placed_installed") == 2
     found.ask("placed_uninstall")
 
 
@@ -299,5 +299,5 @@ def test_an_allocator_that_cannot_be_wrapped_is_told(
     fake = tmp_path / "c++"
     fake.write_text('#!/bin/sh\nfor last; do :; done\necho x > "$last"\n')
     fake.chmod(0o755)
-    why = built(cuda_shim.recipe(tmp_path), load, [str(fake)], tmp_path)
+    why = build_and_load(cuda_shim.recipe(tmp_path), load, [str(fake)], tmp_path)
     assert "caching allocator is not in use" in str(why)

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from offload.errors import MemoryTooSmall
+from offload.memory import pinned_arena
 from offload.memory.host_memory import HostMemoryLeft
 from offload.memory.pinned_arena import PORTABLE, PinnedArena, Runtime, cuda_runtime
 
-PLENTY = HostMemoryLeft(1 << 40, "plenty")
 MAPS = Path("/proc/self/maps")
 NO_DEVICE = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DEVICES = ("cpu", pytest.param("cuda", marks=(pytest.mark.gpu, NO_DEVICE)))
@@ -63,7 +63,7 @@ def tensor(pinned: PinnedArena) -> torch.Tensor:
 def test_exactly_its_size_is_locked_in_one_piece_and_given_back_once() -> None:
     fake = Fake()
     odd = 3 * mmap.PAGESIZE + 100
-    pinned = PinnedArena(odd, fake.runtime(), lambda: PLENTY)
+    pinned = PinnedArena(odd, fake.runtime())
     memory = tensor(pinned)
     assert len(memory) == odd
     assert fake.locked == {memory.data_ptr(): odd}
@@ -81,7 +81,7 @@ def test_exactly_its_size_is_locked_in_one_piece_and_given_back_once() -> None:
 def test_a_refusal_is_told_once_and_leaves_ordinary_memory() -> None:
     fake = Fake(refuses=2)
     with pytest.warns(RuntimeWarning, match=r"CUDA error 2: error number 2") as told:
-        pinned = PinnedArena(1 << 20, fake.runtime(), lambda: PLENTY)
+        pinned = PinnedArena(1 << 20, fake.runtime())
     assert len(told) == 1
     assert "ulimit -l" in pinned.why_not
     assert "copies between host and device are slower" in pinned.why_not
@@ -95,7 +95,7 @@ def test_a_refusal_is_told_once_and_leaves_ordinary_memory() -> None:
 
 def test_one_that_is_dropped_is_unlocked_before_its_memory_goes() -> None:
     fake = Fake()
-    pinned = PinnedArena(mmap.PAGESIZE, fake.runtime(), lambda: PLENTY)
+    pinned = PinnedArena(mmap.PAGESIZE, fake.runtime())
     gone = weakref.ref(pinned)
     del pinned
     gc.collect()
@@ -106,7 +106,7 @@ def test_one_that_is_dropped_is_unlocked_before_its_memory_goes() -> None:
 
 def test_a_view_that_outlives_it_is_still_memory() -> None:
     fake = Fake()
-    pinned = PinnedArena(mmap.PAGESIZE, fake.runtime(), lambda: PLENTY)
+    pinned = PinnedArena(mmap.PAGESIZE, fake.runtime())
     view = tensor(pinned)
     pinned.close()
     del pinned
@@ -117,7 +117,7 @@ def test_a_view_that_outlives_it_is_still_memory() -> None:
 
 def test_memory_that_cannot_be_unlocked_is_told_and_stays() -> None:
     fake = Fake(keeps=4)
-    pinned = PinnedArena(mmap.PAGESIZE, fake.runtime(), lambda: PLENTY)
+    pinned = PinnedArena(mmap.PAGESIZE, fake.runtime())
     with pytest.warns(RuntimeWarning, match="could not be unlocked .CUDA error 4"):
         pinned.close()
     pinned.close()
@@ -125,24 +125,35 @@ def test_memory_that_cannot_be_unlocked_is_told_and_stays() -> None:
     assert fake.remembered == 0
 
 
-def test_more_than_there_is_left_is_refused_before_anything_is_mapped() -> None:
+def test_more_than_there_is_left_is_refused_before_anything_is_mapped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     fake = Fake()
     with pytest.raises(MemoryTooSmall, match="the limit of this group") as told:
-        PinnedArena(2048, fake.runtime(), lambda: HostMemoryLeft(1024, "the limit of this group"))
+        monkeypatch.setattr(
+            pinned_arena, "memory_left", lambda: HostMemoryLeft(1024, "the limit of this group")
+        )
+        PinnedArena(2048, fake.runtime())
     assert (told.value.needed, told.value.left) == (2048, 1024)
     assert not fake.calls
 
 
-def test_what_the_machine_refuses_to_map_is_told_with_its_words() -> None:
+def test_what_the_machine_refuses_to_map_is_told_with_its_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     fake = Fake()
     with pytest.raises(MemoryTooSmall, match=r"this machine refused .* for the arena of the host"):
-        PinnedArena(1 << 60, fake.runtime(), lambda: HostMemoryLeft(1 << 62, "a dream"))
+        monkeypatch.setattr(pinned_arena, "memory_left", lambda: HostMemoryLeft(1 << 62, "a dream"))
+        PinnedArena(1 << 60, fake.runtime())
     assert not fake.calls
 
 
-def test_nothing_is_locked_for_an_arena_of_no_bytes() -> None:
+def test_nothing_is_locked_for_an_arena_of_no_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     fake = Fake()
-    pinned = PinnedArena(0, fake.runtime(), lambda: HostMemoryLeft(0, "nothing"))
+    monkeypatch.setattr(pinned_arena, "memory_left", lambda: HostMemoryLeft(0, "nothing"))
+    pinned = PinnedArena(0, fake.runtime())
     pinned.close()
     assert not fake.calls
     assert len(pinned.bytes) == 0
@@ -158,7 +169,7 @@ def test_no_power_of_two_is_taken() -> None:
         pytest.skip("needs /proc")
     nbytes = (1 << 30) + 12345
     before = mapped()
-    pinned = PinnedArena(nbytes, Fake().runtime(), lambda: PLENTY)
+    pinned = PinnedArena(nbytes, Fake().runtime())
     assert mapped() - before < nbytes + (1 << 22)
     pinned.close()
 
@@ -199,7 +210,7 @@ def test_a_forked_process_has_not_got_what_is_locked(device: str) -> None:
     """It would get one of every byte, at every fork."""
     nbytes = 32 << 20
     runtime = Fake().runtime() if device == "cpu" else cuda_runtime(torch.device(device))
-    pinned = PinnedArena(nbytes, runtime, lambda: PLENTY)
+    pinned = PinnedArena(nbytes, runtime)
     assert pinned.locked
     memory = tensor(pinned)
     memory.fill_(7)
@@ -215,7 +226,7 @@ def test_a_forked_process_has_not_got_what_is_locked(device: str) -> None:
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_process_reads_what_could_not_be_locked() -> None:
     with pytest.warns(RuntimeWarning, match="could not be page-locked"):
-        pinned = PinnedArena(1 << 20, Fake(refuses=2).runtime(), lambda: PLENTY)
+        pinned = PinnedArena(1 << 20, Fake(refuses=2).runtime())
     memory = tensor(pinned)
     memory.fill_(7)
     assert in_a_child(memory) == (7, 7)

@@ -333,7 +333,7 @@ def test_no_compiler_is_told_with_the_names_that_were_sought(tmp_path: Path) -> 
 def test_without_a_shim_outputs_are_copied_and_the_reason_is_shown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(shim, "_loaded", lambda: "no C++ compiler was found")
+    monkeypatch.setattr(shim.LIBRARY, "result", lambda: "no C++ compiler was found")
     assert shim.available() is None
     assert shim.why_not() == "no C++ compiler was found"
     assert chosen("auto") == COPY

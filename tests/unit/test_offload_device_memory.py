@@ -16,13 +16,13 @@ from offload.measuring import calibration, profiling
 from offload.memory import device_memory, room
 from offload.memory.device_memory import (
     DeviceLeft,
-    MemoryReaders,
     ProcessShare,
     check_device,
     device_left,
     is_on,
 )
-from offload.memory.host_memory import HostMemoryLeft, check_memory
+from offload.memory.host_memory import HostMemoryLeft
+from offload.memory.room import check_memory
 from offload.memory.workspaces import kept_bytes, steady, warm
 from offload.planning.allocator_rounding import MIB, outside, taken
 from offload.program.kernels import Program, Source
@@ -102,10 +102,8 @@ def test_memory_that_is_refused_while_something_is_measured_is_told_with_who_has
     def full(*_: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64.00 MiB.")
 
-    readers = MemoryReaders(
-        lambda _: (GIB, 80 * GIB), lambda _: 0, lambda _: [ProcessShare(77, 70 * GIB)]
-    )
-    monkeypatch.setattr(device_memory, "cuda_readers", lambda: readers)
+    left = DeviceLeft(torch.device("cpu"), GIB, 80 * GIB, 0, (ProcessShare(77, 70 * GIB),))
+    monkeypatch.setattr(device_memory, "device_left", lambda device: left)
     at: dict[str, tuple[Any, str]] = {
         "calibrate": (calibration, "_bytes"),
         "bench": (profiling, "_Bench"),
@@ -124,13 +122,12 @@ def test_memory_that_is_refused_while_something_is_measured_is_told_with_who_has
     assert told.value.left == GIB < told.value.needed
 
 
-def test_the_reader_leaves_this_process_out_of_the_others() -> None:
-    readers = MemoryReaders(
-        memory=lambda device: (3, 10),
-        reserved=lambda device: 2,
-        processes=lambda device: [ProcessShare(os.getpid(), 2), ProcessShare(1, 5)],
-    )
-    assert device_left(CUDA, readers) == DeviceLeft(CUDA, 3, 10, 2, (ProcessShare(1, 5),))
+def test_the_reader_leaves_this_process_out_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3, 10))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2)
+    shares = [ProcessShare(os.getpid(), 2), ProcessShare(1, 5)]
+    monkeypatch.setattr(device_memory, "device_processes", lambda device: shares)
+    assert device_left(CUDA) == DeviceLeft(CUDA, 3, 10, 2, (ProcessShare(1, 5),))
 
 
 def test_a_plan_for_a_device_asks_the_machine_for_its_host_arena_alone() -> None:

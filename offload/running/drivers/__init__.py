@@ -1,4 +1,4 @@
 """Drivers of the streams and events of one device. It knows nothing of nodes.
 
-May import: errors, torch_seams.
+May import: errors.
 """
