@@ -67,7 +67,7 @@ class Asking(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any,
         batch_idx: int,
     ) -> None:  # fmt: skip
-        session = self._strategy._session
+        session = self._strategy._run.session.live
         runner = session.plans.runner if session is not None else None
         if self.steps and runner is not None:
             spans = runner.trace.spans

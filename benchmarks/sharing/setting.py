@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 
 from offload.gate import Gate, Guest
 from trainers import OffloadStrategy
+from trainers.steps.step_session import StepSession
 
 SIZE = GptSize(layers=4, width=256, heads=4, length=128, words=2048, batch=8)
 TINY = GptSize(layers=1, width=32, heads=2, length=16, words=64, batch=2)
@@ -72,7 +73,8 @@ class BetweenSteps(NotingGate):
 def strategy_with(gate: Gate, **options: Any) -> OffloadStrategy:
     strategy = OffloadStrategy(**options)
     gate.close()
-    strategy._guests.gate = gate
+    strategy._run.guests.gate = gate
+    strategy._run.session = StepSession(gate)
     return strategy
 
 

@@ -16,7 +16,7 @@ from perfect.config.schema import RunConfig
 from perfect.errors import BuildError
 from trainers import OffloadDDPStrategy, OffloadStrategy
 from trainers.elastic.peer.lane_plan_strategy import LanePlanStrategy
-from trainers.offloading.live_fit import LiveFit
+from trainers.offloading.planned_strategy import PlannedStrategy
 
 
 def build_strategy(config: RunConfig) -> Strategy | str:
@@ -35,7 +35,7 @@ def build_strategy(config: RunConfig) -> Strategy | str:
 
 def check_device(trainer: L.Trainer) -> None:
     """Refuse an engine that does not run on the device which the Trainer has chosen."""
-    if not isinstance(trainer.strategy, LiveFit):
+    if not isinstance(trainer.strategy, PlannedStrategy):
         return
     try:
         trainer.strategy.find_target()

@@ -3,5 +3,5 @@
 May import: callbacks, config, errors, report, trainers.atomic_checkpoint,
     trainers.elastic.deciding, trainers.elastic.peer, trainers.elastic.replaying,
     trainers.folder_lock, trainers.lightning_seams, trainers.offloading,
-    trainers.offloading.hardware, trainers.read_checkpoint, version.
+    trainers.read_checkpoint, trainers.steps, version.
 """

@@ -17,8 +17,8 @@ from typing import Any
 import lightning as L
 
 from perfect.callbacks.phase_switch import PhaseSwitch
-from trainers.offloading.hardware.meter import MeasuredPlan, TimeSpent
-from trainers.offloading.live_run import LiveRun
+from trainers.offloading.planned_strategy import PlannedStrategy
+from trainers.steps.meter import MeasuredPlan, TimeSpent
 
 Row = dict[str, Any]
 """A mapping in run.json, with numbers and words as values."""
@@ -66,7 +66,7 @@ class StallLog(L.Callback):
     def __init__(self, switch: PhaseSwitch, clock: Callable[[], float] = time.perf_counter) -> None:
         self._switch = switch
         self._clock = clock
-        self._strategy: LiveRun | None = None
+        self._strategy: PlannedStrategy | None = None
         self._phases: list[PhaseTime] = []
         self._plan: Row = {}
         self._earlier: list[Row] = []
@@ -80,7 +80,7 @@ class StallLog(L.Callback):
     # ---- what Lightning calls -------------------------------------------------------------------
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if stage == "fit" and isinstance(trainer.strategy, LiveRun):
+        if stage == "fit" and isinstance(trainer.strategy, PlannedStrategy):
             self._strategy = trainer.strategy
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

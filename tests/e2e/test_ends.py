@@ -17,7 +17,7 @@ from offload.memory import device_memory, room
 from offload.memory.device_memory import DeviceLeft, ProcessShare
 from offload.memory.host_memory import HostMemoryLeft
 from perfect.runs.stop import SIGNALS
-from trainers.offloading.live_fit import LiveFit
+from trainers.offloading.planned_strategy import PlannedStrategy
 
 Train = Callable[..., tuple[int, Path]]
 Recipe = dict[str, Any]
@@ -67,7 +67,7 @@ class Fault:
         ),
         pytest.param(
             True,
-            LiveFit,
+            PlannedStrategy,
             "optimizer_step",
             12,
             10,

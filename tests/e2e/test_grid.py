@@ -14,7 +14,7 @@ import torch
 import yaml
 from torch.utils import _pytree as pytree
 
-from trainers.offloading.plan_request import PlanRequest
+from trainers.steps.plan_request import PlanRequest
 
 ROOT = Path(__file__).parents[2]
 Train = Callable[..., tuple[int, Path]]

@@ -26,7 +26,7 @@ from perfect.commands.plans import plan_phases
 from perfect.config.yaml_reader import read_config
 from perfect.runs.checkpoint import RunCheckpoint
 from perfect.runs.record import RunLog
-from trainers.offloading.live_planner import LivePlanner
+from trainers.steps.step_planner import StepPlanner
 
 Train = Callable[..., tuple[int, Path]]
 Recipe = dict[str, Any]
@@ -239,13 +239,13 @@ def test_the_plans_of_check_are_those_that_training_makes(
     assert (second.phases, second.batch_size) == (("finetune",), 8)
 
     made = []
-    added = LivePlanner.added
+    added = StepPlanner.added
 
-    def add(self: LivePlanner, key: Any, plan: Plan) -> None:
+    def add(self: StepPlanner, key: Any, plan: Plan) -> None:
         made.append(plan)
         added(self, key, plan)
 
-    monkeypatch.setattr(LivePlanner, "added", add)
+    monkeypatch.setattr(StepPlanner, "added", add)
     assert train(recipe)[0] == 0
     assert first.plan is not None and second.plan is not None
     assert made[0].explain() == first.plan.explain()

@@ -17,7 +17,6 @@ from offload import BudgetTooSmall, MemoryTooSmall, OffloadError
 from offload.memory import room
 from offload.memory.host_memory import HostMemoryLeft
 from trainers import OffloadStrategy
-from trainers.offloading import live_moves
 
 pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]
 STEPS = 10
@@ -231,16 +230,23 @@ def test_a_move_that_was_asked_for_cannot_be_cancelled(undisturbed: Any) -> None
     assert asked[0].result(0).nbytes > 0
 
 
-def test_behind_a_move_that_raises_nobody_waits_for_ever() -> None:
-    moves = live_moves.LiveMoves()
-    one, other = (moves.add(live_moves.LiveMove("60%", None)) for _ in range(2))
-    move = moves.next()
-    assert move is not None and move.done is one
-    with pytest.raises(RuntimeError, match="no such luck"), moves.refusing(move):
+def test_an_error_in_a_move_reaches_its_caller_and_refuses_the_later_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Future[Any]] = []
+
+    def fail(*_: Any) -> None:
         raise RuntimeError("no such luck")
-    moves.end()
-    assert isinstance(one.exception(0), RuntimeError)
-    assert isinstance(other.exception(0), OffloadError)
+
+    def move(strategy: OffloadStrategy, step: int) -> None:
+        if step == 3:
+            asked.extend(strategy.move_to("60%") for _ in range(2))
+            monkeypatch.setattr("offload.live.runner_plans.RunnerPlans.move_to", fail)
+
+    with pytest.raises(RuntimeError, match="no such luck"):
+        fit(move)
+    first, second = (future.exception(0) for future in asked)
+    assert isinstance(first, RuntimeError) and isinstance(second, OffloadError)
 
 
 def test_a_move_before_the_first_step_or_after_the_last_says_what_to_do() -> None:
@@ -262,7 +268,9 @@ def test_a_move_before_the_first_step_or_after_the_last_says_what_to_do() -> Non
 
 
 def test_a_run_that_trains_eagerly_has_nothing_to_move(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainers.offloading.live_fit.why_no_core", lambda: "no C++ compiler")
+    monkeypatch.setattr(
+        "trainers.offloading.planned_strategy.why_no_core", lambda: "no C++ compiler"
+    )
     struck: list[str] = []
 
     def move(strategy: OffloadStrategy, step: int) -> None:

@@ -24,15 +24,18 @@ from benchmarks.jobs.fleet_jobs import QUIET
 from offload import BudgetTooSmall, MemoryTooSmall, OffloadError
 from offload.memory.host_memory import HostMemoryLeft
 from trainers import OffloadStrategy
-from trainers.offloading.hardware import generators, target
-from trainers.offloading.hardware.target import Target
+from trainers.offloading import devices
+from trainers.offloading.moves import target_on
+from trainers.offloading.run import StrategyRun
+from trainers.steps import target
+from trainers.steps.target import Target
 
 budget_moves = importlib.import_module("test_budget_moves")
 assert_same = budget_moves.assert_same
 pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]
 STEPS = 10
 ENGINES = ("threads", "serial", "threads")
-Call = Callable[["Elsewhere", int], object]
+Call = Callable[[OffloadStrategy, int], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +45,21 @@ class OfAnotherMake(Target):
         return "another make"
 
 
-class Elsewhere(OffloadStrategy):
-    """Its GPUs are the CPU, with an engine of ENGINES each."""
+@pytest.fixture(autouse=True)
+def gpus_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each GPU is the CPU, with an engine of ENGINES."""
+    set_gpus(monkeypatch, Target)
 
-    make: type[Target] = Target
 
-    def _target_on(self, device: torch.device) -> Target:
+def set_gpus(monkeypatch: pytest.MonkeyPatch, make: type[Target]) -> None:
+    def target_of_gpu(run: StrategyRun, device: torch.device) -> Target:
         if device.type != "cuda":
-            return super()._target_on(device)
+            return target_on(run, device)
         here = torch.device("cpu", device.index) if device.index else torch.device("cpu")
-        found = super()._target_on(here)
-        return self.make(
-            here, ENGINES[device.index], gate=found.gate, make_runner=found.make_runner
-        )
+        target = target_on(run, here)
+        return make(here, ENGINES[device.index], gate=target.gate, make_runner=target.make_runner)
 
-    @property
-    def engine(self) -> str:
-        return self._request.target.engine
+    monkeypatch.setattr("trainers.offloading.moves.target_on", target_of_gpu)
 
 
 class At(L.Callback):
@@ -68,7 +69,7 @@ class At(L.Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        assert isinstance(trainer.strategy, Elsewhere)
+        assert isinstance(trainer.strategy, OffloadStrategy)
         self._call(trainer.strategy, batch_idx)
 
 
@@ -82,12 +83,11 @@ class Logged(budget_moves.Trained):
 def fit(
     call: Call,
     budget: str | int | None = "100%",
-    make: type[Elsewhere] = Elsewhere,
     **trainer: Any,
 ) -> tuple[dict[str, torch.Tensor], L.Trainer]:
     torch.manual_seed(1)
     module = Logged()
-    strategy = make(budget)
+    strategy = OffloadStrategy(budget)
     numbers = torch.Generator().manual_seed(3)
     x = torch.randn(8 * STEPS, 16, generator=numbers)
     data = DataLoader(TensorDataset(x, x[:, :4].argmax(1)), batch_size=8)
@@ -100,7 +100,7 @@ def fit(
     return module.state_dict(), made
 
 
-def stay(strategy: Elsewhere, step: int) -> None:
+def stay(strategy: OffloadStrategy, step: int) -> None:
     pass
 
 
@@ -128,8 +128,8 @@ def test_a_training_that_goes_from_device_to_device_has_the_bits_of_one_that_sta
     engines: list[str] = []
     wishes = [("cuda:1", "70%"), ("cuda:2", "same"), ("cuda:0", None), ("cuda:1", "80%")]
 
-    def move(strategy: Elsewhere, step: int) -> None:
-        engines.append(strategy.engine)
+    def move(strategy: OffloadStrategy, step: int) -> None:
+        engines.append(strategy.target.engine)
         if step in (1, 3, 5, 7):
             device, budget = wishes[step // 2]
             asked.append(strategy.move_to(budget, device))
@@ -149,7 +149,7 @@ def test_moves_in_any_order_keep_the_bits(seed: int, undisturbed: Any) -> None:
     chance = random.Random(seed)
     asked: list[Future[Any]] = []
 
-    def move(strategy: Elsewhere, step: int) -> None:
+    def move(strategy: OffloadStrategy, step: int) -> None:
         for _ in range(chance.randint(0, 2) if step else 0):
             budget = chance.choice(["70%", "80%", "100%", None])
             device = chance.choice([None, "cuda:0", "cuda:1", "cuda:2"])
@@ -165,8 +165,8 @@ def test_a_move_is_made_before_the_next_step(undisturbed: Any) -> None:
     asked: list[Future[Any]] = []
     seen: list[tuple[str, bool]] = []
 
-    def move(strategy: Elsewhere, step: int) -> None:
-        seen.append((strategy.engine, asked[-1].done() if asked else False))
+    def move(strategy: OffloadStrategy, step: int) -> None:
+        seen.append((strategy.target.engine, asked[-1].done() if asked else False))
         if step in (2, 5):
             asked.append(strategy.move_to(device=("cuda:1", "cuda:0")[step == 5]))
         if step == 8:
@@ -183,8 +183,8 @@ def test_any_thread_may_ask(undisturbed: Any) -> None:
     asked: list[Future[Any]] = []
     engines: list[str] = []
 
-    def move(strategy: Elsewhere, step: int) -> None:
-        engines.append(strategy.engine)
+    def move(strategy: OffloadStrategy, step: int) -> None:
+        engines.append(strategy.target.engine)
         if step == 3:
             ask = threading.Thread(target=lambda: asked.append(strategy.move_to(device="cuda:1")))
             ask.start()
@@ -201,8 +201,8 @@ def test_budgets_and_devices_that_are_asked_for_at_once_are_made_one_after_the_o
     asked: list[Future[Any]] = []
     budgets: list[Any] = []
 
-    def move(strategy: Elsewhere, step: int) -> None:
-        budgets.append((strategy.engine, strategy._request.budget))
+    def move(strategy: OffloadStrategy, step: int) -> None:
+        budgets.append((strategy.target.engine, strategy._run.request.budget))
         if step == 2:
             asked.append(strategy.move_to(device="cuda:2"))
             asked.append(strategy.move_to("70%"))
@@ -220,7 +220,7 @@ def test_a_move_without_room_is_refused_before_anything_moves(
     asked: list[Future[Any]] = []
     plans: list[Any] = []
 
-    def move(strategy: Elsewhere, step: int) -> None:
+    def move(strategy: OffloadStrategy, step: int) -> None:
         if step == 3:
             with pytest.raises(BudgetTooSmall):
                 strategy.move_to(100, "cuda:1")
@@ -228,7 +228,7 @@ def test_a_move_without_room_is_refused_before_anything_moves(
             monkeypatch.setattr(target, "memory_left", lambda: HostMemoryLeft(1000, "a small host"))
         if step == 5:
             monkeypatch.undo()
-            assert strategy.engine == "threads"
+            assert strategy.target.engine == "threads"
         if step >= 3:
             plans.append(strategy.plan)
 
@@ -244,14 +244,14 @@ def test_a_budget_that_no_plan_keeps_there_is_refused_before_anything_moves(
 ) -> None:
     asked: list[Future[Any]] = []
 
-    def move(strategy: Elsewhere, step: int) -> None:
+    def move(strategy: OffloadStrategy, step: int) -> None:
         if step == 3:
             asked.append(strategy.move_to(device="cuda:1"))
         if step == 4:  # there is no plan yet
             asked.append(strategy.move_to(100))
             asked.append(strategy.move_to("70%"))
         if step == 7:
-            assert strategy._request.budget == "70%" and strategy.engine == "serial"
+            assert strategy._run.request.budget == "70%" and strategy.target.engine == "serial"
 
     with pytest.warns(
         UserWarning, match="stays where it is, because it cannot move: .* are needed"
@@ -261,16 +261,17 @@ def test_a_budget_that_no_plan_keeps_there_is_refused_before_anything_moves(
     assert [type(one.exception(0)) for one in asked] == [type(None), BudgetTooSmall, type(None)]
 
 
-def test_a_device_of_another_make_is_told_to_have_other_bits() -> None:
-    class Other(Elsewhere):
-        make = OfAnotherMake
+def test_a_device_of_another_make_is_reported_to_have_other_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_gpus(monkeypatch, OfAnotherMake)
 
-    def move(strategy: Elsewhere, step: int) -> None:
+    def move(strategy: OffloadStrategy, step: int) -> None:
         if step == 2:
             strategy.move_to(device="cuda:1")
 
     with pytest.warns(UserWarning, match="from cpu to another make: the weights are equal"):
-        fit(move, make=Other)
+        fit(move)
 
 
 def test_scores_of_checkpoints_go_on(tmp_path: Path) -> None:
@@ -295,7 +296,7 @@ def test_what_cannot_move_says_what_to_do() -> None:
             call()
         struck.append(str(error.value))
 
-    def move(strategy: Elsewhere, step: int) -> None:
+    def move(strategy: OffloadStrategy, step: int) -> None:
         if step != 3:
             return
         refused("names no other place than the run has", strategy.move_to)
@@ -307,11 +308,11 @@ def test_what_cannot_move_says_what_to_do() -> None:
         refused("end their blocks", lambda: strategy.move_to(device="cuda:1"))
         with guests:
             pass
-        of_fleet = replace(strategy._request.target, make_runner=lambda *_: None)
-        lent = replace(strategy._request, target=of_fleet)
-        own, strategy._request = strategy._request, lent
+        of_fleet = replace(strategy._run.request.target, make_runner=lambda *_: None)
+        lent = replace(strategy._run.request, target=of_fleet)
+        own, strategy._run.request = strategy._run.request, lent
         refused("a fleet gives its jobs their devices", lambda: strategy.move_to(device="cuda:1"))
-        strategy._request = own
+        strategy._run.request = own
 
     fit(move)
     assert len(struck) == 7
@@ -321,10 +322,10 @@ def test_what_cannot_move_says_what_to_do() -> None:
 def test_a_device_that_is_not_there_is_refused_at_once() -> None:
     struck: list[str] = []
 
-    def move(strategy: Elsewhere, step: int) -> None:
+    def move(strategy: OffloadStrategy, step: int) -> None:
         if step == 3:
             with pytest.raises(OffloadError, match="CUDA") as error:
-                OffloadStrategy._target_on(strategy, torch.device("cuda"))
+                target_on(strategy._run, torch.device("cuda"))
             struck.append(str(error.value))
 
     fit(move)
@@ -338,17 +339,17 @@ def test_dice_go_with_the_steps_from_gpu_to_gpu_alone(monkeypatch: pytest.Monkey
         torch.cuda, "set_rng_state", lambda state, device: states.update({str(device): state})
     )
     cpu, one, other = map(torch.device, ("cpu", "cuda:0", "cuda:1"))
-    generators.hand_over(one, cpu)
-    generators.hand_over(cpu, other)
+    devices.copy_generator_state(one, cpu)
+    devices.copy_generator_state(cpu, other)
     assert not states["cuda:1"].any()
-    generators.hand_over(one, other)
+    devices.copy_generator_state(one, other)
     assert torch.equal(states["cuda:1"], states["cuda:0"])
 
 
 def test_the_end_of_the_run_ends_a_move_that_waits() -> None:
     asked: list[Future[Any]] = []
 
-    def move(strategy: Elsewhere, step: int) -> None:
+    def move(strategy: OffloadStrategy, step: int) -> None:
         if step == STEPS - 1:
             asked.append(strategy.move_to(device="cuda:1"))
 

@@ -34,7 +34,7 @@ from trainers.elastic.errors import GenerationEnded, SwarmStopped
 from trainers.elastic.membership.anchor_link import AnchorLink
 from trainers.elastic.planned import planning
 from trainers.elastic.planned.planned_work import PlannedWork
-from trainers.offloading.hardware.target import ON_CPU
+from trainers.steps.target import ON_CPU
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 

@@ -27,7 +27,7 @@ def test_no_guest_is_in_the_borrowed_memory_while_the_training_gives_it_back(
         leave(session, *error)
 
     def guest() -> None:
-        with strategy._gate.granted(inside=True):
+        with strategy._run.gate.granted(inside=True):
             inside.set()
             time.sleep(0.3)
             inside.clear()
@@ -36,7 +36,7 @@ def test_no_guest_is_in_the_borrowed_memory_while_the_training_gives_it_back(
         def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
             asks.start()
             until = time.monotonic() + PATIENCE
-            while not strategy._gate._waiting:
+            while not strategy._run.gate._waiting:
                 assert time.monotonic() < until
                 time.sleep(1e-3)
             if fails:

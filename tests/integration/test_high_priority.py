@@ -165,7 +165,7 @@ def test_a_call_from_the_trainings_own_thread_is_refused() -> None:
     with strategy.high_priority(served()) as serve:
 
         def call() -> None:
-            if strategy._session is not None:
+            if strategy._run.session.live is not None:
                 with pytest.raises(StepError, match="comes from the thread that trains") as found:
                     serve(X)
                 errors.append(str(found.value))

@@ -138,8 +138,8 @@ def test_a_strategy_in_a_block_is_not_copied_and_one_outside_has_guests_of_its_o
     ):
         copy.deepcopy(strategy)
     other = copy.deepcopy(strategy)
-    assert other._gate is not strategy._gate
-    assert pickle.loads(pickle.dumps(strategy))._guests.all == ()
+    assert other._run.gate is not strategy._run.gate
+    assert pickle.loads(pickle.dumps(strategy))._run.guests.all == ()
 
 
 def from_another_thread(ask: Callable[[], Any]) -> Any:

@@ -263,7 +263,9 @@ def test_a_budget_that_is_too_small_is_refused_with_what_is_needed() -> None:
 
 
 def test_without_a_compiler_a_run_is_plain_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainers.offloading.live_fit.why_no_core", lambda: "no C++ compiler")
+    monkeypatch.setattr(
+        "trainers.offloading.planned_strategy.why_no_core", lambda: "no C++ compiler"
+    )
     with pytest.warns(UserWarning, match="trains eagerly, without offloading: no C"):
         ours = ol.train(live())
     assert ol.differences(plain("plain"), ours) == []

@@ -28,7 +28,7 @@ from perfect.errors import BuildError
 from trainers import OffloadStrategy
 from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.jobs.tenancy import Tenancy
-from trainers.offloading.hardware.target import Target, target_of
+from trainers.steps.target import Target, target_of
 
 MIB = 1 << 20
 

@@ -99,7 +99,7 @@ def test_the_arena_is_no_larger_than_the_smallest_budget_and_is_not_left(
 def test_poisoned_dead_bytes_are_read_by_no_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     from functools import partial
 
-    import trainers.offloading.hardware.target as target
+    import trainers.steps.target as target
 
     monkeypatch.setattr(target, "Runner", partial(target.Runner, poison=True))
     both("validate", Wide, "45%", loaders=wide_data())

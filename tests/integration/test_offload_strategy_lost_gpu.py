@@ -12,7 +12,7 @@ from support.fake_gpu import losable_device, lose_device, only_on_a_fake_gpu
 
 from offload import DeviceLost
 from trainers import OffloadStrategy
-from trainers.offloading.hardware.meter import FIRST
+from trainers.steps.meter import FIRST
 
 pytestmark = [only_on_gpu, *(pytest.mark.filterwarnings(line) for line in ol.QUIET)]
 

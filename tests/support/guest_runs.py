@@ -75,7 +75,7 @@ class Clients(L.Callback):
     def _await_one(self, strategy: Any) -> None:
         """Wait until somebody waits for the next step, or all have their answers."""
         until = time.monotonic() + PATIENCE
-        while not (self.errors or strategy._gate._waiting or len(self.answers) == self._most):
+        while not (self.errors or strategy._run.gate._waiting or len(self.answers) == self._most):
             assert time.monotonic() < until
             time.sleep(1e-3)
 

@@ -8,7 +8,7 @@ from offload import GraphBuilder, Plan, plan
 from offload.graph.memgraph import OFFLOAD, RELOAD, TASK
 from offload.running.engines.work import LaneRecord, Record
 from offload.running.trace import Trace
-from trainers.offloading.hardware.meter import LATEST, Meter
+from trainers.steps.meter import LATEST, Meter
 
 
 class Clock:

@@ -13,7 +13,7 @@ from offload import Costs, OffloadError
 from offload.caching.plan_cache import PlanCache
 from offload.measuring import kept_rates
 from trainers import OffloadDDPStrategy, OffloadStrategy
-from trainers.offloading.hardware.target import Target, products_of, target_of
+from trainers.steps.target import Target, products_of, target_of
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 

@@ -29,9 +29,10 @@ from offload.torch_seams import (
     verify_param_shapes,
 )
 from trainers.lightning_seams import ddp_arguments, has_communication_hook
-from trainers.offloading.hardware.target import Target
-from trainers.offloading.live_averages import LiveAverages, gathered
-from trainers.offloading.live_fit import LiveFit
+from trainers.offloading.planned_strategy import PlannedStrategy
+from trainers.offloading.ranks import GradientAverages, gather_objects
+from trainers.steps.plan_request import PlanRequest
+from trainers.steps.target import Target
 
 BROADCAST_BYTES = 250 << 20
 """Torch's DDP sends so many bytes of buffers at once."""
@@ -47,23 +48,23 @@ KNOWN = frozenset(
         "static_graph",
     }
 )
-"""The arguments of torch's DDP that a planned step obeys or does not need."""
+"""The arguments of torch's DDP that a planned step follows or does not need."""
 
 
-class OffloadDDPStrategy(LiveFit, DDPStrategy):
+class OffloadDDPStrategy(PlannedStrategy, DDPStrategy):
     """Plans and offloads the steps of several processes, whose Python runs in every step."""
 
     strategy_name = "offload_ddp"
 
-    def _begin(self) -> None:
-        super()._begin()
+    def _start_run(self, request: PlanRequest) -> None:
+        super()._start_run(request)
         self._refusal = ""
-        """Why this fit has no live steps; the same on all ranks."""
-        self._fit = ""
-        """A name of this fit, under which a rank tells the others why it ends."""
-        self._sends_buffers = self._buffers_due = True
+        """Why this fit cannot be planned; the same on all ranks."""
+        self._fit_key = ""
+        """The key of the store under which a rank reports to the others why it ends."""
+        self._sends_buffers = self._are_buffers_due = True
         """Whether rank 0's buffers are sent at all, and before the next forward pass."""
-        self._averages: LiveAverages | None = None
+        self._averages: GradientAverages | None = None
 
     def find_target(self) -> Target:
         target = super().find_target()
@@ -78,30 +79,33 @@ class OffloadDDPStrategy(LiveFit, DDPStrategy):
     # ---- one decision ---------------------------------------------------------------------------
 
     def configure_ddp(self) -> None:
-        """Give all ranks rank 0's values, or wrap the module if there are no live steps."""
+        """Give all ranks rank 0's values, or wrap the module if this fit cannot be planned."""
         assert self.model is not None
-        everybody = gathered((next(self._reasons(), ""), uuid4().hex))
-        said = [f"rank {rank}: {why}" for rank, (why, _) in enumerate(everybody) if why]
-        self._refusal, self._fit = "".join(said[:1]), everybody[0][1]
+        reports = gather_objects((next(self._reasons(), ""), uuid4().hex))
+        refusals = [f"rank {rank}: {why}" for rank, (why, _) in enumerate(reports) if why]
+        self._refusal, self._fit_key = "".join(refusals[:1]), reports[0][1]
         if self._refusal:
-            self._request.check_eager(self._refusal)
+            self._run.request.check_eager(self._refusal)
             return super().configure_ddp()
         trainable: list[torch.Tensor] = [p for p in self.model.parameters() if p.requires_grad]
-        asked, group = ddp_arguments(self), default_group()
-        self._averages = LiveAverages(
+        arguments, group = ddp_arguments(self), default_group()
+        self._averages = GradientAverages(
             self.model,
-            int((asked.get("bucket_cap_mb") or BUCKET_MIB) * (1 << 20)),
-            searches=bool(asked.get("find_unused_parameters")),
+            int((arguments.get("bucket_cap_mb") or BUCKET_MIB) * (1 << 20)),
+            searches=bool(arguments.get("find_unused_parameters")),
         )
-        self._buffers_due = True
-        at_start = "forward_sync_buffers" in asked or asked.get("broadcast_buffers") in (None, True)
-        given = asked.get("forward_sync_buffers")
+        self._are_buffers_due = True
+        at_start = "forward_sync_buffers" in arguments or arguments.get("broadcast_buffers") in (
+            None,
+            True,
+        )
+        given = arguments.get("forward_sync_buffers")
         self._sends_buffers = at_start if given is None else given
         verify_param_shapes(group, trainable)
         sync_module_states(self.model, group, BROADCAST_BYTES, 0, {*()}, broadcast_buffers=at_start)
 
-    def _why_not(self) -> str:
-        return self._refusal or super()._why_not()
+    def _eager_reason(self) -> str:
+        return self._refusal or super()._eager_reason()
 
     def _reasons(self) -> Iterator[str]:
         yield from filter(None, [why_no_core()])
@@ -112,20 +116,21 @@ class OffloadDDPStrategy(LiveFit, DDPStrategy):
             )
         if has_communication_hook(self):
             yield "only torch's own reducer calls a communication hook (ddp_comm_hook)"
-        if left_to_each_rank(self._module):
+        if left_to_each_rank(self._run.module):
             yield (
                 "the module excludes some parameters from synchronization"
                 " (_ddp_params_and_buffers_to_ignore)"
             )
 
     def on_exception(self, exception: BaseException) -> None:
-        """Tell the others what ends this rank. Where it is another one, say what that one told."""
-        with suppress(RuntimeError):  # rank 0, who keeps the store, may have ended
-            if self._fit and not isinstance(exception, StepError):
-                said = f"rank {self.global_rank}: {type(exception).__name__}: {exception}"
-                default_store().set(self._fit, said)
-            elif self._fit and default_store().check([self._fit]):
-                exception.add_note(default_store().get(self._fit).decode())
+        """Report to the other ranks what ends this one. If another rank has failed before, add its
+        report to the error."""
+        with suppress(RuntimeError):  # rank 0, which keeps the store, may have ended
+            if self._fit_key and not isinstance(exception, StepError):
+                report = f"rank {self.global_rank}: {type(exception).__name__}: {exception}"
+                default_store().set(self._fit_key, report)
+            elif self._fit_key and default_store().check([self._fit_key]):
+                exception.add_note(default_store().get(self._fit_key).decode())
         super().on_exception(exception)
 
     # ---- steps ----------------------------------------------------------------------------------
@@ -143,15 +148,15 @@ class OffloadDDPStrategy(LiveFit, DDPStrategy):
             finally:
                 averages.blocked = False
 
-    def _begin_step(self, name: str, given: Any) -> None:
-        super()._begin_step(name, given)
-        if self._averages is None or self._module.trainer.state.fn != TrainerFn.FITTING:
+    def _begin_step(self, name: str, inputs: Any) -> None:
+        super()._begin_step(name, inputs)
+        if self._averages is None or self._run.module.trainer.state.fn != TrainerFn.FITTING:
             return
-        if self._buffers_due and self._sends_buffers:
-            buffers = [buffer.detach() for buffer in self._module.buffers()]
+        if self._are_buffers_due and self._sends_buffers:
+            buffers = [buffer.detach() for buffer in self._run.module.buffers()]
             with torch.no_grad(), together(None):
                 sync_params_and_buffers(default_group(), buffers, BROADCAST_BYTES, 0)
-        self._buffers_due = name == "training_step" and not self._averages.blocked
+        self._are_buffers_due = name == "training_step" and not self._averages.blocked
         if name == "training_step":
             self._averages.begin()
 

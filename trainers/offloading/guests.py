@@ -1,4 +1,4 @@
-"""Who uses the device of a strategy's run between two nodes of its steps, with high priority.
+"""Guests of high priority use the device of a strategy's run between two nodes of its steps.
 
     with strategy.high_priority(net, budget="1GiB") as serve:
         y = serve(x)                        from any thread, while the trainer fits
@@ -10,6 +10,7 @@ run's arena for its answers (trainers/sharing/high_priority.py).
 from collections.abc import Callable
 from typing import Any
 
+import lightning as L
 import torch
 from torch.optim import Optimizer
 
@@ -18,14 +19,14 @@ from offload.gate import Gate
 from offload.running.drivers.cuda import Cuda
 from offload.running.stage import Stage
 from offload.sizes import parse_size
-from trainers.offloading.hardware.target import Target
 from trainers.sharing.high_priority import HighPriority
+from trainers.steps.target import Target
 
 Loss = Callable[[Any, Any], torch.Tensor]
 
 
 class Guests:
-    """One strategy's."""
+    """The guests of one strategy."""
 
     def __init__(
         self,
@@ -41,11 +42,11 @@ class Guests:
         self._stage = stage
         self._module = module
         self._nets: dict[HighPriority, torch.nn.Module] = {}
-        """Of those that have not gone."""
+        """The nets of the guests that have not left."""
         self._reserves: dict[HighPriority, int] = {}
         self._known: list[HighPriority] = []
 
-    # ---- what a guest needs of its host ----------------------------------------------------------
+    # ---- for a guest -----------------------------------------------------------------------------
 
     @property
     def device(self) -> torch.device:
@@ -71,7 +72,7 @@ class Guests:
 
     @property
     def all(self) -> tuple[HighPriority, ...]:
-        """All guests of this strategy, with those that have gone."""
+        """All guests of this strategy, with those that have left."""
         return tuple(self._known)
 
     def admit(
@@ -117,7 +118,7 @@ class Guests:
             priority=priority,
             seed=seed,
             borrows=borrows,
-            left=self._left,
+            left=self._forget,
         )
         if nbytes is not None and has_budget and not borrows:
             self._reserves[guest] = nbytes
@@ -131,16 +132,28 @@ class Guests:
         for net in self._nets.values():
             self._check_apart_from_module(net)
 
+    def explain(self) -> list[str]:
+        """Return a line for each guest: how long its requests waited."""
+        return [f"high priority: {guest.waits.said()}" for guest in self._known]
+
+    def log_waits(self, trainer: L.Trainer) -> None:
+        """Give the loggers how long the requests of this run took."""
+        for number, guest in enumerate(self._known):
+            name = f"sharing{number}" if len(self._known) > 1 else "sharing"
+            if metrics := guest.waits.metrics(name):
+                for logger in trainer.loggers:
+                    logger.log_metrics(metrics, trainer.global_step)
+
     def _check_apart_from_module(self, net: torch.nn.Module) -> None:
         module = self._module()
         if module is not None:
             _check_apart(net, module, "the module that this strategy runs")
 
-    def _left(self, guest: HighPriority) -> None:
+    def _forget(self, guest: HighPriority) -> None:
         """Forget a guest's reserve. Plans that are made from now on have it."""
         self._reserves.pop(guest, None)
         self._nets.pop(guest, None)
-        self.gate.armed = any(not one.closed for one in self._known)
+        self.gate.armed = any(not guest.closed for guest in self._known)
 
 
 def _answering(net: torch.nn.Module) -> Callable[..., Any]:

@@ -3,11 +3,11 @@
 from typing import NoReturn
 
 from offload import OffloadError
-from trainers.offloading.live_fit import LiveFit
+from trainers.offloading.planned_strategy import PlannedStrategy
 from trainers.one_device import OneDeviceStrategy
 
 
-class OffloadStrategy(LiveFit, OneDeviceStrategy):
+class OffloadStrategy(PlannedStrategy, OneDeviceStrategy):
     """Plans and offloads the steps of one device, which `Trainer(accelerator=, devices=)` names.
 
         strategy = OffloadStrategy(budget="8GiB")
@@ -27,11 +27,11 @@ class OffloadStrategy(LiveFit, OneDeviceStrategy):
     strategy_name = "offload"
 
     def __repr__(self) -> str:
-        asked = self._request
+        request = self._run.request
         return (
-            f"OffloadStrategy(budget={asked.budget!r}, host_budget={asked.host_budget!r},"
-            f" recompute={asked.recompute!r}, optimizer={asked.optimizer!r},"
-            f" engine={asked.engine!r})"
+            f"OffloadStrategy(budget={request.budget!r}, host_budget={request.host_budget!r},"
+            f" recompute={request.recompute!r}, optimizer={request.optimizer!r},"
+            f" engine={request.engine!r})"
         )
 
     def _refuse_devices(self, count: int) -> NoReturn:

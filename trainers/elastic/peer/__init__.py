@@ -3,5 +3,5 @@
 May import: atomic_checkpoint, elastic, elastic.commits, elastic.deciding, elastic.giving,
     elastic.membership, elastic.planned, elastic.reducing, elastic.replaying, elastic.swarm,
     elastic.wire, elastic.working, lightning_seams, loaders, loaders.lanes, loaders.order,
-    loaders.stats, offload, offloading.hardware, one_device.
+    loaders.stats, offload, offloading, one_device.
 """

@@ -32,7 +32,7 @@ from trainers.elastic.planned.planned_work import PlannedWork
 from trainers.elastic.planned.planning import Planning
 from trainers.elastic.working.plain_work import PlainWork
 from trainers.lightning_seams import forget_loader
-from trainers.offloading.hardware.devices import keep_on_host
+from trainers.offloading.devices import keep_on_host
 from trainers.one_device import OneDeviceStrategy
 
 log = logging.getLogger(__name__)
@@ -219,7 +219,7 @@ class ElasticFit(OneDeviceStrategy):
                 commits.close()
         finally:
             if self._planning is not None:
-                self._planning.close()
+                self._planning.session.close()
         if self._shares is not None:
             self._shares.close()
             self._shares = None
@@ -231,7 +231,7 @@ class ElasticFit(OneDeviceStrategy):
         if self._commits is not None:
             self._commits.ended()
         if self._planning is not None:
-            self._planning.interrupt.deliver()
+            self._planning.session.interrupt.deliver()
 
     # ---- details --------------------------------------------------------------------------------
 

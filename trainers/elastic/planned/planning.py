@@ -15,19 +15,18 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from offload import OffloadError, Plan, Runner
+from offload import Plan, Runner
 from offload.live.core import why_no_core
 from offload.live.session import LiveSession
 from trainers.elastic.errors import CannotBeElastic
-from trainers.offloading.hardware.meter import Meter
-from trainers.offloading.hardware.target import target_of
-from trainers.offloading.interrupt import DelayedInterrupt
-from trainers.offloading.live_planner import LivePlanner
-from trainers.offloading.live_run import OPEN
-from trainers.offloading.plan_request import PlanRequest
+from trainers.steps.meter import Meter
+from trainers.steps.plan_request import PlanRequest
+from trainers.steps.step_planner import StepPlanner
+from trainers.steps.step_session import StepSession
+from trainers.steps.target import target_of
 
 
-class LanePlanner(LivePlanner):
+class LanePlanner(StepPlanner):
     """Notes by which plans the latest step ran."""
 
     def __init__(self, request: PlanRequest) -> None:
@@ -49,19 +48,17 @@ class Planning:
 
     def __init__(self, budget: str | int) -> None:
         self.request = PlanRequest(budget)
-        self.interrupt = DelayedInterrupt()
+        self.session = StepSession()
         self.ran: Sequence[Plan] = ()
         """The plans by which the latest step ran, part by part."""
         self.plan: Plan | None = None
         """The plan of the latest lanes."""
-        self._session: LiveSession | None = None
         self._planner = LanePlanner(self.request)
         self._module = torch.nn.ModuleList()
         """The module, and the sums of its gradients."""
         self._optimizers: tuple[Optimizer, ...] = ()
         self.update = ExitStack()
         """Whoever enters it ends the step that `begin` begins."""
-        self._is_in_step = False
 
     def find_target(self, strategy: Any) -> None:
         """Plan for the device of this strategy of Lightning's."""
@@ -83,7 +80,7 @@ class Planning:
         sums: Sequence[Tensor] = (),
     ) -> None:
         """Have the next steps be over these tensors."""
-        self.close()
+        self.session.close()
         of_sums = torch.nn.Module()
         for number, one in enumerate(sums):
             of_sums.register_buffer(f"sum{number}", one)
@@ -94,56 +91,34 @@ class Planning:
 
     def open(self) -> LiveSession:
         """Open the session if it is not. From now on all tensors look as if on the device."""
-        if self._session is None:
-            if OPEN.run is not None:
-                OPEN.run.give_way()
+
+        def create() -> LiveSession:
             self._planner = LanePlanner(self.request)
-            session = LiveSession(
+            return LiveSession(
                 self._module,
                 *self._optimizers,
                 budget=self.request.budget,
                 device=self.request.target.device,
                 planner=self._planner,
             )
-            self._session = session.__enter__()
-            OPEN.run = self
-        return self._session
+
+        return self.session.open(create, self._optimizers)
 
     def home_of(self, tensor: Tensor) -> Tensor:
         """The tensor where its bytes are between two steps."""
-        return tensor if self._session is None else self._session.home_of(tensor)
+        live = self.session.live
+        return tensor if live is None else live.home_of(tensor)
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
         """A live step. It keeps all gradients."""
-        self.interrupt.deliver()
-        session = self.open()
-        with self.interrupt.held(), session.step(name, keeps=[*self._module.parameters()]):
-            self._is_in_step, self._planner.ran = True, []
-            try:
-                yield
-            finally:
-                self._is_in_step = False
+        self.session.interrupt.deliver()
+        self.open()
+        self._planner.ran = []
+        with self.session.step(name):
+            yield
         self.ran = self._planner.ran
 
     def begin(self, name: str) -> None:
         """Begin a step that ends with `update`."""
         self.update.enter_context(self.step(name))
-
-    # ---- the end --------------------------------------------------------------------------------
-
-    def give_way(self) -> None:
-        """Close the session between two steps, because another trainer runs in this thread."""
-        if self._is_in_step:
-            raise OffloadError(
-                "a trainer runs within a step of another one, which has a budget: run it between"
-                " two steps, or in another thread"
-            )
-        self.close()
-
-    def close(self) -> None:
-        """Give all tensors memory of their own again. It is safe to call again."""
-        session, self._session = self._session, None
-        if session is not None:
-            OPEN.run = None
-            session.__exit__(None, None, None)

@@ -5,6 +5,6 @@ LightningModule.
 
 May import: atomic_checkpoint, dice, fleet.deciding, fleet.inputs, lightning_seams, loaders,
     loaders.stats, loaders.workers, offload, offload.errors, offload.graph, offload.memory,
-    offload.planning, offload.running, offload.sizes, offloading, offloading.hardware,
+    offload.planning, offload.running, offload.sizes, offloading, steps,
     read_checkpoint, torch_seams.
 """

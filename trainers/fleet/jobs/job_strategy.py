@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from trainers.offloading.hardware.target import MakeRunner, Target
 from trainers.offloading.strategy import OffloadStrategy
+from trainers.steps.target import MakeRunner, Target
 
 
 class JobStrategy(OffloadStrategy):
@@ -17,18 +17,15 @@ class JobStrategy(OffloadStrategy):
         device goes to another job when only the host works on a step, so plans are made for that.
         `options` are those of `OffloadStrategy`."""
         super().__init__(**options)
-        self._request = replace(self._request, tails=tails)
+        # Without a budget, too, the first step has a plan, which says what the job needs.
+        request = replace(self._run.request, tails=tails, default_budget="100%")
+        self._start_run(request)
         self._make_runner = make_runner
-
-    @property
-    def _session_budget(self) -> str | int:
-        """Whatever its budget is, the first step has a plan, which says what the job needs."""
-        return self._request.budget or "100%"
 
     def find_target(self) -> Target:
         return replace(super().find_target(), make_runner=self._make_runner)
 
     def on_validation_end(self) -> None:
         super().on_validation_end()
-        if self._module.trainer.sanity_checking:
-            self._close_session()  # what the job takes is what the runner of its training takes
+        if self._run.module.trainer.sanity_checking:
+            self._run.session.close()  # what the job takes is what the runner of its training takes

@@ -46,7 +46,7 @@ from trainers.fleet.jobs.job_needs import (
 from trainers.fleet.jobs.job_strategy import JobStrategy
 from trainers.fleet.jobs.seat_settings import SeatSettings
 from trainers.fleet.jobs.tenancy import Tenancy
-from trainers.offloading.hardware.target import Target
+from trainers.steps.target import Target
 
 if TYPE_CHECKING:
     from trainers.fleet.jobs.job_input import JobInput

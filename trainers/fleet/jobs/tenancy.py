@@ -18,7 +18,7 @@ from offload.running.stage import Stage
 from trainers.fleet.deciding.events import JobMemory
 from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.jobs.freed_memory import give_freed_memory_back
-from trainers.offloading.hardware.target import Target
+from trainers.steps.target import Target
 
 STAND_INS = 3
 """On a CPU a step that is recorded takes at most so many times the bytes of all its tensors."""

@@ -12,7 +12,7 @@ import offload
 from offload import BudgetTooSmall, CaptureError, OffloadError, Plan, PlanCache, TaskGraph
 from offload.plans.plan import fullest, reserve_of
 from offload.sizes import is_share, parse_share, parse_size, say_size
-from trainers.offloading.hardware.target import ENGINES, ON_CPU, Target
+from trainers.steps.target import ENGINES, ON_CPU, Target
 
 RECOMPUTE = ("auto", "never")
 OPTIMIZERS = ("auto", "device", "host")
@@ -37,6 +37,8 @@ class PlanRequest:
     """Where plans and measurements are kept for later starts of the same run."""
     host_dir: Path | None = None
     """A folder for the files that are the host's memory; None: it is RAM."""
+    default_budget: str | None = None
+    """The budget of the steps of a fleet's job whose `budget` is None."""
 
     def __post_init__(self) -> None:
         for name, given, known in (

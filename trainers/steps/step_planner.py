@@ -1,4 +1,4 @@
-"""The plans of a live session as the strategy's user wishes them, with their times."""
+"""Makes the plans of a live session with the user's options, and measures their runs."""
 
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import replace
@@ -8,26 +8,26 @@ import torch
 
 from offload import Plan, PlanCache, Runner, TaskGraph
 from offload.plans.plan import Budget
-from trainers.offloading.hardware.meter import Meter
-from trainers.offloading.plan_request import PlanRequest
+from trainers.steps.meter import Meter
+from trainers.steps.plan_request import PlanRequest
 
 EVALUATIONS = ("validation_step", "test_step", "predict_step")
 
 
-class LivePlanner:
-    """Of one session."""
+class StepPlanner:
+    """Plans and runs the steps of one session."""
 
     def __init__(self, request: PlanRequest, meter: Meter, remark: str = "") -> None:
-        """`remark`: what every plan's explanation tells, too."""
+        """`remark`: a line that the explanation of every plan ends with."""
         self.request = request
         self._meter = meter
         self._remark = remark
         self._inputs = self._part = ""
         self._counted: set[Hashable] = set()
-        """What is a part of training, whose time is counted."""
+        """The keys of the plans of training, whose time is counted."""
 
     def begin(self, part: str, given: Any) -> None:
-        """Know what the step that begins does, and what it is given."""
+        """Note which part of training the next step is, and the shapes of its inputs."""
         self._part, self._inputs = part, _shapes(given)
 
     @property
@@ -60,8 +60,7 @@ class LivePlanner:
 
 
 def _shapes(given: Any) -> str:
-    found = [str(tuple(t.shape)) for t in _tensors(given)]
-    return ", ".join(found)
+    return ", ".join(str(tuple(tensor.shape)) for tensor in _tensors(given))
 
 
 def _tensors(given: Any) -> Iterator[torch.Tensor]:
@@ -70,5 +69,5 @@ def _tensors(given: Any) -> Iterator[torch.Tensor]:
     elif isinstance(given, dict):
         yield from _tensors([*given.values()])
     elif isinstance(given, list | tuple):
-        for one in given:
-            yield from _tensors(one)
+        for item in given:
+            yield from _tensors(item)

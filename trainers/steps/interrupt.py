@@ -16,7 +16,7 @@ from types import FrameType
 
 
 class DelayedInterrupt:
-    """Delays the Ctrl-C of one strategy's steps."""
+    """Delays a Ctrl-C until the end of a step."""
 
     def __init__(self) -> None:
         self._waits = False

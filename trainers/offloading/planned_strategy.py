@@ -1,0 +1,373 @@
+"""The methods that Lightning calls of an offloading strategy.
+
+    Trainer.fit --> training_step    begins a step: from here on kernels are deferred
+                    post_backward    ends it if gradients are accumulated, and keeps them
+                    optimizer_step   ends it: a plan runs the kernels
+
+    validation_step, test_step, predict_step, a training_step that optimizes by hand: one step each
+
+The module's Python runs in every step as in plain Lightning, and its bits are the same
+(offload/live). Between two steps everything runs at once.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.strategies import ParallelStrategy, Strategy
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning_utilities.core.rank_zero import rank_zero_warn
+from torch.optim import Optimizer
+
+from offload import OffloadError, Plan, PlanCache
+from offload.live.core import why_no_core
+from offload.memory.file_memory import checked_folder
+from offload.running.drivers.device_loss import device_lost
+from offload.running.runner_memory import Migration
+from offload.sizes import say_size
+from trainers.lightning_seams import is_accumulating
+from trainers.offloading.devices import (
+    drop_results,
+    keep_on_host,
+    move,
+    move_run,
+    set_device,
+    step_tensors,
+)
+from trainers.offloading.guests import Loss
+from trainers.offloading.moves import UNCHANGED, PendingMoves
+from trainers.offloading.run import StrategyRun
+from trainers.sharing.high_priority import HighPriority
+from trainers.steps.meter import MeasuredPlan, TimeSpent
+from trainers.steps.plan_request import PlanRequest
+from trainers.steps.target import ON_CPU, Target, accelerator_for, check_engine, target_of
+
+
+class PlannedStrategy(Strategy):
+    """Is combined with one of Lightning's strategies, whose own methods do the work of a step."""
+
+    def __init__(
+        self,
+        budget: str | int | None = None,
+        host_budget: str | int | None = None,
+        recompute: str = "auto",
+        optimizer: str = "auto",
+        engine: str = "auto",
+        verify: bool = True,
+        plan_cache: str | Path | None = None,
+        host_dir: str | Path | None = None,
+        **more: Any,
+    ) -> None:
+        """`budget` is a number of bytes, a size (8GiB), or a share of what the step needs without
+        offloading (80%); None sets no limit. `plan_cache`: a folder in which plans and measurements
+        are kept, so that the next start of the same run neither measures nor searches again; None
+        writes nothing. `host_dir`: a folder for files that are the host's memory, on a CPU (docs).
+        `more` is given to Lightning's strategy."""
+        super().__init__(**more)
+        cache = None if plan_cache is None else PlanCache(plan_cache)
+        folder = None if host_dir is None else checked_folder(host_dir)
+        request = PlanRequest(
+            budget, host_budget, recompute, optimizer, engine, verify, cache=cache, host_dir=folder
+        )
+        check_engine(engine)
+        self._start_run(request)
+
+    def _start_run(self, request: PlanRequest) -> None:
+        self._run = StrategyRun(request, lambda: self.lightning_module)
+        self._moves = PendingMoves(self._run)
+        self._is_in_update = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, or another process, has a run of its own: it has none of this one's plans."""
+        run = self._run
+        if not all(guest.closed for guest in run.guests.all):
+            raise OffloadError(
+                "a strategy cannot be copied or sent to another process in a block of"
+                " high_priority(): its requests come in this process. Begin the block in the"
+                " process that trains"
+            )
+        state = super().__getstate__()
+        del state["_moves"]
+        return state | {"_run": replace(run.request, target=ON_CPU, reserved=int)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        request = state.pop("_run")
+        super().__setstate__(state)
+        self._start_run(request)
+
+    # ---- what a user reads -----------------------------------------------------------------------
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the largest part of a step. It exists after the first step."""
+        return self._run.plan
+
+    def explain(self) -> str:
+        """Explain the plan on one screen of text, with what requests of high priority took."""
+        return "\n".join([self.plan.explain(), *self._run.guests.explain()])
+
+    @property
+    def spent(self) -> TimeSpent:
+        """The time that the planned steps of this fit took so far, and how long they waited."""
+        return self._run.meter_now().spent
+
+    @property
+    def plans(self) -> tuple[MeasuredPlan, ...]:
+        """The plans that ran, and the time that their runs took."""
+        return self._run.meter_now().plans
+
+    @property
+    def planned_steps(self) -> int:
+        """How many steps of this fit ran by plans, in all their parts."""
+        return self._run.session.planned_steps
+
+    @property
+    def target(self) -> Target:
+        """The device, engine and rates of the last run."""
+        return self._run.request.target
+
+    def plan_for(self, batch: Any, batch_idx: int = 0) -> Plan | None:
+        """Return the plan of an update with this batch, of which no kernel runs; None if this run
+        trains eagerly. The trainer cannot go on afterwards, because its Python has run."""
+        if isinstance(self, ParallelStrategy):
+            raise OffloadError(
+                "there is no plan before the first step of several ranks, because they make their"
+                " plans together there: read strategy.plan after it"
+            )
+        if self._run.is_eager:
+            return None
+        return self._run.plan_for(batch, batch_idx, self.optimizers, self.root_device)
+
+    def high_priority(
+        self,
+        net: torch.nn.Module,
+        budget: str | int | None = None,
+        *,
+        loss: Loss | None = None,
+        optimizer: Optimizer | None = None,
+        priority: int = 0,
+        seed: int = 0,
+    ) -> HighPriority:
+        """Return what answers requests by `net` between two nodes of this run's steps, from any
+        thread: `with strategy.high_priority(net, budget="1GiB") as serve: y = serve(x)`.
+
+        `budget`: its bytes of the device. `loss` and `optimizer` make it a training job: each call
+        is a step, and returns the loss. The highest `priority` comes first. `seed`: of its random
+        numbers."""
+        live = self._run.session.live
+        if live is not None:  # a guest has a generator of its own: nothing else may draw then
+            live.flights.forbid()
+        has_budget = self._run.request.budget is not None
+        return self._run.guests.admit(net, budget, loss, optimizer, priority, seed, has_budget)
+
+    # ---- steps -----------------------------------------------------------------------------------
+
+    def batch_to_device(self, *args: Any, **kwargs: Any) -> Any:
+        self._run.session.interrupt.deliver()
+        if not self._run.is_eager:
+            self._make_moves()
+        return super().batch_to_device(*args, **kwargs)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._run.module.automatic_optimization:
+            with self._whole_step("training_step", args):
+                return super().training_step(*args, **kwargs)
+        if not self._is_in_update:  # an optimizer may ask for the loss several times
+            self._end_step()  # the last one has not come to its update
+        self._begin_step("training_step", args)
+        with self._device_watched():
+            return super().training_step(*args, **kwargs)
+
+    def post_backward(self, closure_loss: torch.Tensor) -> None:
+        super().post_backward(closure_loss)
+        if self._run.module.automatic_optimization and is_accumulating(self._run.module.trainer):
+            self._end_step()
+
+    def optimizer_step(
+        self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any
+    ) -> Any:
+        self._is_in_update = True
+        try:
+            with self._device_watched():
+                result = super().optimizer_step(optimizer, closure, model, **kwargs)
+        finally:
+            self._is_in_update = False
+        if self._run.module.automatic_optimization:
+            self._end_step(optimizer)
+        return result
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self._whole_step("validation_step", args):
+            return super().validation_step(*args, **kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self._whole_step("test_step", args):
+            return super().test_step(*args, **kwargs)
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self._whole_step("predict_step", args):
+            return super().predict_step(*args, **kwargs)
+
+    @contextmanager
+    def _whole_step(self, name: str, inputs: Any) -> Iterator[None]:
+        self._end_step()
+        self._begin_step(name, inputs)
+        with self._device_watched():
+            yield
+        self._end_step()
+
+    def _begin_step(self, name: str, inputs: Any) -> None:
+        self._run.begin_step(name, inputs, self.optimizers, self.root_device)
+
+    def _end_step(self, optimizer: Optimizer | None = None) -> None:
+        """End the step if one is open, after its update by this optimizer."""
+        with self._device_watched():
+            self._run.end_step(optimizer)
+
+    def _device_watched(self) -> AbstractContextManager[None]:
+        return self._run.session.watch_device(self.root_device)
+
+    # ---- a run -----------------------------------------------------------------------------------
+
+    def setup_environment(self) -> None:
+        target = self.find_target()
+        super().setup_environment()
+        before = self.target
+        if target.device == before.device:
+            target = replace(target, costs=before.costs)
+        self._run.request = self._run.request.on(target, self.precision_plugin)
+
+    def find_target(self) -> Target:
+        """Return the trainer's device and the engine for it. Raise `OffloadError` if there is
+        none."""
+        request = self._run.request
+        target = target_of(request.engine, self.accelerator, self.root_device, request.host_dir)
+        return replace(target, gate=self._run.gate)
+
+    def model_to_device(self) -> None:
+        """Leave the module on the host. The first plan moves what it keeps on a GPU."""
+        if self.root_device.type == "cpu":
+            super().model_to_device()
+        else:
+            keep_on_host(self._run.module, self.root_device)
+
+    def setup(self, trainer: L.Trainer) -> None:
+        self._close()
+        self._run.session.lost = None
+        self._run.guests.check()
+        super().setup(trainer)
+        self._run.set_up(is_fit=trainer.state.fn == TrainerFn.FITTING)
+        if reason := self._eager_reason():
+            self._train_eagerly(reason)
+        self._run.is_set_up = True
+
+    def _eager_reason(self) -> str:
+        """Return why this run cannot be planned; empty if it can."""
+        return why_no_core()
+
+    def _train_eagerly(self, reason: str) -> None:
+        self._run.request.check_eager(reason)
+        rank_zero_warn(f"OffloadStrategy trains eagerly, without offloading: {reason}")
+        self._run.is_eager = True
+        if self.root_device.type != "cpu":
+            move(step_tensors(self._run.module, self.optimizers), self.root_device)
+            set_device(self._run.module, self.root_device)
+
+    def load_optimizer_state_dict(self, checkpoint: Any) -> None:
+        """Load the states without moving them: before there is a plan they belong on the host."""
+        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=False):
+            optimizer.load_state_dict(state)
+
+    def on_train_end(self) -> None:
+        super().on_train_end()
+        self._run.guests.log_waits(self._run.module.trainer)
+        self._end_step()  # the run may have been stopped between two micro-batches
+        self._run.session.interrupt.deliver()
+
+    def on_exception(self, exception: BaseException) -> None:
+        super().on_exception(exception)
+        session = self._run.session
+        session.lost = session.lost or device_lost(exception, self.root_device)
+        self._close_for_good()
+        if session.has_lost_results:
+            drop_results(self._run.module.trainer)
+
+    def teardown(self) -> None:
+        self._close_for_good()
+        if self._run.session.lost is None:
+            super().teardown()
+        else:  # Lightning would copy tensors from the lost device
+            drop_results(self._run.module.trainer)
+
+    def _close_for_good(self) -> None:
+        with closing(self._run.gate):
+            self._close()
+
+    def _close(self) -> None:
+        """Give the tensors memory of their own."""
+        self._run.is_set_up = False
+        self._moves.refuse_all()
+        self._run.session.close()
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        self._run.session.check_not_lost()
+        return super().lightning_module_state_dict()
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        self._run.session.check_not_lost()
+        return super().optimizer_state(optimizer)
+
+    def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        self._run.session.check_not_lost()
+        super().save_checkpoint(*args, **kwargs)
+
+    # ---- moves -----------------------------------------------------------------------------------
+
+    def move_to(
+        self, budget: str | int | None = UNCHANGED, device: torch.device | str | None = None
+    ) -> Future[Migration]:
+        """Have the training go on within another budget, or on another device. Any thread may call
+        this while the trainer fits. The tensors move between two steps. The result has the bytes
+        that moved and the seconds that it took, or raises `MemoryTooSmall` where there was no room,
+        or `BudgetTooSmall` where there was no plan: then nothing has moved.
+
+        Another budget: the plan is made here, and all bits stay the same. Another `device`: on a
+        GPU like the one before all bits stay the same. On another kind of device the weights are
+        equal at the move, and a warning says that later bits are the new device's."""
+        if isinstance(self, ParallelStrategy):
+            raise OffloadError("move_to() moves one process; the ranks of DDP must move together")
+        return self._moves.add(budget, device, self.root_device, self.precision_plugin)
+
+    def _make_moves(self) -> None:
+        """Make the moves that wait, if an optimizer step begins now."""
+        trainer = self._run.module.trainer
+        begun = trainer.fit_loop.epoch_loop.batch_idx + 1
+        if trainer.training and begun % trainer.accumulate_grad_batches == 0:
+            self._moves.make_all(self.root_device, self._relocate)
+
+    def _relocate(self, request: PlanRequest) -> Migration:
+        """Have this run be one of another device. All tensors come home, and go on from there."""
+        begun, old, new = monotonic(), self.target, request.target
+        self._run.session.close()
+        self._run.request, self._root_device = request, new.device
+        self.accelerator = accelerator = accelerator_for(new.device.type)
+        accelerator.setup_device(new.device)
+        tensors = step_tensors(self._run.module, self.optimizers)
+        move_run(self._run.module, tensors, self.precision_plugin, old.device, new.device)
+        moved = Migration(sum(t.nbytes for t in tensors), monotonic() - begun, "by the host")
+        self._run.remark = (
+            f"moved here from {old.name} before step {self._run.module.trainer.global_step}:"
+            f" {say_size(moved.nbytes)} in {moved.seconds:.2f} s"
+        )
+        if old.name != new.name:
+            rank_zero_warn(
+                f"the training moved from {old.name} to {new.name}: the weights are equal, and"
+                " later bits are those of the new device's kernels"
+            )
+        return moved
