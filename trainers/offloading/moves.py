@@ -106,7 +106,8 @@ class PendingMoves:
         """Make the moves that wait. `relocate` has the run go on as one of another device."""
         session = self._run.session
         # After a move to another device the next one waits for a plan of its own.
-        while session.live is not None and session.live.plan and (move := self._pop()):
+        while self._waiting and session.live is not None and session.live.plan:
+            move = self._pop()
             with (
                 session.watch_device(here),
                 session.interrupt.held(),
@@ -132,10 +133,9 @@ class PendingMoves:
         self._run.replace_request(request)
         return migration
 
-    def _pop(self) -> PendingMove | None:
-        """Remove and return the first move; None if none waits."""
+    def _pop(self) -> PendingMove:
         with self._lock:
-            return self._waiting.pop(0) if self._waiting else None
+            return self._waiting.pop(0)
 
     @contextmanager
     def _report_failure(self, move: PendingMove) -> Iterator[None]:
@@ -152,8 +152,8 @@ class PendingMoves:
 
     def refuse_all(self) -> None:
         """Refuse the moves that wait, because no step follows."""
-        while move := self._pop():
-            move.done.set_exception(
+        while self._waiting:
+            self._pop().done.set_exception(
                 OffloadError("the run ended before the step that would have moved: nothing moved")
             )
 

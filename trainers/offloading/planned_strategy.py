@@ -79,7 +79,8 @@ class PlannedStrategy(Strategy):
         self._start_run(request)
 
     def _start_run(self, request: PlanRequest) -> None:
-        self._run = StrategyRun(request, lambda: self.lightning_module)
+        self._run = StrategyRun(request)
+        self._run.connected = self.lightning_module
         self._moves = PendingMoves(self._run)
         self._is_in_update = False
 
@@ -186,7 +187,8 @@ class PlannedStrategy(Strategy):
 
     def post_backward(self, closure_loss: torch.Tensor) -> None:
         super().post_backward(closure_loss)
-        if self._run.module.automatic_optimization and is_accumulating(self._run.module.trainer):
+        module = self._run.module
+        if module.automatic_optimization and is_accumulating(module.trainer):
             self._end_step()
 
     def optimizer_step(
@@ -234,6 +236,10 @@ class PlannedStrategy(Strategy):
         return self._run.session.watch_device(self.root_device)
 
     # ---- a run -----------------------------------------------------------------------------------
+
+    def connect(self, model: L.LightningModule) -> None:
+        super().connect(model)
+        self._run.connected = model
 
     def setup_environment(self) -> None:
         target = self.find_target()

@@ -28,12 +28,11 @@ COUNTER_BYTES = 4096
 class StrategyRun:
     """What happens between a strategy's setup and its teardown. A fit begins with no plans."""
 
-    def __init__(
-        self, request: PlanRequest, module: Callable[[], L.LightningModule | None]
-    ) -> None:
-        """`module` returns the strategy's module; None before its first setup."""
+    def __init__(self, request: PlanRequest) -> None:
         self.request = request
-        self.guests = Guests(lambda: self.request.target, self._stage, module)
+        self.connected: L.LightningModule | None = None
+        """The strategy's module; None before its first run."""
+        self.guests = Guests(lambda: self.request.target, self._stage, lambda: self.connected)
         self.session = StepSession(self.gate)
         self.is_set_up = False
         """Nobody would end a step that begins by hand after the teardown."""
@@ -41,7 +40,6 @@ class StrategyRun:
         self.meter = Meter()
         self.remark = ""
         """A line of `explain` about the run's move to its device."""
-        self._module = module
         self._planner: StepPlanner | None = None
         self._needs: list[tuple[int, int]] = []
         """The bytes that the steps need which were planned and did not run."""
@@ -52,9 +50,8 @@ class StrategyRun:
 
     @property
     def module(self) -> L.LightningModule:
-        module = self._module()
-        assert module is not None
-        return module
+        assert self.connected is not None
+        return self.connected
 
     def _stage(self) -> Stage | None:
         """The stage of the steps; None before the first one and after the last."""
@@ -139,15 +136,18 @@ class StrategyRun:
         cleared = self._cleared_first(optimizer) if optimizer is not None else ()
         parameters = self.session.live.parameters
         self.session.end([p for p in parameters if p not in cleared] if cleared else None)
+        if self._planner is not None:
+            self._planner.end()
 
     def _cleared_first(self, optimizer: Optimizer) -> Collection[torch.Tensor]:
         """Return the parameters whose gradients the next backward pass clears first, so that until
         then they need not take room."""
-        methods = self.module.optimizer_zero_grad, optimizer.zero_grad
-        plain = L.LightningModule.optimizer_zero_grad, Optimizer.zero_grad
-        if self.request.budget is None or any(
-            getattr(method, "__func__", None) is not original
-            for method, original in zip(methods, plain, strict=True)
+        if (
+            self.request.budget is None
+            or not _is_method(
+                self.module.optimizer_zero_grad, L.LightningModule.optimizer_zero_grad
+            )
+            or not _is_method(optimizer.zero_grad, Optimizer.zero_grad)
         ):
             return ()
         return {*_parameters(optimizer)}
@@ -173,6 +173,11 @@ class StrategyRun:
 def small_host_buffers(module: torch.nn.Module) -> list[torch.Tensor]:
     """Return the small buffers on the CPU, of which BatchNorm has one."""
     return [b for b in module.buffers() if b.device.type == "cpu" and b.nbytes <= COUNTER_BYTES]
+
+
+def _is_method(method: Callable[..., None], function: Callable[..., None]) -> bool:
+    """Whether a method is this function, which nobody has overridden."""
+    return getattr(method, "__func__", None) is function
 
 
 def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:

@@ -22,13 +22,17 @@ class StepPlanner:
         self.request = request
         self._meter = meter
         self._remark = remark
-        self._inputs = self._part = ""
+        self._part, self._inputs = "", None
         self._counted: set[Hashable] = set()
         """The keys of the plans of training, whose time is counted."""
 
-    def begin(self, part: str, given: Any) -> None:
-        """Note which part of training the next step is, and the shapes of its inputs."""
-        self._part, self._inputs = part, _shapes(given)
+    def begin(self, part: str, inputs: Any) -> None:
+        """Note which part of training the next step is, and its inputs."""
+        self._part, self._inputs = part, inputs
+
+    def end(self) -> None:
+        """Let go of the inputs."""
+        self._inputs = None
 
     @property
     def cache(self) -> PlanCache | None:
@@ -47,7 +51,7 @@ class StepPlanner:
             plan.remarks.say(self._remark)
         if self._part not in EVALUATIONS:
             self._counted.add(key)
-            self._meter.add(key, plan, self._inputs, self._part)
+            self._meter.add(key, plan, _shapes(self._inputs), self._part)
 
     def run(self, runner: Runner, key: Hashable, batch: Collection[torch.Tensor]) -> Sequence[Any]:
         if key not in self._counted:
