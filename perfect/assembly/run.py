@@ -30,7 +30,7 @@ from perfect.models import (
     build_model,
     load_pretrained,
 )
-from perfect.models.classification import ClassificationTask, OptimizerSpec
+from perfect.models.classification import ClassificationTask
 from perfect.models.language import LanguageTask
 from perfect.runs.checkpoint import FiniteLoss, RunCheckpoint
 from perfect.runs.progress import RunProgress
@@ -67,18 +67,17 @@ def build_module(config: RunConfig, num_classes: int | None) -> L.LightningModul
             f"is {classes}, but the data has {num_classes} classes: give {num_classes} or more, or"
             " leave it out",
         )
-    spec = OptimizerSpec(**config.optimizer.model_dump())
     if config.model.name in LANGUAGE_MODEL_NAMES:
-        return _language_module(config, spec, classes)
+        return _language_module(config, classes)
     model = build_model(config.model.name or "", classes)
     if config.data.name == "cifar10":
         return ClassificationTask(
-            model, spec, config.task.label_smoothing, CIFAR10_MEAN, CIFAR10_STD
+            model, config.optimizer, config.task.label_smoothing, CIFAR10_MEAN, CIFAR10_STD
         )
-    return ClassificationTask(model, spec, config.task.label_smoothing)
+    return ClassificationTask(model, config.optimizer, config.task.label_smoothing)
 
 
-def _language_module(config: RunConfig, spec: OptimizerSpec, vocabulary: int) -> L.LightningModule:
+def _language_module(config: RunConfig, vocabulary: int) -> L.LightningModule:
     asked = config.model
     model = build_language_model(asked.name or "", vocabulary, asked.dropout)
     if asked.weights is not None:
@@ -89,7 +88,7 @@ def _language_module(config: RunConfig, spec: OptimizerSpec, vocabulary: int) ->
     if asked.lora is not None:
         add_lora(model, model.adapted, asked.lora.rank, asked.lora.alpha)
     padded = config.data.name == "lines"
-    return LanguageTask(model, spec, config.task.label_smoothing, padded)
+    return LanguageTask(model, config.optimizer, config.task.label_smoothing, padded)
 
 
 def build_trainer(

@@ -5,8 +5,15 @@ from types import MappingProxyType
 from typing import Any
 
 from perfect.config.fields import Section
-from perfect.config.model_names import LANGUAGE_MODEL_NAMES, MODEL_NAMES
-from perfect.config.schema import TEXTS, EmaConfig, LoaderConfig, OptimizerConfig, TaskConfig
+from perfect.config.schema import (
+    LANGUAGE_MODEL_NAMES,
+    MODEL_NAMES,
+    TEXTS,
+    EmaConfig,
+    LoaderConfig,
+    OptimizerConfig,
+    TaskConfig,
+)
 
 IN_MEMORY: Mapping[str, str] = MappingProxyType(
     {"cifar10": "CIFAR-10", "wikitext2": "WikiText-2", "lines": "a text"}

@@ -28,9 +28,14 @@ from perfect.config.fields import (
     no_effect,
     unknown,
 )
-from perfect.config.model_names import LANGUAGE_MODEL_NAMES, MODEL_NAMES
 from perfect.method.schedule import Kind
 
+MODEL_NAMES = (
+    "resnet18", "vgg16", "mobilenetv2", "resnet8", "resnet8_stride2", "pilot", "resnet50",
+)  # fmt: skip
+LANGUAGE_MODEL_NAMES = (
+    "gpt2_tiny", "gpt2_small", "gpt2_medium", "gpt2_large", "gpt2_xl", "llama_tiny", "llama_7b",
+)  # fmt: skip
 TEXTS = ("wikitext2", "lines")
 
 

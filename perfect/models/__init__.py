@@ -1,4 +1,4 @@
-"""The networks that a config can name. Each family has one small file.
+"""The networks that a YAML can name.
 
     resnet18, vgg16, mobilenetv2   32x32 pictures: the three nets of the CIFAR-10 figures
     resnet8, resnet8_stride2       train on two CPU cores; the second is for 64x64 pictures
@@ -16,26 +16,28 @@ A net of your own needs no file here: name its class in the config (`model: {cla
 May import: callbacks, config, text.
 """
 
-import difflib
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from torch import nn
 
-from perfect.config.model_names import LANGUAGE_MODEL_NAMES, MODEL_NAMES
+from perfect.config.schema import LANGUAGE_MODEL_NAMES, MODEL_NAMES
 from perfect.models.gpt2 import GPT2_SHAPES, Gpt2
 from perfect.models.llama import LLAMA_SHAPES, Llama
 from perfect.models.lora import add_lora
-from perfect.models.mobilenet import mobilenetv2
-from perfect.models.pilot_net import pilot
+from perfect.models.picture_nets import (
+    mobilenetv2,
+    pilot,
+    resnet8,
+    resnet8_stride2,
+    resnet18,
+    vgg16,
+)
 from perfect.models.pretrained import WeightsError, load_pretrained
-from perfect.models.resnet import resnet8, resnet8_stride2, resnet18
-from perfect.models.vgg import vgg16
 
 __all__ = [
     "LANGUAGE_MODEL_NAMES",
     "MODEL_NAMES",
-    "UnknownModel",
     "WeightsError",
     "add_lora",
     "build_language_model",
@@ -43,10 +45,6 @@ __all__ = [
     "load_pretrained",
     "longest_sequence",
 ]
-
-
-class UnknownModel(ValueError):
-    """None of our models has this name."""
 
 
 def _resnet50(num_classes: int) -> nn.Module:
@@ -70,15 +68,6 @@ _BUILDERS: Mapping[str, Callable[[int], nn.Module]] = MappingProxyType(
 
 def build_model(name: str, num_classes: int) -> nn.Module:
     """Build the network called `name`, untrained, with `num_classes` logits."""
-    if name not in _BUILDERS:
-        near = difflib.get_close_matches(name, MODEL_NAMES, n=1)
-        hint = f"did you mean '{near[0]}'? " if near else ""
-        raise UnknownModel(
-            f"no model is called '{name}': {hint}there are {', '.join(MODEL_NAMES)};"
-            " for a model of your own give class_path"
-        )
-    if num_classes < 1:
-        raise ValueError(f"a model needs at least 1 class, not {num_classes}")
     return _BUILDERS[name](num_classes)
 
 

@@ -5,7 +5,6 @@ loss per sample, so that the plateau rule can tell first serves from later ones.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
@@ -14,20 +13,11 @@ from torch import nn
 from torch.nn import functional
 
 from perfect.callbacks.first_serves import SAMPLE_LOSSES
+from perfect.config.schema import OptimizerConfig
 
 # Mean and standard deviation of natural photographs, per channel, on a scale of 0 to 255.
 PHOTO_MEAN = (123.675, 116.28, 103.53)
 PHOTO_STD = (58.395, 57.12, 57.375)
-
-
-@dataclass(frozen=True, slots=True)
-class OptimizerSpec:
-    name: str = "sgd"
-    lr: float = 0.1
-    momentum: float = 0.9
-    nesterov: bool = False
-    weight_decay: float = 5e-4
-    betas: Sequence[float] = (0.9, 0.999)
 
 
 class ClassificationTask(L.LightningModule):
@@ -39,7 +29,7 @@ class ClassificationTask(L.LightningModule):
     def __init__(
         self,
         model: nn.Module,
-        optimizer: OptimizerSpec,
+        optimizer: OptimizerConfig,
         label_smoothing: float = 0.0,
         mean: Sequence[float] = PHOTO_MEAN,
         std: Sequence[float] = PHOTO_STD,
@@ -82,7 +72,7 @@ class ClassificationTask(L.LightningModule):
         return make_optimizer(self, self.optimizer)
 
 
-def make_optimizer(module: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimizer:
+def make_optimizer(module: nn.Module, spec: OptimizerConfig) -> torch.optim.Optimizer:
     """Build the optimizer of all parameters of `module` that are not frozen."""
     learned = [p for p in module.parameters() if p.requires_grad]
     # Only matrices decay: on a normalisation's scale weight decay works against the learning rate.

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from perfect.models.classification import OptimizerSpec, make_optimizer
+from perfect.config.schema import OptimizerConfig
+from perfect.models.classification import make_optimizer
 from perfect.text.padding import IGNORED
 
 
@@ -27,7 +28,7 @@ class LanguageTask(L.LightningModule):
     def __init__(
         self,
         model: nn.Module,
-        optimizer: OptimizerSpec,
+        optimizer: OptimizerConfig,
         label_smoothing: float = 0.0,
         padded: bool = False,
     ) -> None:

@@ -1,16 +1,15 @@
 """Prepares text for language models: bytes -> tokens of GPT-2's vocabulary -> samples.
 
-bpe         text <-> token ids, in pure Python
+bpe         text -> token ids
 wikitext    a folder with WikiText-2 and the vocabulary -> blocks of one length
 text_lines  a folder with texts, one a line -> samples of their own lengths
-lengths     the few lengths that their batches are padded to (pure); padding pads them
+padding     pads batches of them to a few lengths
 
-May import: bars, loaders.errors.
+May import: loaders.errors.
 """
 
 from perfect.text.bpe import Bpe, read_bpe
-from perfect.text.lengths import lengths_for
-from perfect.text.padding import IGNORED, PadToLengths
+from perfect.text.padding import IGNORED, PadToLengths, lengths_for
 from perfect.text.text_lines import LineText, TextLines, read_lines
 from perfect.text.wikitext import TestText, WikiText, blocks, read_wikitext
 

@@ -1,95 +1,70 @@
-"""Byte-level BPE with GPT-2's vocabulary: text -> ids and back, byte for byte.
-
-    "It's 42"  --pieces-->  "It" "'s" " 42"  --UTF-8, one letter a byte-->  "It" "'s" "Ġ42"
-               --merges, the earliest in vocab.bpe first-->  "It" "'s" "Ġ42"  --encoder.json--> ids
+"""Byte-level BPE with GPT-2's vocabulary, by the package `tokenizers` (the extra .[llm]).
 
 The token of a merge has the id 256 + the merge's line, so the first N ids are a smaller vocabulary:
 small models use `read_bpe(folder, 1024)`. There are no special tokens, so "<|endoftext|>" in a text
-is encoded like any other letters. A word is merged only once; later it is looked up.
+is encoded like any other letters.
 """
 
 import hashlib
 import json
+import logging
 import re
-import sys
-import unicodedata
-from collections.abc import Iterable, Mapping
-from itertools import pairwise
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import track
 
 from loaders.errors import SourceError
-from perfect.bars import counted
+
+try:
+    import tokenizers
+except ModuleNotFoundError:  # only runs on text need it
+    tokenizers = None
+
+log = logging.getLogger(__name__)
 
 BYTES = 256
-# These are Unicode's White_Space. Python's \s also contains the four separators 1C to 1F.
-SPACES = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+CHUNK = re.compile(r".{1000,}?\S(?= \S)|.+", re.DOTALL)
+"""A part of a text that ends where no token can cross: between a word and one space before the
+next. One long text at once takes three times as long, and a gigabyte."""
 
 
 class Bpe:
-    """Turns text into ids below `vocabulary`, and back."""
+    """Turns text into ids below `vocabulary`."""
 
-    def __init__(self, ids: Mapping[str, int], merges: Iterable[tuple[str, str]]) -> None:
+    def __init__(self, ids: Mapping[str, int], merges: Sequence[tuple[str, str]]) -> None:
         """`ids` maps each token, spelt with a letter for each byte, to its id. `merges` are pairs
         of tokens, the earliest first."""
+        assert tokenizers is not None, "read_bpe checks this"
         self.vocabulary = len(ids)
-        self._ids = ids
-        self._ranks = {pair: rank for rank, pair in enumerate(merges)}
-        self._letters = byte_letters()
-        self._bytes = {letter: byte for byte, letter in enumerate(self._letters)}
-        self._tokens = {number: token for token, number in ids.items()}
-        self._pieces = piece_pattern()
-        self._known: dict[str, list[int]] = {}
+        self._ids, self._merges = ids, merges
+        self._tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(dict(ids), list(merges)))
+        byte_level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        self._tokenizer.pre_tokenizer = byte_level
 
     def encode(self, text: str, what: str = "") -> NDArray[np.int32]:
-        """`what`: what a bar says while a long text is encoded; "" shows none."""
-        found: list[int] = []
-        pieces: list[str] = self._pieces.findall(text)
-        for piece in counted(pieces, what) if what else pieces:
-            ids = self._known.get(piece)
-            if ids is None:
-                ids = self._known[piece] = self._merge(piece)
-            found += ids
-        return np.asarray(found, dtype=np.int32)
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the text. U+FFFD stands where the ids hold only a part of a letter's bytes."""
-        letters = "".join(self._tokens[int(number)] for number in ids)
-        return bytes(self._bytes[letter] for letter in letters).decode("utf-8", errors="replace")
+        """`what`: the label of a progress bar; "" shows none."""
+        chunks: list[str] = CHUNK.findall(text)
+        ids: list[int] = []
+        for chunk in with_progress_bar(chunks, what) if what else chunks:
+            ids += self._tokenizer.encode(chunk).ids
+        return np.asarray(ids, dtype=np.int32)
 
     def fingerprint(self) -> bytes:
         """Return a hash that is different for every vocabulary."""
-        said = (sorted(self._ids.items()), sorted(self._ranks.items()))
-        return hashlib.sha256(repr(said).encode()).digest()
-
-    def _merge(self, piece: str) -> list[int]:
-        parts = [self._letters[byte] for byte in piece.encode("utf-8")]
-        while len(parts) > 1:
-            ranked = [(self._ranks[pair], pair) for pair in pairwise(parts) if pair in self._ranks]
-            if not ranked:
-                break
-            parts = _join_pair(parts, min(ranked)[1])
-        return [self._ids[part] for part in parts]
-
-
-def _join_pair(parts: list[str], pair: tuple[str, str]) -> list[str]:
-    """Return the parts with each occurrence of the pair joined to one part, from the left."""
-    joined: list[str] = []
-    at = 0
-    while at < len(parts):
-        if tuple(parts[at : at + 2]) == pair:
-            joined.append(parts[at] + parts[at + 1])
-            at += 2
-        else:
-            joined.append(parts[at])
-            at += 1
-    return joined
+        ranks = {pair: rank for rank, pair in enumerate(self._merges)}
+        content = (sorted(self._ids.items()), sorted(ranks.items()))
+        return hashlib.sha256(repr(content).encode()).digest()
 
 
 def read_bpe(folder: Path, vocabulary: int | None = None) -> Bpe:
     """Read the vocabulary in `folder` (encoder.json, vocab.bpe), or only its first entries."""
+    if tokenizers is None:
+        raise SourceError("reading text needs tokenizers: pip install '.[llm]'")
     try:
         ids = json.loads((folder / "encoder.json").read_text(encoding="utf-8"))
         lines = (folder / "vocab.bpe").read_text(encoding="utf-8").splitlines()
@@ -98,10 +73,12 @@ def read_bpe(folder: Path, vocabulary: int | None = None) -> Bpe:
             f"{folder} does not hold GPT-2's vocabulary: {error}; put encoder.json and vocab.bpe"
             " there"
         ) from error
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     merges = [
         (left, right) for left, _, right in (line.partition(" ") for line in lines[1:] if line)
     ]
-    missing = [t for t in (*byte_letters(), *(a + b for a, b in merges)) if t not in ids]
+    needed = (*letters, *(token for a, b in merges for token in (a, b, a + b)))
+    missing = [token for token in needed if token not in ids]
     if missing:
         raise SourceError(
             f"{folder}: encoder.json lacks {missing[0]!r}, which vocab.bpe needs: give two files of"
@@ -118,44 +95,20 @@ def read_bpe(folder: Path, vocabulary: int | None = None) -> Bpe:
                 f" {BYTES} (the bytes) to {len(ids)} (all entries)"
             )
         ids = {token: number for token, number in ids.items() if number < vocabulary}
-        if any(letter not in ids for letter in byte_letters()):
+        if any(letter not in ids for letter in letters):
             raise SourceError(
                 f"{folder}: the first {BYTES} ids in encoder.json are not the bytes: give GPT-2's"
                 " own file"
             )
-        merges = [(a, b) for a, b in merges if a + b in ids]
+        merges = [(a, b) for a, b in merges if {a, b, a + b} <= ids.keys()]
     return Bpe(ids, merges)
 
 
-def byte_letters() -> tuple[str, ...]:
-    """Return a visible letter for each byte, as GPT-2 has them: the byte's own letter if that is
-    visible, otherwise one from 256 on."""
-    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    hidden = [byte for byte in range(BYTES) if byte not in visible]
-    return tuple(
-        chr(byte if byte in visible else BYTES + hidden.index(byte)) for byte in range(BYTES)
-    )
-
-
-def piece_pattern() -> re.Pattern[str]:
-    """Return the pattern of the pieces into which a text is cut. No merge crosses two pieces.
-    Python's `re` does not know the classes of Unicode by name."""
-    letters, numbers = _characters_of("L"), _characters_of("N")
-    return re.compile(
-        rf"'s|'t|'re|'ve|'m|'ll|'d| ?[{letters}]+| ?[{numbers}]+"
-        rf"| ?[^{SPACES}{letters}{numbers}]+|[{SPACES}]+(?![^{SPACES}])|[{SPACES}]+"
-    )
-
-
-def _characters_of(kind: str) -> str:
-    """Return the inside of [...] for all characters whose Unicode category begins with `kind`."""
-    ranges: list[str] = []
-    first: int | None = None
-    for code in range(sys.maxunicode + 2):
-        inside = code <= sys.maxunicode and unicodedata.category(chr(code))[0] == kind
-        if inside and first is None:
-            first = code
-        elif not inside and first is not None:
-            ranges.append(f"{re.escape(chr(first))}-{re.escape(chr(code - 1))}")
-            first = None
-    return "".join(ranges)
+def with_progress_bar(texts: Sequence[str], what: str) -> Iterable[str]:
+    """Return the texts. While they are taken, a terminal shows how many are left; it does not with
+    `perfect-train -q`, nor where several jobs begin at once, in threads of their own."""
+    console = Console(stderr=True)
+    alone = threading.current_thread() is threading.main_thread()
+    if not (alone and console.is_terminal and log.isEnabledFor(logging.WARNING)):
+        return texts
+    return track(texts, what, console=console, transient=True)

@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from loaders.errors import SourceError
-from perfect.bars import counted
-from perfect.text.bpe import Bpe, read_bpe
-from perfect.text.kept_ids import kept_ids, read_text
+from perfect.text.bpe import Bpe, read_bpe, with_progress_bar
+from perfect.text.cached_ids import cached_ids, read_text
 
 log = logging.getLogger(__name__)
 
@@ -72,10 +71,10 @@ class LineText:
 def read_lines(root: Path, sequence: int, vocabulary: int | None = None) -> LineText:
     bpe = read_bpe(root / "gpt2_bpe", vocabulary)
     files = [root / f"{name}.txt" for name in ("train", "valid", "test")]
-    gone = [str(file) for file in files if not file.is_file()]
-    if gone:
+    missing = [str(file) for file in files if not file.is_file()]
+    if missing:
         raise SourceError(
-            f"these files are missing: {', '.join(gone)}; put texts there, one text a line"
+            f"these files are missing: {', '.join(missing)}; put texts there, one text a line"
         )
     train, valid, test = (_lines(file, bpe, sequence) for file in files)
     return LineText(train, valid, test, bpe.vocabulary)
@@ -83,7 +82,7 @@ def read_lines(root: Path, sequence: int, vocabulary: int | None = None) -> Line
 
 def _lines(file: Path, bpe: Bpe, sequence: int) -> TextLines:
     text = read_text(file)
-    packed = kept_ids(file, text, bpe, lambda text: _packed(file, text, bpe), "lines")
+    packed = cached_ids(file, text, bpe, lambda text: _packed(file, text, bpe), "lines")
     count = int(packed[0])
     sizes, ids = packed[1 : count + 1].astype(np.int64), packed[count + 1 :]
     if short := int((sizes < 2).sum()):
@@ -96,7 +95,7 @@ def _lines(file: Path, bpe: Bpe, sequence: int) -> TextLines:
 
 def _packed(file: Path, text: str, bpe: Bpe) -> NDArray[np.int32]:
     """Return the number of lines, the tokens of each, and all tokens."""
-    said = [line for line in text.splitlines() if line.strip()]
-    lines = [bpe.encode(line) for line in counted(said, f"encoding {file.name}")]
+    texts = [line for line in text.splitlines() if line.strip()]
+    lines = [bpe.encode(line) for line in with_progress_bar(texts, f"encoding {file.name}")]
     sizes = [len(lines), *map(len, lines)]
     return np.concatenate([np.asarray(sizes, dtype=np.int32), *lines]).astype(np.int32)

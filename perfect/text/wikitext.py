@@ -9,7 +9,7 @@
     inputs   t0 t1 t2 t3 | t4 t5 t6 t7              every token but t0 is predicted once;
     targets  t1 t2 t3 t4 | t5 t6 t7 t8              tokens that fill no block (t9) are left out
 
-The ids are kept beside the text (kept_ids.py).
+The ids are cached beside the text (cached_ids.py).
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from torch.utils.data import TensorDataset
 
 from loaders.errors import SourceError
 from perfect.text.bpe import Bpe, read_bpe
-from perfect.text.kept_ids import kept_ids, read_text
+from perfect.text.cached_ids import cached_ids, read_text
 
 TestText = Literal["tokens", "raw"]
 
@@ -44,9 +44,9 @@ def read_wikitext(
     bpe = read_bpe(root / "gpt2_bpe", vocabulary)
     names = ("wiki.train.tokens", "wiki.valid.tokens", f"wiki.test.{test_text}")
     files = [root / "wikitext-2" / name for name in names]
-    gone = [str(file) for file in files if not file.is_file()]
-    if gone:
-        raise SourceError(f"these files are missing: {', '.join(gone)}; unpack WikiText-2 there")
+    missing = [str(file) for file in files if not file.is_file()]
+    if missing:
+        raise SourceError(f"these files are missing: {', '.join(missing)}; unpack WikiText-2 there")
     train, valid, test = (blocks(_tokens(file, bpe), sequence, file) for file in files)
     return WikiText(train, valid, test, bpe.vocabulary)
 
@@ -69,7 +69,7 @@ def blocks(tokens: NDArray[np.int32], sequence: int, source: Path) -> TensorData
 def _tokens(file: Path, bpe: Bpe) -> NDArray[np.int32]:
     text = read_text(file)
     text = as_lines_apart(text) if file.suffix == ".raw" else text
-    return kept_ids(file, text, bpe, lambda text: bpe.encode(text, f"encoding {file.name}"))
+    return cached_ids(file, text, bpe, lambda text: bpe.encode(text, f"encoding {file.name}"))
 
 
 def as_lines_apart(text: str) -> str:

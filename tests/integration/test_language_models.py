@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from perfect.config.schema import OptimizerConfig
 from perfect.models import (
     LANGUAGE_MODEL_NAMES,
     WeightsError,
@@ -16,7 +17,6 @@ from perfect.models import (
     load_pretrained,
     longest_sequence,
 )
-from perfect.models.classification import OptimizerSpec
 from perfect.models.gpt2 import Gpt2, Gpt2Shape
 from perfect.models.language import LanguageTask
 from perfect.models.llama import Llama, LlamaShape
@@ -132,7 +132,7 @@ def test_lora_begins_as_the_frozen_net_and_only_its_own_matrices_learn(name: str
     learned = {n: p.clone() for n, p in net.named_parameters() if p.requires_grad}
     assert {n.rsplit(".", 1)[1] for n in learned} == {"a", "b"}
 
-    optimizer = LanguageTask(net, OptimizerSpec("adamw", lr=1e-2)).configure_optimizers()
+    optimizer = LanguageTask(net, OptimizerConfig(name="adamw", lr=1e-2)).configure_optimizers()
     assert {id(p) for g in optimizer.param_groups for p in g["params"]} == {
         id(p) for p in net.parameters() if p.requires_grad
     }

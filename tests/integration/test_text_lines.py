@@ -9,8 +9,8 @@ from test_text import write_vocabulary
 from torch.nn import functional
 
 from loaders.errors import SourceError
+from perfect.config.schema import OptimizerConfig
 from perfect.models import build_language_model
-from perfect.models.classification import OptimizerSpec
 from perfect.models.language import LanguageTask
 from perfect.text import IGNORED, PadToLengths, TextLines, read_bpe, read_lines
 
@@ -92,7 +92,7 @@ def test_a_batch_is_padded_to_the_next_length() -> None:
 def test_padding_changes_no_loss_and_no_gradient_but_for_rounding(name: str) -> None:
     torch.manual_seed(0)
     model = build_language_model(name, 50, 0.0 if name.startswith("gpt2") else None).double()
-    task = LanguageTask(model, OptimizerSpec())
+    task = LanguageTask(model, OptimizerConfig())
     given = samples(3, 9, 5)
     loss = task._loss(PadToLengths((16,))(given))
     padded = torch.autograd.grad(loss, [*model.parameters()])

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from products import examples
 
-from perfect.text.lengths import (
+from perfect.text.padding import (
     MOST,
     MULTIPLE,
     WASTE,

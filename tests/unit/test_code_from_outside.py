@@ -61,8 +61,8 @@ REASONS: Mapping[str, Mapping[str, int]] = {
         "trainers/read_checkpoint.py weights_only=True": 1,
     },
     "of numpy's arrays, numbers alone are loaded": {
-        "perfect/text/kept_ids.py allow_pickle=False": 1,
-        "perfect/text/kept_ids.py np.load": 1,
+        "perfect/text/cached_ids.py allow_pickle=False": 1,
+        "perfect/text/cached_ids.py np.load": 1,
     },
     OF_THE_USER: {
         "loaders/convert.py resolve_name": 1,

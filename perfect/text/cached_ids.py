@@ -1,4 +1,4 @@
-"""Keeps the ids of an encoded text beside it, as a file of numpy's.
+"""Caches the ids of an encoded text beside it, as a numpy file.
 
 Encoding 11 MB takes seconds. The file's name has a hash of everything that the ids depend on. If it
 cannot be written, the text is encoded anew each time.
@@ -28,17 +28,19 @@ def read_text(file: Path) -> str:
         raise SourceError(f"{file} cannot be read: {error}") from error
 
 
-def kept_ids(file: Path, text: str, bpe: Bpe, encode: Encode, kind: str = "") -> NDArray[np.int32]:
+def cached_ids(
+    file: Path, text: str, bpe: Bpe, encode: Encode, kind: str = ""
+) -> NDArray[np.int32]:
     """Return what `encode` makes of the text of this file. `kind` tells encodings apart."""
-    kept = file.with_name(f"{file.name}.{_key(text, bpe, kind)}.npy")
+    cache = file.with_name(f"{file.name}.{_key(text, bpe, kind)}.npy")
     try:
-        ids = np.load(kept, allow_pickle=False)
+        ids = np.load(cache, allow_pickle=False)
         if ids.dtype == np.int32 and ids.ndim == 1:
             return ids
     except (OSError, ValueError, EOFError):
-        log.debug("%s is missing or damaged: the text is encoded", kept)
+        log.debug("%s is missing or damaged: the text is encoded", cache)
     ids = encode(text)
-    _save(kept, ids)
+    _save(cache, ids)
     return ids
 
 
