@@ -26,8 +26,7 @@ from rich.text import Text
 
 from perfect.command_line import new_parser, run_command
 from perfect.errors import RunError
-from perfect.report.curves import accuracy_figure
-from perfect.report.line_keys import KEY_CSS, line_key
+from perfect.report.curves import KEY_CSS, accuracy_figure, line_key
 from perfect.report.measures import (
     baseline_of,
     cells,

@@ -77,7 +77,7 @@ def _run(args: argparse.Namespace) -> int:
     try:
         recipe, source = read_recipe(args.config, args.settings)
         if wrong := _wrong_options(args, recipe):
-            return _refuse(console, [source.at(("elastic",), wrong)])
+            return _refuse(console, [source.describe(("elastic",), wrong)])
         if args.resume:
             check_resumable(out)
         if args.fresh and not is_other_rank() and (old := put_aside(out)):
@@ -127,7 +127,7 @@ def _do(
         )
     except BuildError as error:
         found = [error, *error.others]
-        return _refuse(console, [source.at(tuple(e.key.split(".")), e.reason) for e in found])
+        return _refuse(console, [source.describe(tuple(e.key.split(".")), e.reason) for e in found])
     except (FolderError, FleetError, PhaseError) as error:
         return _refuse(console, [str(error)])
     except OffloadError as error:  # --check found what would end the run

@@ -12,13 +12,19 @@ May import: callbacks, config, errors, loaders, loaders.adopting, loaders.backen
     trainers.fleet.jobs, trainers.offloading.
 """
 
-from perfect.assembly.berth import Berth, berth_alone, berth_in_fleet
+from perfect.assembly.berth import (
+    Berth,
+    berth_alone,
+    berth_in_fleet,
+    berth_in_replay,
+    berth_in_swarm,
+    check_node,
+)
 from perfect.assembly.data import Data, build_data, split_holdout
 from perfect.assembly.own_class import named_classes
 from perfect.assembly.phase_plan import build_phase_switch, build_phases
 from perfect.assembly.run import build_module, build_trainer
 from perfect.assembly.strategy import to_blame, watched
-from perfect.assembly.swarm_berth import berth_in_replay, berth_in_swarm, check_node
 
 __all__ = [
     "Berth",

@@ -31,8 +31,7 @@ from perfect.assembly import (
 from perfect.callbacks.train_loaders import in_memory
 from perfect.commands.check_swarm import swarm_lines
 from perfect.commands.feeding_advice import Feeding, feeding_lines
-from perfect.commands.lane_plans import plan_lanes
-from perfect.commands.plans import PhasePlan, plan_phases
+from perfect.commands.plans import PhasePlan, plan_lanes, plan_phases
 from perfect.config.schema import RunConfig, dump_config
 from perfect.report.words import count, duration, percent
 from perfect.runs.folder import RunFolder

@@ -2,22 +2,38 @@
 
     fit --> hooks, optimizer, first batch --> plan of phase 1 --> batch of phase 2 --> ... --> stop
 
-A fit is started and left where its first step would begin. Only there everything is as in training:
-the user's hooks have run, the optimizer is made, and a real batch is on its device. No step runs,
-and nothing is logged or saved. Phases with the same batch size share a plan, as in training.
+A fit is started and stopped where its first step would begin, because only there everything is as
+in training: the user's hooks have run, the optimizer is made, and a real batch is on its device. No
+step runs, and nothing is logged or saved. Phases with the same batch size share a plan, as in
+training. With `elastic:` a fit is started for every batch size, and stopped after its first lane.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.loggers.logger import DummyLogger
+from rich.console import Console
 
 from offload import Plan
-from perfect.assembly import Data
+from perfect.assembly import (
+    Data,
+    berth_alone,
+    build_data,
+    build_module,
+    build_phase_switch,
+    build_trainer,
+    watched,
+)
 from perfect.callbacks.phase_switch import PhaseSwitch
+from perfect.config.schema import RunConfig
+from perfect.errors import BuildError
+from perfect.runs.record import RunLog
 from trainers import OffloadStrategy
+from trainers.elastic.errors import CannotBeElastic
+from trainers.elastic.peer.lane_plan_strategy import LanePlanned
 from trainers.lightning_seams import before_batch_transfer
 
 
@@ -86,3 +102,43 @@ def _to_device(trainer: L.Trainer, batch: Any) -> Any:
     batch = trainer.precision_plugin.convert_input(batch)
     batch = before_batch_transfer(trainer.lightning_module, batch)
     return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+
+
+def plan_lanes(config: RunConfig, out: Path, console: Console) -> list[PhasePlan]:
+    """Return the plan of a lane beside the update, for each batch size of the phases."""
+    names: dict[int, list[str]] = {}
+    for phase in config.phases:
+        names.setdefault(phase.batch_size or config.loader.batch_size, []).append(phase.name)
+    return [
+        _plan(_with_batch_size(config, size), tuple(phases), out, console)
+        for size, phases in names.items()
+    ]
+
+
+def _with_batch_size(config: RunConfig, size: int) -> RunConfig:
+    phases = [phase.model_copy(update={"batch_size": size}) for phase in config.phases]
+    loader = config.loader.model_copy(update={"batch_size": size})
+    return config.model_copy(update={"loader": loader, "phases": phases})
+
+
+def _plan(config: RunConfig, phases: tuple[str, ...], out: Path, console: Console) -> PhasePlan:
+    assert config.elastic is not None
+    data = build_data(config)
+    try:
+        module = build_module(config, data.num_classes)
+        switch = build_phase_switch(config)
+        trainer = build_trainer(config, out, switch, RunLog(out), berth_alone(console), data)
+        trainer.loggers = [DummyLogger()]
+        with watched(trainer):
+            if data.datamodule is not None:
+                trainer.fit(module, datamodule=data.datamodule)
+            else:
+                trainer.fit(module, data.train, data.holdout)
+    except LanePlanned as planned:
+        micro = config.loader.batch_size // config.elastic.lanes
+        return PhasePlan(phases, micro, planned.plan)
+    except CannotBeElastic as error:
+        raise BuildError("offload", str(error)) from error
+    finally:
+        data.close()
+    raise AssertionError("the fit ended before its first lane")

@@ -6,7 +6,8 @@
 """
 
 import re
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
@@ -69,3 +70,41 @@ OF_A_NODE = (
     "seconds_per_sample",
 )
 """These keys may differ from node to node, and from one start of a peer to the next."""
+
+KEPT_BY_NODE = (
+    "checkpoint",
+    "data.root",
+    *(f"elastic.{key}" for key in OF_A_NODE),
+    "loader.cache",
+    "loader.cache_bytes",
+    "loader.cache_dir",
+    "loader.cache_key",
+    "loader.worker_kind",
+    "loader.workers",
+    "loggers",
+    "model.weights",
+    "offload",
+    "trainer.accelerator",
+    "trainer.threads",
+)
+"""Where data lies, how a node decodes it, its device's budget and what it writes: these keys may
+differ between the peers of a swarm."""
+
+
+def shared_keys(config: dict[str, Any]) -> dict[str, str]:
+    """Return the keys of a complete configuration (`dump_config`) that all peers must share, as
+    flat texts: {"optimizer": {"lr": 0.1}} -> {"config.optimizer.lr": "0.1"}."""
+    return {f"config.{path}": text for path, text in _leaves(config, "")}
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    if path in KEPT_BY_NODE:
+        return
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{path}.{key}".lstrip("."))
+    elif isinstance(value, list) and value:
+        for number, inner in enumerate(value):
+            yield from _leaves(inner, f"{path}.{number}")
+    else:
+        yield path, str(value)

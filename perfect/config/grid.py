@@ -4,13 +4,15 @@ axes  optimizer.lr: [1e-3, 3e-4] x loader.batch_size: [16, 8]   ->   4 points, 4
 """
 
 import copy
+import itertools
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 from perfect.config.grid_schema import FleetConfig
 from perfect.config.key_paths import put
-from perfect.config.point_names import point_name, unlike
 from perfect.config.schema import RunConfig, dump_config
 
 
@@ -42,7 +44,7 @@ class Point:
 @final
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A grid of runs. With `fleet.search` it has no points of its own: `at` makes them."""
+    """A grid of runs. With `fleet.search` it has no points of its own: `point_with` makes them."""
 
     axes: tuple[Axis, ...]
     fleet: FleetConfig
@@ -50,7 +52,7 @@ class Grid:
     """The run as it is written, without the values of the axes."""
     points: tuple[Point, ...]
 
-    def at(self, values: Sequence[Any]) -> Point:
+    def point_with(self, values: Sequence[Any]) -> Point:
         """Return the point with these values, one of each axis."""
         config = RunConfig.model_validate(placed(self.base, self.axes, values))
         names = [axis.name for axis in self.axes]
@@ -60,7 +62,7 @@ class Grid:
     @property
     def first(self) -> Point:
         """The point with the first value of each axis."""
-        return self.at([axis.values[0] for axis in self.axes])
+        return self.point_with([axis.values[0] for axis in self.axes])
 
     def dump(self) -> dict[str, Any]:
         """Return the grid as plain data, complete: the run is that of the first point."""
@@ -88,3 +90,65 @@ def placed(base: Mapping[str, Any], axes: Sequence[Axis], values: Sequence[Any])
         for path in axis.paths:
             put(data, path, value)
     return data
+
+
+# ---- names: readable, different from one another, and fit for a folder ---------------------------
+#
+#   {"optimizer.lr": 0.0003, "loader.batch_size": 16}   ->   lr=3e-4,batch_size=16
+
+LONGEST_NAME = 120
+"""A file system takes names of up to 255 bytes, and files beside a folder have longer ones."""
+UNSAFE = re.compile(r"[^\w.=,+%-]", re.ASCII)
+
+
+def key_names(keys: Sequence[str]) -> list[str]:
+    """Return the short name of each key; a key may have several paths."""
+    paths = [key.split(",")[0].strip().split(".") for key in keys]
+    names = []
+    for path in paths:
+        ends = (".".join(path[-n:]) for n in range(1, len(path) + 1))
+        whole = ".".join(path)
+        names.append(next((end for end in ends if _owners(end, paths) == 1), whole))
+    return names
+
+
+def _owners(end: str, paths: Sequence[Sequence[str]]) -> int:
+    return sum(f".{'.'.join(path)}".endswith(f".{end}") for path in paths)
+
+
+def point_name(names: Sequence[str], values: Sequence[object]) -> str:
+    pairs = zip(names, values, strict=True)
+    return ",".join(f"{name}={value_text(value)}" for name, value in pairs)
+
+
+def unlike(names: Sequence[str]) -> list[str]:
+    """Return names for folders. Those that would be equal, or are too long, get a number."""
+    made: list[str] = []
+    for name in names:
+        safe = UNSAFE.sub("_", name)[:LONGEST_NAME].lstrip(".") or "_"
+        again = (f"{safe}-{number}" for number in itertools.count(2))
+        made.append(safe if safe not in made else next(one for one in again if one not in made))
+    return made
+
+
+def value_text(value: object) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, float):
+        return _number(value)
+    if isinstance(value, list | tuple):
+        return "-".join(map(value_text, value))
+    if isinstance(value, Mapping):
+        return "-".join(f"{key}={value_text(part)}" for key, part in value.items())
+    return str(value)
+
+
+def _number(value: float) -> str:
+    """Return all digits of a number, as `3e-4` if that is shorter than `0.0003`."""
+    plain = repr(value).removesuffix(".0")
+    if not math.isfinite(value):
+        return plain
+    digits = next(text for n in range(18) if float(text := f"{value:.{n}e}") == value)
+    mantissa, _, power = digits.partition("e")
+    short = f"{mantissa}e{int(power)}"
+    return min(plain, short, key=len)

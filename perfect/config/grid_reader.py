@@ -5,19 +5,31 @@ YAML -> grid: axes  --+--> probes: each value of each axis, the others at their 
         the run ------+--> points: every combination, each with a name and a RunConfig
 """
 
+import copy
 import itertools
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from offload.sizes import say_count
-from perfect.config.grid import Axis, Grid, Point, length_of, paths_of, placed
+from perfect.config.conflicts import value_at
+from perfect.config.grid import (
+    Axis,
+    Grid,
+    Point,
+    key_names,
+    length_of,
+    paths_of,
+    placed,
+    point_name,
+    unlike,
+)
 from perfect.config.grid_schema import FleetConfig, GridSections
-from perfect.config.key_paths import parts_of, why_not
-from perfect.config.point_names import key_names, point_name, unlike
+from perfect.config.key_paths import parts_of, put, why_not
 from perfect.config.schema import RunConfig
-from perfect.config.settings import with_settings
 from perfect.config.yaml_reader import (
     MOST_PROBLEMS,
     UNREADABLE,
@@ -28,6 +40,7 @@ from perfect.config.yaml_reader import (
     check_run,
     config_error,
     read_document,
+    read_value,
     run_of,
     validated,
 )
@@ -75,9 +88,11 @@ class _Reading:
         elif not axes:
             self._add(check_run(self._base, self._document.source)[1])
         if fleet is not None:
-            self._both(fleet, axes, points)
+            self._add_conflicts(fleet, axes, points)
         if self._problems or self._document.problems or fleet is None:
-            told = dict.fromkeys(self._document.source.at(*problem) for problem in self._problems)
+            told = dict.fromkeys(
+                self._document.source.describe(*problem) for problem in self._problems
+            )
             raise config_error([*self._document.problems, *told])
         return Grid(axes, fleet, self._base, points)
 
@@ -207,13 +222,11 @@ class _Reading:
 
     # ---- what does not go together --------------------------------------------------------------
 
-    def _both(self, fleet: FleetConfig, axes: tuple[Axis, ...], points: Sequence[Point]) -> None:
-        def given(section: str, key: str) -> Any:
-            there = self._base.get(section)
-            return there.get(key) if isinstance(there, dict) else None
-
+    def _add_conflicts(
+        self, fleet: FleetConfig, axes: tuple[Axis, ...], points: Sequence[Point]
+    ) -> None:
         swept = {path: axis.key for axis in axes for path in axis.paths}
-        if fleet.budget is not None and given("offload", "budget") is not None:
+        if fleet.budget is not None and value_at(self._base, "offload", "budget") is not None:
             why = "both fleet.budget and this limit a step's memory: give one of them"
             self._add([(("offload", "budget"), why)])
         if fleet.budget is not None and "offload.budget" in swept:
@@ -222,7 +235,7 @@ class _Reading:
         if fleet.stop is not None and fleet.search is not None and fleet.search.pruner is not None:
             why = "both this and fleet.stop end jobs early: give one of them"
             self._add([(("fleet", "search", "pruner"), why)])
-        devices = given("trainer", "devices")
+        devices = value_at(self._base, "trainer", "devices")
         if type(devices) is int and devices > 1:
             why = f"is {devices}, but a job of a fleet runs on one device: give fleet.devices"
             self._add([(("trainer", "devices"), why)])
@@ -291,3 +304,44 @@ def _with_paths(source: Source, axes: Sequence[Axis]) -> Source:
             for length in range(1, len(own) + 1):
                 lines.setdefault(own[:length], source.lines[("grid", axis.key)])
     return Source(source.name, lines)
+
+
+def with_settings(document: Document, settings: Sequence[str]) -> Document:
+    """Return the document with each `KEY=VALUE` in it; problems are added to those it has."""
+    data, lines = copy.deepcopy(document.data), dict(document.source.lines)
+    problems = list(document.problems)
+    for setting in settings:
+        key, _, text = setting.partition("=")
+        where = f"--set {setting}"
+        why = _why_not_set(setting, data)
+        try:
+            value = read_value(text)
+        except (yaml.YAMLError, ValueError) as error:
+            why = why or f"'{text}' is not a value of YAML: {str(error).splitlines()[0]}"
+            value = None
+        if why is not None:
+            problems.append(f"{where}: {why}")
+            continue
+        put(data, key, value)
+        parts = parts_of(key)
+        for length in range(1, len(parts)):
+            lines.setdefault(parts[:length], where)
+        lines[parts] = where
+    return Document(Source(document.source.name, lines), data, tuple(problems))
+
+
+def _why_not_set(setting: str, data: dict[str, Any]) -> str | None:
+    """Return why the key cannot be set; None if it can."""
+    key, equals, _ = setting.partition("=")
+    if not equals:
+        return "give a key and its value, such as loader.batch_size=64"
+    grid = data.get("grid")
+    for axis in grid if isinstance(grid, dict) else ():
+        for swept in paths_of(str(axis)):
+            if f"{swept}.".startswith(f"{key}.") or f"{key}.".startswith(f"{swept}."):
+                return f"has no effect, as grid gives {swept} its values: change them in the file"
+    section = key.partition(".")[0]
+    if section == "grid":
+        return "the keys of a grid hold dots: change them in the file"
+    of_a_grid = section == "fleet" and "fleet" in data
+    return why_not(key, data, GridSections) if of_a_grid else why_not(key, data)

@@ -17,9 +17,8 @@ from typing import Any, TypeVar, cast, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from perfect.config.elastic_conflicts import elastic_conflicts
+from perfect.config.conflicts import find_conflicts
 from perfect.config.fields import unknown
-from perfect.config.idle_keys import idle_keys
 from perfect.config.schema import RunConfig
 from perfect.errors import ConfigError
 
@@ -40,7 +39,7 @@ class Source:
     name: str
     lines: dict[Path_, int | str]
 
-    def at(self, path: Path_, reason: str) -> str:
+    def describe(self, path: Path_, reason: str) -> str:
         """Return `file:line: key: reason`. A missing key gets the line of its parent."""
         here = path
         if here not in self.lines:  # a place in a list may be given as text
@@ -71,7 +70,7 @@ def read_config(path: Path) -> tuple[RunConfig, Source]:
 def run_of(document: Document) -> tuple[RunConfig, Source]:
     """Return the document's configuration of a run."""
     config, found = check_run(document.data, document.source)
-    problems = [*document.problems, *(document.source.at(*problem) for problem in found)]
+    problems = [*document.problems, *(document.source.describe(*problem) for problem in found)]
     if config is None or problems:
         raise config_error(problems)
     return config, document.source
@@ -102,7 +101,7 @@ def read_document(path: Path) -> Document:
     if not isinstance(data, dict):
         raise config_error([f"{path}:1: the file must have sections: model:, data:, phases:"])
     source = Source(str(path), loader.lines)
-    return Document(source, data, tuple(source.at(*problem) for problem in loader.problems))
+    return Document(source, data, tuple(source.describe(*problem) for problem in loader.problems))
 
 
 def read_dump(path: Path) -> Any:
@@ -125,7 +124,7 @@ def read_value(text: str) -> Any:
 def check_run(data: dict[str, Any], source: Source) -> tuple[RunConfig | None, list[Problem]]:
     """Return the configuration of a run, or None and all that is wrong with it."""
     config, problems = validated(RunConfig, data, source)
-    return config, [*idle_keys(data), *elastic_conflicts(data), *problems]
+    return config, [*find_conflicts(data), *problems]
 
 
 def validated(

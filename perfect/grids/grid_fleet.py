@@ -1,20 +1,155 @@
-"""Makes the fleet of a grid: a job for every point, and the fleet's own settings."""
+"""The jobs of a grid, and the fleet or the search that trains them.
 
-from collections.abc import Sequence
+A point of a grid is a job of a fleet: the run that `perfect-train` makes of its YAML alone. With
+`fleet.search` Optuna chooses the points, one after the other.
+"""
+
+import io
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from rich.console import Console
+from rich.logging import RichHandler
 
-from perfect.assembly import build_phases
+from perfect.assembly import berth_in_fleet, build_phases
+from perfect.commands.training import train_run
 from perfect.config.grid import Grid, Point
 from perfect.config.grid_schema import FleetConfig
-from perfect.errors import BuildError
-from perfect.grids.grid_job import GridJob
-from trainers.fleet import Fleet
+from perfect.config.schema import RunConfig, dump_config
+from perfect.errors import BuildError, Interrupted, RunFailed
+from perfect.runs.folder import RunFolder
+from trainers.fleet import Fleet, FleetResult
 from trainers.fleet.deciding.halving import Halving
 from trainers.fleet.deciding.stop_rule import StopRule
 from trainers.fleet.fleet import Watch
-from trainers.fleet.search import optuna_pruner_of
+from trainers.fleet.hosting.device_process import PROGRAM
+from trainers.fleet.jobs.job_left import JobLeft
+from trainers.fleet.jobs.seat import Seat
+from trainers.fleet.jobs.turns import STOPPED
+from trainers.fleet.search import optuna_pruner_of, optuna_search_of
+from trainers.fleet.search.asked_trials import AskedTrials
+
+OUTPUT = "output.txt"
+log = logging.getLogger(__name__)
+
+OF_THE_FLEET = (OUTPUT, PROGRAM, STOPPED)
+"""Files that the fleet and this program put into a job's folder, beside those of the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class GridJob:
+    """The program of one point. It can be pickled."""
+
+    config: RunConfig
+
+    def __call__(self, seat: Seat) -> None:
+        folder = RunFolder(seat.folder, also=OF_THE_FLEET)
+        with job_output(seat.folder) as console:
+            if folder.open(dump_config(self.config)) == "completed":
+                return  # a kill came between the end of the run and the fleet's note of it
+            try:
+                train_run(self.config, folder, berth_in_fleet(seat, console))
+            except Interrupted as error:
+                raise JobLeft(folder.checkpoint_step() or 0) from error
+            except BuildError as error:
+                found = [error, *error.others]
+                raise RunFailed("; ".join(f"{e.key}: {e.reason}" for e in found)) from error
+
+
+@contextmanager
+def job_output(folder: Path) -> Iterator[Console]:
+    """Yield a console that writes into the folder's file; this thread's logging goes there, too.
+    Jobs are threads of one process, so a record goes by the thread that wrote it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    root = logging.getLogger()
+    kept = _WhatFits(folder / OUTPUT, "a")
+    with io.TextIOWrapper(io.BufferedWriter(kept), encoding="utf-8") as file:
+        console = Console(file=file, soft_wrap=True, width=100)
+        mine = RichHandler(console=console, show_path=False, show_time=False, show_level=False)
+        mine.addFilter(_Thread(threading.get_ident(), passes=True))
+        others = list(root.handlers)
+        hush = _Thread(threading.get_ident(), passes=False)
+        for handler in others:
+            handler.addFilter(hush)
+        root.addHandler(mine)
+        try:
+            yield console
+        finally:
+            root.removeHandler(mine)
+            for handler in others:
+                handler.removeFilter(hush)
+    if kept.left_out:
+        log.error("%s lacks words (%s): free some space", folder / OUTPUT, kept.left_out)
+
+
+class _WhatFits(io.FileIO):
+    """Leaves out what has no room on its disk: a job goes on without its words."""
+
+    left_out: OSError | None = None
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.left_out = error
+            return len(data)
+
+
+class _Thread(logging.Filter):
+    """Passes the records of one thread, or those of all others."""
+
+    def __init__(self, thread: int, passes: bool) -> None:
+        super().__init__()
+        self._thread = thread
+        self._passes = passes
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return (record.thread == self._thread) == self._passes
+
+
+@dataclass(frozen=True, slots=True)
+class MakeGridJob:
+    """Makes the job of a point from a value of each key. It can be pickled."""
+
+    grid: Grid
+
+    def __call__(self, params: Mapping[str, Any]) -> GridJob:
+        values = [params[axis.key] for axis in self.grid.axes]
+        return GridJob(self.grid.point_with(values).config)
+
+
+def fit_of(grid: Grid, fleet: Fleet) -> Callable[[], FleetResult]:
+    """Return what trains the grid: the fleet, or a search that adds jobs to it."""
+    search = grid.fleet.search
+    if search is None:
+        return fleet.fit
+    return optuna_search_of(
+        fleet,
+        {axis.key: axis.values for axis in grid.axes},
+        MakeGridJob(grid),
+        sampler=search.sampler,
+        trials=search.trials,
+        at_once=search.at_once,
+        seed=search.seed,
+        storage=search.storage,
+    ).fit
+
+
+def settings_of(grid: Grid, folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the value of each axis, by the names of jobs and axes."""
+    if grid.fleet.search is None:
+        return {point.name: dict(point.settings) for point in grid.points}
+    names = {axis.key: axis.name for axis in grid.axes}
+    return {
+        job: {names.get(key, key): value for key, value in params.items()}
+        for job, params in AskedTrials(folder).read().items()
+    }
 
 
 def build_fleet(grid: Grid, folder: Path, watch: Watch, jobs: Sequence[Point]) -> Fleet:

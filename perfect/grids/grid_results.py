@@ -11,7 +11,7 @@ from rich.text import Text
 
 from perfect.config.grid import Grid
 from perfect.errors import RunError
-from perfect.grids.grid_search import settings_of
+from perfect.grids.grid_fleet import settings_of
 from perfect.report.results import Run, read_run
 from perfect.report.words import DASH, duration, percent
 from trainers.fleet import FleetResult, JobResult

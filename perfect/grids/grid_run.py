@@ -1,22 +1,33 @@
-"""Runs a grid: the fleet, the live table, the records, the report.
+"""Runs a grid: the fleet, the live table, the timeline, the records, the report.
 
-Grid -> fleet -> fit -> grid.json -> report.html        the same command goes on after any end
-          '- every decision --> board, timeline
+    Grid -> fleet -> fit -> grid.json -> report.html      the same command continues after any end
+              '- every decision --> board, timeline.jsonl
+
+The timeline has a line whenever a job's state changes:
+
+    {"at": 1763887000.2, "job": "lr=1e-3", "phase": "running", "device": 0, "step": 40}
+    {"at": 1763887003.9, "job": "lr=1e-3", "phase": "at_rung", "device": 0, "step": 50}
+    {"at": 1763887420.0, "program": "ends"}               and "begins", when it continues
+
+It is for the report (perfect/report/fleet_record.py reads it). After a kill only the length of the
+last states is unknown, and a full disk loses only the lines that do not fit.
 """
 
 import logging
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from perfect.config.grid import Grid
 from perfect.errors import RunError
-from perfect.grids.grid_fleet import build_fleet
+from perfect.grids.grid_fleet import build_fleet, fit_of
 from perfect.grids.grid_folder import GridFolder
 from perfect.grids.grid_results import (
     exit_code,
@@ -26,8 +37,6 @@ from perfect.grids.grid_results import (
     runs_of,
     widen,
 )
-from perfect.grids.grid_search import fit_of
-from perfect.grids.timeline import Timeline
 from perfect.report.fleet_page import write_fleet_page
 from perfect.runs.kept_runs import held
 from trainers.fleet import Fleet
@@ -35,6 +44,43 @@ from trainers.fleet.deciding.events import Event
 from trainers.fleet.deciding.fleet_state import FleetState
 from trainers.fleet.keeping.board import Board
 from trainers.fleet.keeping.fleet_result import said_left
+from trainers.record_file import RecordFile
+
+
+class Timeline:
+    """A context manager. Its `see` is for `Fleet(watch=...)`."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+        self._path = path
+        self._clock = clock
+        self._file: RecordFile | None = None
+        self._last: dict[str, tuple[str, int | None]] = {}
+
+    def __enter__(self) -> "Timeline":
+        self._file = RecordFile(self._path)
+        self._write({"program": "begins"})
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._write({"program": "ends"})
+        assert self._file is not None
+        self._file.close()
+        self._file = None
+
+    def see(self, state: FleetState, _event: Event) -> None:
+        """Note the jobs that are in another state than before."""
+        for job in state.jobs.values():
+            now = (job.phase, job.device)
+            if self._last.get(job.name) != now:
+                self._last[job.name] = now
+                self._write(
+                    {"job": job.name, "phase": job.phase, "device": job.device, "step": job.step}
+                )
+
+    def _write(self, row: dict[str, Any]) -> None:
+        assert self._file is not None
+        self._file.append_if_it_fits({"at": round(self._clock(), 3), **row})
+
 
 log = logging.getLogger(__name__)
 

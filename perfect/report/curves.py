@@ -11,10 +11,12 @@ A run has the same colour and the same dashes everywhere.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 
 import numpy as np
 
 from perfect.report.metrics import Column
+from perfect.report.page import Html
 from perfect.report.panels import BLUE, GREEN, ORANGE, draw_line, panels, put_title, to_svg
 from perfect.report.results import Run
 
@@ -98,3 +100,17 @@ def _short(value: float, _: int) -> str:
         if abs(value) >= size:
             return f"{value / size:g}{unit}"
     return f"{value:g}"
+
+
+KEY_CSS = """
+.key span { margin-right: 22px; white-space: nowrap } .line { display: inline-block; width: 26px;
+  height: 10px; margin-right: 7px; vertical-align: baseline }
+"""
+
+
+def line_key(number: int, label: str) -> Html:
+    """Return the name of the curve with this number, after a piece of its line."""
+    colour, dashes = line_style(number)
+    dash = f" stroke-dasharray='{' '.join(f'{d:g}' for d in dashes)}'" if dashes else ""
+    line = f"<line x1=0 y1=7 x2=26 y2=7 stroke='{colour}' stroke-width=3{dash} />"
+    return Html(f"<svg class=line viewBox='0 0 26 10'>{line}</svg>{escape(label)}")

@@ -12,9 +12,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 from perfect.report import words
+from perfect.report.curves import KEY_CSS, line_key
 from perfect.report.fleet_figures import DOES, TOLD_APART, WORKS, metric_figure, timeline_figure
 from perfect.report.fleet_record import STATES, FleetRecord, JobRecord, read_fleet
-from perfect.report.line_keys import KEY_CSS, line_key
 from perfect.report.page import Html, note, page, plot, section, table
 from perfect.report.words import DASH, count, duration, legible, percent
 

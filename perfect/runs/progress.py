@@ -18,7 +18,7 @@ from perfect.callbacks.phase_switch import PhaseSwitch
 from perfect.callbacks.train_loaders import decoded_by_all, in_memory
 from perfect.report.words import percent
 from perfect.runs.record import RunLog
-from perfect.runs.swarm_board import swarm_board, swarm_words
+from perfect.runs.swarm_figures import swarm_board, swarm_words
 
 log = logging.getLogger(__name__)
 

@@ -1,14 +1,15 @@
-"""What a peer tells of its swarm while it trains: to the loggers, and in its line of progress.
+"""Shows the swarm of a peer while it trains: a table, a line of progress, and logged figures.
 
-elastic/peers         the members of the present generation
-elastic/generation    its number
-elastic/gap_seconds   the seconds that this peer has waited in gaps so far: from the end of a
-                      generation, which nobody had planned, to the beginning of the next one
+    generation 3   lanes   samples/s   sent        state
+    a                  5         812   1.2 GiB     writes
+    b                  3         540   1.2 GiB     this peer
 
-and of each member:
+Loggers get elastic/peers (members of the generation), elastic/generation (its number) and
+elastic/gap_seconds (the seconds waited in unplanned gaps between generations so far), and of each
+member:
 
 elastic/NAME/lanes               of the latest step
-elastic/NAME/samples_per_second  while it computed at them
+elastic/NAME/samples_per_second  while it computed them
 elastic/NAME/sent_bytes          bytes of sums that it had sent to other members since it joined,
                                  before the reduce of the latest step
 """
@@ -17,12 +18,71 @@ from collections.abc import Sequence
 from typing import Any
 
 import lightning as L
+from rich import box
+from rich.table import Table
+from rich.text import Text
 
+from perfect.report.words import size
 from perfect.runs.record import RunLog
 from perfect.runs.swarm_record import swarm_record
 from trainers.elastic.deciding.peer_figures import PeerFigures
+from trainers.elastic.deciding.view import View
 from trainers.elastic.peer.elastic_strategy import ElasticStrategy
 from trainers.elastic.replaying.step_log import read_lines
+
+
+def swarm_words(trainer: L.Trainer) -> list[str]:
+    """Return the generation and its members in words; nothing if the run is no swarm's."""
+    swarm = trainer.strategy
+    if not isinstance(swarm, ElasticStrategy):
+        return []
+    return ["coming in" if swarm.view is None else words_of(swarm.view, swarm.figures)]
+
+
+def swarm_board(trainer: L.Trainer) -> Table | None:
+    """Return the generation and its members as a table; None if this peer is in none."""
+    swarm = trainer.strategy
+    if not isinstance(swarm, ElasticStrategy) or swarm.view is None:
+        return None
+    return board_of(swarm.view, swarm.figures, swarm.global_rank)
+
+
+def words_of(view: View, figures: Sequence[PeerFigures]) -> str:
+    """Say it in a line."""
+    members = "; ".join(
+        f"{one.name} {one.lanes} lanes {one.samples_per_second:.0f} samples/s {size(one.sent)} sent"
+        for one in _members(view, figures)
+    )
+    return f"generation {view.generation}: {members}"
+
+
+def board_of(view: View, figures: Sequence[PeerFigures], own_rank: int) -> Table:
+    """Say it in a row for each member."""
+    table = Table(f"generation {view.generation}", box=box.SIMPLE, pad_edge=False)
+    for head in ("lanes", "samples/s", "sent"):
+        table.add_column(head, justify="right")
+    table.add_column("state")
+    for rank, one in enumerate(_members(view, figures)):
+        said = {
+            "writes": rank == 0,
+            "this peer": rank == own_rank,
+            "computes nothing": not one.lanes,
+            "a change is announced": one.announced,
+        }
+        table.add_row(
+            Text(one.name),
+            str(one.lanes),
+            f"{one.samples_per_second:.0f}",
+            size(one.sent),
+            ", ".join(words for words, is_so in said.items() if is_so),
+        )
+    return table
+
+
+def _members(view: View, figures: Sequence[PeerFigures]) -> list[PeerFigures]:
+    """The members of the generation, also those of whom nothing was heard yet."""
+    known = {one.name: one for one in figures}
+    return [known.get(name, PeerFigures(name, 0, 0, 0.0, 0)) for name in view.names]
 
 
 class SwarmFigures(L.Callback):

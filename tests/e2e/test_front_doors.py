@@ -22,7 +22,7 @@ from perfect import OffloadStrategy, anchor, compare, list_runs, replay, train
 from perfect.command_line import importing
 from perfect.errors import FolderError
 from perfect.grids import grid_run
-from perfect.grids.grid_search import fit_of
+from perfect.grids.grid_fleet import fit_of
 from perfect.runs.kept_runs import put_aside
 from trainers.fleet import Fleet, Halving
 from trainers.folder_lock import held

@@ -21,9 +21,9 @@ import torch
 from fuzz.fuzz_logs import JOURNAL, RUN, STEP_LOG
 
 from offload.caching.plan_cache import PlanCache
+from perfect.grids.grid_fleet import job_output
 from perfect.grids.grid_folder import GridFolder
-from perfect.grids.grid_job import job_output
-from perfect.grids.timeline import Timeline
+from perfect.grids.grid_run import Timeline
 from perfect.runs.kept_runs import is_held
 from perfect.runs.record import RunLog, write_run
 from trainers.atomic_checkpoint import AtomicCheckpointIO

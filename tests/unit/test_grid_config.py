@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from perfect.config.grid import Grid
+from perfect.config.grid import Grid, key_names, point_name, unlike, value_text
 from perfect.config.grid_reader import read_recipe
 from perfect.config.grid_schema import HalvingConfig
-from perfect.config.point_names import key_names, point_name, unlike, value_text
 from perfect.errors import ConfigError
 
 RUN = """\
@@ -87,7 +86,7 @@ def test_a_search_has_no_points_until_it_asks_for_one(tmp_path: Path) -> None:
         tmp_path,
     )
     assert grid.points == ()
-    point = grid.at((1e-4, 8))
+    point = grid.point_with((1e-4, 8))
     assert point.name == "lr=1e-4,batch_size=8"
     assert point.config.loader.batch_size == 8
 

@@ -14,9 +14,9 @@ import yaml
 from perfect.config.grid import Grid
 from perfect.config.grid_reader import read_recipe
 from perfect.errors import FolderError
+from perfect.grids.grid_fleet import OUTPUT, GridJob, job_output
 from perfect.grids.grid_folder import GridFolder
-from perfect.grids.grid_job import OUTPUT, GridJob, job_output
-from perfect.grids.timeline import Timeline
+from perfect.grids.grid_run import Timeline
 from perfect.runs.folder import RunFolder
 from trainers.fleet.deciding.events import Restarted
 from trainers.fleet.deciding.fleet_error import FleetError

@@ -127,7 +127,10 @@ def test_pictures_that_become_larger_than_those_of_evaluation_are_refused() -> N
 
 def test_a_problem_has_the_line_of_its_own_step() -> None:
     source = Source("run.yaml", {("augment",): 3, ("augment", 1, "class_path"): 7})
-    assert source.at(("augment", "1", "class_path"), "x") == "run.yaml:7: augment.1.class_path: x"
+    assert (
+        source.describe(("augment", "1", "class_path"), "x")
+        == "run.yaml:7: augment.1.class_path: x"
+    )
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ from io import StringIO
 from rich.console import Console
 
 from perfect.runs.progress import Bar
-from perfect.runs.swarm_board import board_of, words_of
-from perfect.runs.swarm_figures import figures_by_name
+from perfect.runs.swarm_figures import board_of, figures_by_name, words_of
 from trainers.elastic.deciding.header import Header, LaneLogs
 from trainers.elastic.deciding.peer_figures import peer_figures
 from trainers.elastic.deciding.view import Member, View

@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from perfect.config.elastic_schema import shared_keys
 from perfect.config.schema import RunConfig, dump_config
-from perfect.config.shared_keys import shared_keys
 from perfect.report.report import write_report
 from perfect.runs.swarm_record import PLANNED, swarm_record
 
