@@ -2,7 +2,7 @@
 
 Claim   Where decoding is slower than training, reuse reaches an accuracy sooner than decoding every
         time; a cache of the whole decoded set is sooner still; beside a cache of half of it, reuse
-        helps. perfect/method/feeding.py predicts the seconds.
+        helps. benchmarks/feeding_model.py predicts the seconds.
 Method  results/2026-11-24_preregistration_wall_clock.md. CIFAR-10 enlarged to JPEG files of 256
         pixels, 24 epochs of 8,000 pictures, the pilot net, one thread of training and one worker.
         Seeds outermost. Seconds want an idle machine; decodes and accuracies do not.
@@ -34,8 +34,8 @@ from peers.folders import cifar10, made_up_cifar10
 from provenance import provenance
 from wall_clock_data import STORED, EnlargedCifar, write_pictures
 
+from benchmarks.feeding_model import FeedingCosts, Way, seconds
 from loaders.cache.cache import RAM_ENTRY_BYTES
-from perfect.method.feeding import FeedingCosts, Way, seconds
 
 HERE = Path(__file__).parent
 NAME = "2026-11-24_wall_clock.jsonl"

@@ -70,7 +70,7 @@ def _listen(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
             read_secret(args.secret_file, loose=args.loose_key),
             settings,
             insecure_network=args.insecure_network,
-            tell=_tell,
+            tell=_print_line,
         )
     except (WireError, OSError) as error:
         if isinstance(error, InsecureNetwork):
@@ -81,25 +81,25 @@ def _listen(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
 
 
 def _serve(anchor: Anchor) -> int:
-    asked: list[int] = []
+    signals_received: list[int] = []
 
     def stop(number: int, _frame: FrameType | None) -> None:
-        asked.append(number)
+        signals_received.append(number)
         anchor.stop()
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with anchor:
-            _tell(f"listening at {anchor.address}")
+            _print_line(f"listening at {anchor.address}")
             anchor.run()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    return 130 if signal.SIGINT in asked else 0
+    return 130 if signal.SIGINT in signals_received else 0
 
 
-def _tell(line: str) -> None:
-    """A full disk or a closed pipe takes lines, and not the swarm its anchor."""
+def _print_line(line: str) -> None:
+    """Print a line with its time. A full disk or a closed pipe must not end the anchor."""
     encoding = sys.stdout.encoding
     shown = line.encode(encoding, errors="backslashreplace").decode(encoding)
     with suppress(OSError):

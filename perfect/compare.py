@@ -32,7 +32,7 @@ from perfect.report.measures import (
     cells,
     common_parent,
     differences,
-    kept,
+    figures_as_numbers,
     labels,
     remarks,
     speed_up,
@@ -99,12 +99,12 @@ def headline(runs: Sequence[Run], baseline: Run) -> str:
         return f"{len(runs)} runs side by side."
     [reference] = [name for run, name in named if run is baseline]
     return " ".join(
-        f'"{name}" against "{reference}": {_against(baseline, run) or "nothing to compare"}.'
+        f'"{name}" against "{reference}": {_compare_pair(baseline, run) or "nothing to compare"}.'
         for run, name in others
     )
 
 
-def _against(baseline: Run, run: Run) -> str:
+def _compare_pair(baseline: Run, run: Run) -> str:
     parts = []
     before, after = baseline.number("accuracy"), run.number("accuracy")
     if before is not None and after is not None:
@@ -117,7 +117,7 @@ def _against(baseline: Run, run: Run) -> str:
     return ", ".join(parts)
 
 
-def _grid(
+def _arrange_cells(
     names: Sequence[Cell], rows: Sequence[tuple[Cell, Sequence[Cell]]]
 ) -> tuple[list[Cell], list[tuple[Cell, ...]]]:
     """Return head and body of the table, with a column for each run, or a row if there are many."""
@@ -130,7 +130,7 @@ def _grid(
 def _side_by_side(
     names: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], numbers: bool = True
 ) -> str:
-    head, body = _grid(names, rows)
+    head, body = _arrange_cells(names, rows)
     return table(("", *head), body, words=(0,) if numbers else range(len(head) + 1))
 
 
@@ -141,7 +141,7 @@ def terminal_table(runs: Sequence[Run], baseline: Run) -> Table:
         (Text(name), [Text(text, style="bold" if best else "") for text, best in line])
         for name, line in cells(runs, baseline)
     ]
-    head, body = _grid(names, rows)
+    head, body = _arrange_cells(names, rows)
     made = Table(box=None, pad_edge=False)
     made.add_column("")
     for name in head:
@@ -206,7 +206,7 @@ def _compare(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
         page_path = args.out or (common_parent([run.folder for run in runs]) / "compare.html")
         try:
             page_path.write_text(comparison(runs, baseline), encoding="utf-8")
-            numbers = json.dumps(kept(runs, baseline), indent=1) + "\n"
+            numbers = json.dumps(figures_as_numbers(runs, baseline), indent=1) + "\n"
             page_path.with_suffix(".json").write_text(numbers, encoding="utf-8")
         except OSError as error:
             problems.append(f"{page_path}: {error.strerror}; give another --out")

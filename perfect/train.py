@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-OURS = ("perfect", "loaders", "offload", "trainers", "trainers.offloading")
-TOLD = ("perfect", "trainers.offloading")
+LOGGERS = ("perfect", "loaders", "offload", "trainers", "trainers.offloading")
+SHOWN_LOGGERS = ("perfect", "trainers.offloading")
 """What these say is told without --verbose."""
 RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 """Lightning tells a process its rank by the first of these that is set."""
@@ -81,7 +81,7 @@ def _run(args: argparse.Namespace) -> int:
         if args.resume:
             check_resumable(out)
         if args.fresh and not is_other_rank() and (old := put_aside(out)):
-            _say(console, f"the run that was in {out} is in {old} now")
+            _print_line(console, f"the run that was in {out} is in {old} now")
     except ConfigError as error:
         return _refuse(console, error.problems)
     except FolderError as error:
@@ -132,7 +132,7 @@ def _do(
         return _refuse(console, [str(error)])
     except OffloadError as error:  # --check found what would end the run
         show_traceback()
-        _say(console, str(error), style="red")
+        _print_line(console, str(error), style="red")
         return 1
 
 
@@ -155,7 +155,7 @@ def _wrong_options(args: argparse.Namespace, recipe: "RunConfig | Grid") -> str 
 def _refuse(console: Console, problems: list[str]) -> int:
     show_traceback()
     for problem in problems:
-        _say(console, problem)
+        _print_line(console, problem)
     return 2
 
 
@@ -163,11 +163,11 @@ def _configure_logging(args: argparse.Namespace, console: Console) -> None:
     only_errors = args.quiet or is_other_rank()
     usual = logging.ERROR if args.quiet else logging.WARNING
     logging.basicConfig(level=usual, handlers=[_Lines(console)], format="%(message)s", force=True)
-    for name in OURS:
+    for name in LOGGERS:
         logging.getLogger(name).setLevel(
             logging.ERROR if only_errors
             else logging.DEBUG if args.verbose
-            else logging.INFO if name in TOLD
+            else logging.INFO if name in SHOWN_LOGGERS
             else logging.NOTSET
         )  # fmt: skip
     TRACEBACKS.setLevel(logging.DEBUG if args.traceback else logging.INFO)
@@ -187,10 +187,10 @@ class _Lines(logging.Handler):
         self._console = console
 
     def emit(self, record: logging.LogRecord) -> None:
-        _say(self._console, self.format(record).lstrip("\n"))
+        _print_line(self._console, self.format(record).lstrip("\n"))
 
 
-def _say(console: Console, text: str, style: str | None = None) -> None:
+def _print_line(console: Console, text: str, style: str | None = None) -> None:
     """Print the text as it is: brackets in an error are not markup."""
     console.print(text, style=style, highlight=False, markup=False)
 

@@ -41,14 +41,14 @@ TRIES = 4
 
 
 def build_augmentation(configs: Sequence[AugmentConfig]) -> Augmentation | PerSample | None:
-    ours = [_ours(config) for config in configs if not isinstance(config, OwnAugmentConfig)]
+    ours = [_build_step(config) for config in configs if not isinstance(config, OwnAugmentConfig)]
     if len(ours) == len(configs):
         return Chain(ours) if ours else None
     return PerSample(
         tuple(
-            _own(config, f"augment.{number}")
+            _build_own_step(config, f"augment.{number}")
             if isinstance(config, OwnAugmentConfig)
-            else OnePicture(_ours(config))
+            else OnePicture(_build_step(config))
             for number, config in enumerate(configs)
         ),
         "tensor",
@@ -76,7 +76,7 @@ def pictures_after(
         key, least = f"augment.{number}", min(picture.shape[1:])
         if isinstance(config, OwnAugmentConfig):
             try:
-                picture = _tried(_own(config, key), picture, f"{key}.class_path")
+                picture = _try_step(_build_own_step(config, key), picture, f"{key}.class_path")
             except BuildError as error:
                 return (side, side), [*problems, error]
         elif isinstance(config, PadCropConfig) and config.padding >= least:
@@ -98,7 +98,7 @@ def pictures_after(
     return (height, width), problems
 
 
-def _ours(config: AugmentConfig) -> Geometric:
+def _build_step(config: AugmentConfig) -> Geometric:
     match config:
         case PadCropConfig():
             return PadCrop(config.padding)
@@ -112,26 +112,26 @@ def _ours(config: AugmentConfig) -> Geometric:
             raise TypeError(f"{config.class_path} is not a step of ours")
 
 
-def _own(config: OwnAugmentConfig, key: str) -> Any:
+def _build_own_step(config: OwnAugmentConfig, key: str) -> Any:
     if not issubclass(load_class(config.class_path or "", f"{key}.class_path"), Callable):
         raise BuildError(f"{key}.class_path", f"{config.class_path} cannot be called on a picture")
-    made = _constructed({"class_path": config.class_path, "init_args": config.init_args}, key)
+    made = _construct_nested({"class_path": config.class_path, "init_args": config.init_args}, key)
     modules = (kind.__module__ for kind in inspect.getmro(type(made)))
     theirs = any(module.partition(".")[0] == "albumentations" for module in modules)
     return OfAlbumentations(made) if theirs else made
 
 
-def _constructed(value: Any, key: str) -> Any:
+def _construct_nested(value: Any, key: str) -> Any:
     """Return the value with an object in place of each section that has a class_path."""
     if isinstance(value, list):
-        return [_constructed(part, f"{key}.{number}") for number, part in enumerate(value)]
+        return [_construct_nested(part, f"{key}.{number}") for number, part in enumerate(value)]
     if not isinstance(value, dict):
         return value
     if "class_path" not in value:
-        return {name: _constructed(part, f"{key}.{name}") for name, part in value.items()}
+        return {name: _construct_nested(part, f"{key}.{name}") for name, part in value.items()}
     path, here = str(value["class_path"]), f"{key}.init_args"
     made = load_class(path, f"{key}.class_path")
-    arguments = _constructed(value.get("init_args", {}), here)
+    arguments = _construct_nested(value.get("init_args", {}), here)
     try:
         inspect.signature(made).bind(**arguments)  # Albumentations only warns of unknown ones
         return made(**arguments)
@@ -140,7 +140,7 @@ def _constructed(value: Any, key: str) -> Any:
         raise BuildError(here, f"{path} does not take them: {why}; change them") from error
 
 
-def _tried(step: Any, picture: torch.Tensor, key: str) -> torch.Tensor:
+def _try_step(step: Any, picture: torch.Tensor, key: str) -> torch.Tensor:
     """Return what the step makes of the picture, or raise BuildError if that is no picture."""
     alone, held = PerSample((step,), "tensor"), generators_of(step)
     made, sizes = picture, set[tuple[int, ...]]()

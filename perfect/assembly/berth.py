@@ -58,7 +58,7 @@ class Berth:
     strategy: Callable[[RunConfig], Strategy | str]
     callbacks: Sequence[L.Callback]
     """The Trainer has these, besides the run's own."""
-    asked: Callable[[], bool] = lambda: False
+    stop_requested: Callable[[], bool] = lambda: False
     """Says whether the run should write a checkpoint and stop."""
     stopped: Callable[[], bool] = lambda: False
     """Says whether the run was ended early for good."""
@@ -76,7 +76,12 @@ class Berth:
 
 def berth_alone(console: Console) -> Berth:
     stop = StopSignal(console)
-    return Berth(console=console, strategy=build_strategy, callbacks=(stop,), asked=stop.asked)
+    return Berth(
+        console=console,
+        strategy=build_strategy,
+        callbacks=(stop,),
+        stop_requested=stop.is_requested,
+    )
 
 
 def berth_in_fleet(seat: Seat, console: Console) -> Berth:
@@ -99,7 +104,7 @@ def berth_in_fleet(seat: Seat, console: Console) -> Berth:
         console=console,
         strategy=strategy,
         callbacks=tuple(seat.callbacks),
-        asked=lambda: bool(seat.leave_asked),
+        stop_requested=lambda: bool(seat.leave_asked),
         stopped=lambda: seat.leave_asked == "stopped",
         clock=lambda: time.perf_counter() - seat.waited,
         device=lambda _: seat.on_device,
@@ -152,7 +157,7 @@ def berth_in_swarm(console: Console, folder: RunFolder, join: str, name: str = "
         console=console,
         strategy=strategy,
         callbacks=(stop,),
-        asked=stop.asked,
+        stop_requested=stop.is_requested,
         own_folder=True,
         loads_checkpoint=False,
     )

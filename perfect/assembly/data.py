@@ -46,6 +46,12 @@ class Data:
     """The number of picture classes, or the size of a text's vocabulary."""
     datamodule: L.LightningDataModule | None = None
 
+    def fit_arguments(self) -> dict[str, Any]:
+        """Return what `Trainer.fit` is given of this data."""
+        if self.datamodule is not None:
+            return {"datamodule": self.datamodule}
+        return {"train_dataloaders": self.train, "val_dataloaders": self.holdout}
+
     def close(self) -> None:
         """Close the loaders. This is also needed after a run that Lightning did not tear down."""
         for loader in filter(None, (self.train, self.holdout, self.test)):

@@ -103,7 +103,9 @@ def build_trainer(
     if config.trainer.threads is not None:
         torch.set_num_threads(config.trainer.threads)
     finite = FiniteLoss()
-    saver = RunCheckpoint(out / "last.ckpt", config.checkpoint.every_steps, finite, berth.asked)
+    saver = RunCheckpoint(
+        out / "last.ckpt", config.checkpoint.every_steps, finite, berth.stop_requested
+    )
     strategy = berth.strategy(config)
     progress = RunProgress(switch, run_log, berth.console, own_folder=berth.own_folder)
     stalls = StallLog(switch, berth.clock)

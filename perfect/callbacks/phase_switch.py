@@ -39,10 +39,10 @@ from perfect.callbacks.train_loaders import (
     is_dealt,
     is_in_a_pass,
     latest_serves,
-    reread_loader,
     served_by_all,
 )
 from perfect.method.phases import Observation, Phase, PhaseError, PhasePolicy, PlateauRule
+from trainers.lightning_seams import forget_loader
 
 log = logging.getLogger(__name__)
 
@@ -141,11 +141,11 @@ class PhaseSwitch(L.Callback):
                 "a phase sets weight_decay, but no parameter group of the optimizer has one: give"
                 " weight_decay to the groups that should decay"
             )
-        self._go_on(trainer, pl_module)
+        self._begin_or_resume(trainer, pl_module)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._restored:  # Some strategies restore states only after on_fit_start.
-            self._go_on(trainer, pl_module)
+            self._begin_or_resume(trainer, pl_module)
         if not is_dealt(self._require_loader()):
             self.restored_loader = self._carrier.restore(trainer)
         if self._owes_end:
@@ -156,7 +156,7 @@ class PhaseSwitch(L.Callback):
         if not is_dealt(self._require_loader()):
             self._carrier.on_train_epoch_start(trainer, pl_module)
 
-    def _go_on(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def _begin_or_resume(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Begin the run, or go on with it as the loaded state says."""
         self._restored = False
         if self._saved_ema is not None:
@@ -218,7 +218,7 @@ class PhaseSwitch(L.Callback):
             trainer.val_check_interval = trainer.val_check_batch = max(2, round(every))
         if len(loader) != self._prepared_length:
             self._prepared_length = len(loader)
-            reread_loader(trainer)
+            forget_loader(trainer)  # the fit loop reads the length again before the next pass
 
     # ---- every step -----------------------------------------------------------------------------
 

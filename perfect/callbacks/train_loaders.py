@@ -17,7 +17,7 @@ from loaders.order.source_order import samples_per_rank
 from loaders.sharing.shared_view import SharedView
 from perfect.method.phases import PhaseError
 from trainers.elastic.peer.lane_shares import LaneShares
-from trainers.lightning_seams import data_source, forget_loader
+from trainers.lightning_seams import data_source
 
 TrainLoader = ReuseLoader | SharedView | LaneShares
 LoaderState = dict[str, Any]
@@ -51,11 +51,6 @@ def find_train_loader(trainer: L.Trainer) -> TrainLoader:
         )
     source.instance = loader
     return loader
-
-
-def reread_loader(trainer: L.Trainer) -> None:
-    """Make the fit loop read the loader's length again before the next pass."""
-    forget_loader(trainer)
 
 
 def batches_of_pass(loader: TrainLoader, batch_size: int, reuse: int) -> int:

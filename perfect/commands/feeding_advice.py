@@ -1,11 +1,16 @@
-"""What `perfect-train --check` says of reuse and its rivals: how much each way would decode, and
-which of them this machine has room for (perfect/method/feeding.py has the formula)."""
+"""Compares reuse with a cache and with a converted file for `perfect-train --check`: how much each
+would decode, and which of them this machine has room for.
+
+    a run of E epochs (serves / samples), P passes of decodes, a cache with a share f of the set
+
+    decodes, in passes:   plain E    reuse P    cache 1 + (E - 1)(1 - f)    both 1 + (P - 1)(1 - f)
+    a converted file      1, when it is made
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from offload.sizes import say_size
-from perfect.method.feeding import decodes, even_share
 
 IDLE = 0.05
 """A run that waits for less of its time than this is not made faster by fewer decodes."""
@@ -37,6 +42,30 @@ class Feeding:
         return min(1.0, nbytes / self.whole) if self.whole else 1.0
 
 
+def passes_of(phases: Sequence[tuple[float, int]]) -> float:
+    return sum(passes for passes, _ in phases)
+
+
+def epochs_of(phases: Sequence[tuple[float, int]]) -> float:
+    return sum(passes * reuse for passes, reuse in phases)
+
+
+def decodes_with_cache(passes: float, share: float) -> float:
+    """Return the decodes of so many passes, in passes, if the first one caches this share."""
+    first = min(1.0, passes)
+    return first + (passes - first) * (1 - share)
+
+
+def even_share(phases: Sequence[tuple[float, int]]) -> float:
+    """Return the share of the set from which on a cache without reuse decodes less than reuse
+    without a cache: 1 - (P - 1) / (E - 1). It is 0 where a run reuses nothing, and 1 where a run
+    ends before a cache is read."""
+    passes, epochs = passes_of(phases), epochs_of(phases)
+    if epochs == passes:
+        return 0.0
+    return min(1.0, (epochs - passes) / (epochs - 1)) if epochs > 1 else 1.0
+
+
 def feeding_lines(run: Feeding) -> Iterator[str]:
     """Yield what each way decodes, and then one piece of advice."""
 
@@ -44,8 +73,8 @@ def feeding_lines(run: Feeding) -> Iterator[str]:
         return f"{round(passes * run.samples):,}"
 
     here = run.share(run.cache_bytes)
-    plain, reuse = (decodes(way, run.phases, 0.0) for way in ("plain", "reuse"))
-    now = decodes("reuse and cache", run.phases, here)
+    plain, reuse = epochs_of(run.phases), passes_of(run.phases)
+    now = decodes_with_cache(reuse, here)
     yield (
         f"decodes: {count(plain)} without reuse or cache, {count(reuse)} with this reuse alone,"
         f" {count(min(1.0, plain))} with a cache or a converted file of all {say_size(run.whole)};"

@@ -8,7 +8,6 @@ step runs, and nothing is logged or saved. Phases with the same batch size share
 training. With `elastic:` a fit is started for every batch size, and stopped after its first lane.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,12 +59,9 @@ def plan_phases(
     trainer.callbacks.append(planner)  # pyright: ignore[reportAttributeAccessIssue]
     trainer.loggers = [DummyLogger()]
     try:
-        if data.datamodule is not None:
-            trainer.fit(module, datamodule=data.datamodule)
-        else:
-            trainer.fit(module, data.train, data.holdout)
+        trainer.fit(module, **data.fit_arguments())
     except _PlansMade:
-        return planner.found
+        return planner.plans
     finally:
         data.close()
     raise AssertionError("the fit ended before its first batch")
@@ -74,7 +70,7 @@ def plan_phases(
 class _Planner(L.Callback):
     def __init__(self, switch: PhaseSwitch, batch_size: int) -> None:
         """`batch_size` is that of phases that do not set one."""
-        self.found: list[PhasePlan] = []
+        self.plans: list[PhasePlan] = []
         self._switch = switch
         self._batch_size = batch_size
 
@@ -90,11 +86,9 @@ class _Planner(L.Callback):
             if wanted != loader.batch_size:
                 loader.set_reuse(1, batch_size=wanted)
                 batch = _to_device(trainer, next(iter(loader)))
-            self._add(phases, wanted, strategy.plan_for(batch, batch_idx))
+            plan = strategy.plan_for(batch, batch_idx)
+            self.plans.append(PhasePlan(tuple(phases), wanted, plan))
         raise _PlansMade
-
-    def _add(self, phases: Sequence[str], batch_size: int, plan: Plan | None) -> None:
-        self.found.append(PhasePlan(tuple(phases), batch_size, plan))
 
 
 def _to_device(trainer: L.Trainer, batch: Any) -> Any:
@@ -130,10 +124,7 @@ def _plan(config: RunConfig, phases: tuple[str, ...], out: Path, console: Consol
         trainer = build_trainer(config, out, switch, RunLog(out), berth_alone(console), data)
         trainer.loggers = [DummyLogger()]
         with watched(trainer):
-            if data.datamodule is not None:
-                trainer.fit(module, datamodule=data.datamodule)
-            else:
-                trainer.fit(module, data.train, data.holdout)
+            trainer.fit(module, **data.fit_arguments())
     except LanePlanned as planned:
         micro = config.loader.batch_size // config.elastic.lanes
         return PhasePlan(phases, micro, planned.plan)

@@ -92,12 +92,7 @@ def _train(config: RunConfig, berth: Berth, scratch: Path) -> tuple[L.LightningM
         trainer = build_trainer(config, scratch, switch, log, berth, data)
         if not isinstance(config.switch, PlateauSwitch):
             trainer.limit_val_batches = 0  # Only a plateau depends on what validation sees.
-        loaders: dict[str, Any] = (
-            {"datamodule": data.datamodule}
-            if data.datamodule is not None
-            else {"train_dataloaders": data.train, "val_dataloaders": data.holdout}
-        )
-        trainer.fit(module, **loaders)
+        trainer.fit(module, **data.fit_arguments())
         with switch.averaged(module):
             state = {name: value.clone() for name, value in module.state_dict().items()}
         module.load_state_dict(state)

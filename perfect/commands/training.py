@@ -44,20 +44,20 @@ from trainers.read_checkpoint import CheckpointRefused, going_on_from
 
 log = logging.getLogger(__name__)
 
-MOST_RETURNS = 20
-"""So often an expelled peer joins again."""
+MAX_REJOINS = 20
+"""Maximum rejoin attempts of an expelled peer."""
 
 
 def train_as_peer(
     config: RunConfig, folder: RunFolder, console: Console, join: str, name: str
 ) -> int:
-    """Train with a swarm to the end of the run. A peer that is expelled comes again."""
-    for _ in range(MOST_RETURNS):
+    """Train with a swarm to the end of the run. A peer that is expelled joins again."""
+    for _ in range(MAX_REJOINS):
         try:
             return train(config, folder, berth_in_swarm(console, folder, join, name))
         except Expelled as error:
-            _say(console, f"expelled: {error}; this peer joins again")
-    _say(console, f"this peer was expelled {MOST_RETURNS} times, and gives up", style="red")
+            _print_plain(console, f"expelled: {error}; this peer joins again")
+    _print_plain(console, f"this peer was expelled {MAX_REJOINS} times, and gives up", style="red")
     return 1
 
 
@@ -74,22 +74,22 @@ def train(config: RunConfig, folder: RunFolder, berth: Berth) -> int:
         console.print(f"{error}; the same command resumes it", highlight=False)
         return 130
     except (KeyboardInterrupt, SystemExit):  # Lightning turns the former into the latter
-        _say(console, f"stopped at once; {_how_to_continue(folder)}")
+        _print_plain(console, f"stopped at once; {_how_to_continue(folder)}")
         return 130
     except OffloadError as error:
         show_traceback()
-        _say(errors, str(error), style="red")
+        _print_plain(errors, str(error), style="red")
         if isinstance(error, DeviceLost):
-            _say(errors, _how_to_continue(folder))
+            _print_plain(errors, _how_to_continue(folder))
         return 1
     except NotSaved as error:
-        _say(errors, f"{error}; {_how_to_continue(folder)}", style="red")
+        _print_plain(errors, f"{error}; {_how_to_continue(folder)}", style="red")
         return 1
     except Expelled:
         raise
     except (LossNotFinite, CheckpointRefused, LoaderError, PhaseError, ElasticError) as error:
         show_traceback()
-        _say(errors, "; ".join([str(error), *getattr(error, "__notes__", [])]), style="red")
+        _print_plain(errors, "; ".join([str(error), *getattr(error, "__notes__", [])]), style="red")
         return 1
     return 0
 
@@ -102,7 +102,7 @@ def _how_to_continue(folder: RunFolder) -> str:
     return f"the same command resumes from the last checkpoint: {folder.checkpoint}, step {step}"
 
 
-def _say(console: Console, text: str, style: str | None = None) -> None:
+def _print_plain(console: Console, text: str, style: str | None = None) -> None:
     console.print(text, style=style, highlight=False, markup=False)
 
 
@@ -120,9 +120,9 @@ def train_run(config: RunConfig, folder: RunFolder, berth: Berth) -> None:
     trainer = build_trainer(config, folder.path, switch, run_log, berth, data)
     resumed_step = folder.checkpoint_step() if berth.loads_checkpoint else None
     ckpt = None if resumed_step is None else folder.checkpoint
-    while_here = ExitStack()
+    stack = ExitStack()
     try:
-        _take(folder, while_here)
+        _hold_folder(folder, stack)
         if resumed_step is not None:
             run_log.resume(resumed_step)
             said = f"resuming {folder.path} after step {resumed_step}"
@@ -137,20 +137,15 @@ def train_run(config: RunConfig, folder: RunFolder, berth: Berth) -> None:
         )
         folder.write(run)
     except OSError as error:
-        while_here.close()
+        stack.close()
         raise FolderError(
             f"{folder.path} cannot be written ({error}): free some space, or give another --out"
         ) from error
     status = "failed"
     try:
-        loaders: dict[str, Any] = (
-            {"datamodule": data.datamodule}
-            if data.datamodule is not None
-            else {
-                "train_dataloaders": berth.train_loader(data.train),
-                "val_dataloaders": data.holdout,
-            }
-        )
+        loaders = data.fit_arguments()
+        if data.datamodule is None:
+            loaders["train_dataloaders"] = berth.train_loader(data.train)
         in_swarm = config.elastic is not None
         apart = gloo_apart(folder.path / "stderr.log") if in_swarm else nullcontext()
         log.info("training begins: the first batch is decoded")
@@ -188,12 +183,12 @@ def train_run(config: RunConfig, folder: RunFolder, berth: Berth) -> None:
         unwritten = _write_results(folder, run | {"status": status})
         _report(folder, run, trainer, berth.console)
         data.close()
-        while_here.close()
+        stack.close()
     if unwritten:
         raise NotSaved(unwritten)
 
 
-def _take(folder: RunFolder, stack: ExitStack) -> None:
+def _hold_folder(folder: RunFolder, stack: ExitStack) -> None:
     """Make the folder this process's until the stack is closed. Other ranks share that one."""
     folder.path.mkdir(parents=True, exist_ok=True)
     if getattr(rank_zero_only, "rank", 0):

@@ -73,11 +73,11 @@ def equal_steps(points: Sequence[Point]) -> list[list[Point]]:
     does every new one."""
     groups: dict[str, list[Point]] = {}
     for point in points:
-        groups.setdefault(repr(_seen(point.config)), []).append(point)
+        groups.setdefault(repr(_plan_relevant(point.config)), []).append(point)
     return [*groups.values()]
 
 
-def _seen(config: RunConfig) -> dict[str, Any]:
+def _plan_relevant(config: RunConfig) -> dict[str, Any]:
     """Return the configuration without what changes no plan. An optimizer reads its learning rate
     at every step, and a schedule only writes it. A seed draws other numbers of the same shapes,
     unless batches have several shapes or a class of the user's own makes something of it."""

@@ -8,7 +8,6 @@ jobs/NAME/      the folder of a run             jobs/NAME/output.txt  what it sa
 """
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from perfect.config.grid import Grid
 from perfect.config.yaml_reader import read_dump
 from perfect.errors import ConfigError, FolderError
 from perfect.runs.folder import differences, is_folder
+from perfect.runs.record import write_whole
 
 HOW = ("devices", "budget", "host_budget", "quantum", "hours")
 """These keys of `fleet` change no job's results, so a grid may be resumed with other ones."""
@@ -43,7 +43,7 @@ class GridFolder:
             )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            _write(self.grid, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
+            write_whole(self.grid, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
         except OSError as error:
             raise FolderError(
                 f"{self.path} cannot be written ({error}): free some space, or give another --out"
@@ -64,13 +64,7 @@ class GridFolder:
 
     def write(self, results: Mapping[str, Any]) -> None:
         """Write grid.json, whole or not at all."""
-        _write(self.results, json.dumps(results, indent=1) + "\n")
-
-
-def _write(path: Path, text: str) -> None:
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
+        write_whole(self.results, json.dumps(results, indent=1) + "\n")
 
 
 def _what(plain: Any) -> Any:

@@ -90,10 +90,10 @@ def run_grid(grid: Grid, out: Path, console: Console) -> int:
     widen(console)
     folder = GridFolder(out)
     folder.open(grid)
-    hushed = not log.isEnabledFor(logging.WARNING)  # perfect-train -q
+    is_quiet = not log.isEnabledFor(logging.WARNING)  # perfect-train -q
     with held(out), ExitStack() as stack:
         timeline = Timeline(folder.timeline)
-        shown = Console(quiet=True, force_terminal=False) if hushed else console
+        shown = Console(quiet=True, force_terminal=False) if is_quiet else console
         board = Board(shown, grid.fleet.metric)
 
         def watch(state: FleetState, event: Event) -> None:
@@ -103,24 +103,26 @@ def run_grid(grid: Grid, out: Path, console: Console) -> int:
         fleet = build_fleet(grid, out, watch, grid.points)
         status, code = "failed", 1
         try:
-            for part in (_terminated(), _warnings_logged(), timeline, board):
+            for part in (_sigterm_as_ctrl_c(), _warnings_logged(), timeline, board):
                 stack.enter_context(part)
             result = fit_of(grid, fleet)()
             status, code = "completed", 0
             if left := result.unfinished:
                 status, again = "out of time", "the same command goes on for as long again"
-                _say(console, f"the time is over: {said_left(left, out)}: {again}")
+                _print_line(console, f"the time is over: {said_left(left, out)}: {again}")
         except KeyboardInterrupt as error:
             status, code = "interrupted", 130
             said = str(error) or f"stopped at once; the same command goes on in {out}"
-            _say(console, said)
+            _print_line(console, said)
         finally:
             stack.close()
-            _records(grid, folder, fleet, status, console)
+            _write_records(grid, folder, fleet, status, console)
     return code or exit_code(fleet.result())
 
 
-def _records(grid: Grid, folder: GridFolder, fleet: Fleet, status: str, console: Console) -> None:
+def _write_records(
+    grid: Grid, folder: GridFolder, fleet: Fleet, status: str, console: Console
+) -> None:
     """Write grid.json and the report, and say what is in them."""
     result = fleet.result()
     if not result.jobs:
@@ -128,22 +130,22 @@ def _records(grid: Grid, folder: GridFolder, fleet: Fleet, status: str, console:
     results = grid_results(grid, folder.path, result, status)
     console.print(result_table(results, runs_of(folder.path, results)))
     for failure in failures(result):
-        _say(console, failure, style="red")
+        _print_line(console, failure, style="red")
     try:
         folder.write(results)
         write_fleet_page(folder.path)
     except (RunError, OSError) as error:  # it must not hide the error that ended the fleet
-        _say(console, f"the results could not be written: {error}")
+        _print_line(console, f"the results could not be written: {error}")
         return
-    _say(console, f"report: {folder.report}")
+    _print_line(console, f"report: {folder.report}")
 
 
-def _say(console: Console, text: str, style: str = "") -> None:
+def _print_line(console: Console, text: str, style: str = "") -> None:
     console.print(Text(text, style=style), soft_wrap=True)
 
 
 @contextmanager
-def _terminated() -> Iterator[None]:
+def _sigterm_as_ctrl_c() -> Iterator[None]:
     """SIGTERM is Ctrl-C in this block."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,6 +1,6 @@
 """The page of a run, and the parts of a comparison: one HTML file without scripts or downloads.
 
-    metrics.csv -> metrics  |  run.json -> results  -> words, page, panels, story, plots -> report
+    metrics.csv -> metrics  |  run.json -> results  -> run_phases, plots, page -> report
                                                     -> measures, curves        -> perfect.compare
 
 Nothing here imports torch or Lightning, so a report can be made on a machine without them.

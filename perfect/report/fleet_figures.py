@@ -13,12 +13,11 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, NullFormatter
 from numpy.typing import NDArray
 
 from perfect.report.curves import COLOURS, DASHES, line_style
-from perfect.report.fleet_record import FleetRecord, JobRecord, Spell
+from perfect.report.fleet_record import FleetRecord, JobRecord, JobSpan
 from perfect.report.panels import (
     BLUE,
     INK,
@@ -30,12 +29,13 @@ from perfect.report.panels import (
     WIDTH,
     draw_line,
     panels,
+    put_legend,
     put_title,
     to_svg,
 )
 from perfect.report.words import duration
 
-DOES: Mapping[str, tuple[str, str]] = MappingProxyType(
+PHASE_STYLES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "running": ("trains", BLUE),
         "starting": ("is built and planned", "#8d99a6"),
@@ -47,12 +47,12 @@ DOES: Mapping[str, tuple[str, str]] = MappingProxyType(
     }
 )
 """What a job does in each phase, and its colour, from the bottom of a row to its top."""
-WORKS = ("running", "starting", "leaving")
+ON_DEVICE = ("running", "starting", "leaving")
 """In these phases a job has its device to itself."""
-TOLD_APART = len(COLOURS) * len(DASHES)
+MOST_LINE_STYLES = len(COLOURS) * len(DASHES)
 BINS = 160
 MOST_ROWS = 60
-BETWEEN_TICKS = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400)
+TICK_STEPS = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400)
 """Seconds that are round numbers of some unit."""
 LABELS, ROW, TOP, BOTTOM = 2.35, 0.24, 0.36, 0.44
 """These widths and heights are in inches."""
@@ -73,7 +73,7 @@ def metric_figure(fleet: FleetRecord) -> str | None:
     with panels([3.0], columns=2) as (figure, axes):
         # The best job comes last, and lies above the others.
         for number, job, steps, seconds in reversed(curves):
-            colour, dashes = line_style(number) if number < TOLD_APART else (RULE, ())
+            colour, dashes = line_style(number) if number < MOST_LINE_STYLES else (RULE, ())
             for panel, (x, y) in zip(axes, (steps, seconds), strict=True):
                 draw_line(panel, x, y, colour, dots=False, dashes=dashes)
                 mark = "X" if job.state == "stopped" else "o"
@@ -111,46 +111,42 @@ def rungs(fleet: Mapping[str, object], end: float) -> list[int]:
 def timeline_figure(fleet: FleetRecord) -> str | None:
     """Draw a row for each device, and one for each job, over the seconds of the run."""
     end = fleet.seconds
-    jobs = [job for job in fleet.jobs if job.spells][:MOST_ROWS]
+    jobs = [job for job in fleet.jobs if job.spans][:MOST_ROWS]
     if not jobs or not end:
         return None
-    rows = [(f"device {d}", _of_device(fleet.jobs, d), True) for d in fleet.devices]
-    rows += [(job.name, job.spells, False) for job in jobs]
+    rows = [(f"device {d}", _spans_on_device(fleet.jobs, d), True) for d in fleet.devices]
+    rows += [(job.name, job.spans, False) for job in jobs]
     height = TOP + ROW * len(rows) + BOTTOM
     width = WIDTH - LABELS - MARGIN_RIGHT
     with matplotlib.rc_context(dict(STYLE)):
         figure = Figure(figsize=(WIDTH, height))
         box = (LABELS / WIDTH, BOTTOM / height, width / WIDTH, ROW * len(rows) / height)
         axes = figure.add_axes(box)
-        for number, (label, spells, is_device) in enumerate(rows):
-            _row(axes, len(rows) - 1 - number, label, shares(spells, end), end, is_device)
+        for number, (label, spans, is_device) in enumerate(rows):
+            _row(axes, len(rows) - 1 - number, label, shares(spans, end), end, is_device)
         axes.set_xlim(0, end)
         axes.set_ylim(0, len(rows))
         axes.set_yticks([])
         axes.grid(visible=False)
         axes.spines["left"].set_visible(False)
-        every = next((s for s in BETWEEN_TICKS if end <= 8 * s), end / 8)
+        every = next((s for s in TICK_STEPS if end <= 8 * s), end / 8)
         axes.set_xticks(np.arange(0, 0.97 * end, every))  # no label beyond the figure's edge
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: duration(x)))
         for second in fleet.restarts:
             axes.axvline(second, color=INK, linewidth=0.9, dashes=(3, 2))
-        seen = {spell.phase for _, spells, _ in rows for spell in spells}
-        handles = [Patch(color=c, label=name) for p, (name, c) in DOES.items() if p in seen]
-        figure.legend(
-            handles=handles, loc="upper left", bbox_to_anchor=(0, 1 - 0.03 / height), frameon=False,
-            ncols=len(handles), borderaxespad=0, borderpad=0, handlelength=1.0, handleheight=0.9,
-            columnspacing=1.4, labelcolor=INK, fontsize=8.5,
-        )  # fmt: skip
+        seen = {span.phase for _, spans, _ in rows for span in spans}
+        entries = [entry for phase, entry in PHASE_STYLES.items() if phase in seen]
+        put_legend(figure, entries, height, gap=1.4)
         return to_svg(figure, "What every device and every job did, over the seconds of the run")
 
 
-def _of_device(jobs: Sequence[JobRecord], device: int) -> list[Spell]:
+def _spans_on_device(jobs: Sequence[JobRecord], device: int) -> list[JobSpan]:
     """Return what jobs did that had this device to themselves."""
     return [
-        spell
+        span
         for job in jobs
-        for spell in job.spells
-        if spell.device == device and spell.phase in WORKS
+        for span in job.spans
+        if span.device == device and span.phase in ON_DEVICE
     ]
 
 
@@ -164,7 +160,7 @@ def _row(
 ) -> None:
     edges = np.linspace(0, end, BINS + 1)
     bottom = np.full(BINS, low + 0.12)
-    for phase, (_, colour) in DOES.items():
+    for phase, (_, colour) in PHASE_STYLES.items():
         if phase not in found:
             continue
         top = bottom + 0.76 * found[phase]
@@ -181,13 +177,13 @@ def _row(
     )  # fmt: skip
 
 
-def shares(spells: Sequence[Spell], end: float) -> dict[str, NDArray[np.float64]]:
+def shares(spans: Sequence[JobSpan], end: float) -> dict[str, NDArray[np.float64]]:
     """Return for each phase its share of each of BINS equal stretches of the time up to `end`. So
     thousands of turns are drawn by a few points."""
     found: dict[str, NDArray[np.float64]] = {}
     edges = np.linspace(0, end, BINS + 1)
-    for spell in spells:
-        overlap = np.minimum(edges[1:], spell.end) - np.maximum(edges[:-1], spell.begin)
+    for span in spans:
+        overlap = np.minimum(edges[1:], span.end) - np.maximum(edges[:-1], span.begin)
         share = np.clip(overlap, 0, None) * BINS / end
-        found[spell.phase] = found.get(spell.phase, np.zeros(BINS)) + share
+        found[span.phase] = found.get(span.phase, np.zeros(BINS)) + share
     return found

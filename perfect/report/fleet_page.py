@@ -13,7 +13,13 @@ from urllib.parse import quote
 
 from perfect.report import words
 from perfect.report.curves import KEY_CSS, line_key
-from perfect.report.fleet_figures import DOES, TOLD_APART, WORKS, metric_figure, timeline_figure
+from perfect.report.fleet_figures import (
+    MOST_LINE_STYLES,
+    ON_DEVICE,
+    PHASE_STYLES,
+    metric_figure,
+    timeline_figure,
+)
 from perfect.report.fleet_record import STATES, FleetRecord, JobRecord, read_fleet
 from perfect.report.page import Html, note, page, plot, section, table
 from perfect.report.words import DASH, count, duration, legible, percent
@@ -136,7 +142,7 @@ def _jobs(fleet: FleetRecord) -> str:
 
 
 def _name(number: int, job: JobRecord) -> Html:
-    line, name = line_key(number, "") if number < TOLD_APART else "", _breakable(job.name)
+    line, name = line_key(number, "") if number < MOST_LINE_STYLES else "", _breakable(job.name)
     if job.run is not None:
         name = f"<a href='{quote(job.folder)}/report.html'>{name}</a>"
     return Html(f"<span class=job>{line}{name}</span>")
@@ -159,24 +165,24 @@ def _curves_caption(fleet: FleetRecord) -> str:
 
 def _waits(fleet: FleetRecord) -> str | None:
     """Return the seconds that each job spent in each phase."""
-    jobs = [job for job in fleet.jobs if job.spells]
-    seen = {spell.phase for job in jobs for spell in job.spells}
-    phases = [phase for phase in DOES if phase in seen]
+    jobs = [job for job in fleet.jobs if job.spans]
+    seen = {span.phase for job in jobs for span in job.spans}
+    phases = [phase for phase in PHASE_STYLES if phase in seen]
     if not jobs:
         return None
 
     def line(name: object, of: Sequence[JobRecord]) -> list[object]:
         spent = [
-            sum(s.end - s.begin for job in of for s in job.spells if s.phase == phase)
+            sum(s.end - s.begin for job in of for s in job.spans if s.phase == phase)
             for phase in phases
         ]
         return [name, *(words.seconds(seconds) if seconds else DASH for seconds in spent)]
 
-    works = sum(s.end - s.begin for job in jobs for s in job.spells if s.phase in WORKS)
+    works = sum(s.end - s.begin for job in jobs for s in job.spans if s.phase in ON_DEVICE)
     whole = fleet.seconds * len(fleet.devices)
     busy = percent(works / whole) if whole else DASH
     return table(
-        ("", *(DOES[phase][0].capitalize() for phase in phases)),
+        ("", *(PHASE_STYLES[phase][0].capitalize() for phase in phases)),
         [
             *(line(Html(f"<span class=job>{_breakable(job.name)}</span>"), [job]) for job in jobs),
             line("All jobs", jobs),

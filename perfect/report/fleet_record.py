@@ -1,7 +1,7 @@
 """Reads the folder of a grid: what came of its jobs, and in which state each was, and when.
 
     FOLDER/grid.json      --checked--> FleetRecord.jobs, best first
-    FOLDER/timeline.jsonl -----------> JobRecord.spells
+    FOLDER/timeline.jsonl -----------> JobRecord.spans
     FOLDER/jobs/NAME/run.json, metrics.csv --> JobRecord.run
 
 Seconds are those in which the program ran: the time between a kill and the next start is left out.
@@ -24,12 +24,12 @@ from trainers.record_file import parse_object, whole_lines
 STATES = ("finished", "stopped", "failed")
 """A job in another state goes on when the same command is given again."""
 LATEST = 1e12
-"""No clock says more seconds."""
+"""The largest number of seconds that a clock can show."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Spell:
+class JobSpan:
     """A job was in a phase, from second `begin` to second `end`."""
 
     phase: str
@@ -55,7 +55,7 @@ class JobRecord:
     folder: str
     run: Run | None
     """None if it was never built."""
-    spells: tuple[Spell, ...]
+    spans: tuple[JobSpan, ...]
 
 
 @final
@@ -77,11 +77,11 @@ class FleetRecord:
 
     @property
     def seconds(self) -> float:
-        return max((spell.end for job in self.jobs for spell in job.spells), default=0.0)
+        return max((span.end for job in self.jobs for span in job.spans), default=0.0)
 
     @property
     def devices(self) -> tuple[int, ...]:
-        used = {spell.device for job in self.jobs for spell in job.spells}
+        used = {span.device for job in self.jobs for span in job.spans}
         return tuple(sorted(device for device in used if device is not None))
 
     @property
@@ -96,12 +96,12 @@ def read_fleet(folder: Path) -> FleetRecord:
     """Read the folder of a grid. Raise RunError if there is none in it."""
     path = folder / "grid.json"
     try:
-        told = read_record(path)
-        found = _known(FleetRecord, told, "it", "folder", "jobs", "restarts")
+        data = read_record(path)
+        found = _fields_of(FleetRecord, data, "it", "folder", "jobs", "restarts")
         FleetConfig.model_validate(found["fleet"])
-        spells, restarts = read_timeline(folder / "timeline.jsonl")
-        rows = typed({"jobs": tuple[dict, ...]}, told, "it")["jobs"]
-        jobs = tuple(_job(folder, row, spells) for row in rows)
+        spans, restarts = read_timeline(folder / "timeline.jsonl")
+        rows = typed({"jobs": tuple[dict, ...]}, data, "it")["jobs"]
+        jobs = tuple(_job(folder, row, spans) for row in rows)
         return FleetRecord(folder=folder, jobs=jobs, restarts=restarts, **found)
     except OSError as error:
         raise RunError(
@@ -112,56 +112,56 @@ def read_fleet(folder: Path) -> FleetRecord:
         raise RunError(f"{path} is damaged ({why}); run the same command again") from error
 
 
-def _known(kind: type, told: object, where: str, *others: str) -> dict[str, Any]:
-    """Return the fields of a record that a file tells, which are all but `others`."""
+def _fields_of(kind: type, data: object, where: str, *others: str) -> dict[str, Any]:
+    """Return the fields of a record that a file holds: all but `others`."""
     kinds = {name: part for name, part in get_type_hints(kind).items() if name not in others}
-    return {name: part for name, part in typed(kinds, told, where).items() if name in kinds}
+    return {name: part for name, part in typed(kinds, data, where).items() if name in kinds}
 
 
-def _job(folder: Path, told: object, spells: Mapping[str, Sequence[Spell]]) -> JobRecord:
-    row = _known(JobRecord, told, "a job", "run", "spells")
+def _job(folder: Path, data: object, spans: Mapping[str, Sequence[JobSpan]]) -> JobRecord:
+    row = _fields_of(JobRecord, data, "a job", "run", "spans")
     try:
         run = read_run(folder / row["folder"])
     except RunError:
         run = None
-    return JobRecord(**row, run=run, spells=tuple(spells.get(row["name"], ())))
+    return JobRecord(**row, run=run, spans=tuple(spans.get(row["name"], ())))
 
 
-def read_timeline(path: Path) -> tuple[dict[str, list[Spell]], tuple[float, ...]]:
-    """Return the spells of each job, and the seconds at which the program began again."""
-    spells: dict[str, list[Spell]] = defaultdict(list)
-    open_: dict[str, tuple[str, int | None, float]] = {}
+def read_timeline(path: Path) -> tuple[dict[str, list[JobSpan]], tuple[float, ...]]:
+    """Return the spans of each job, and the seconds at which the program began again."""
+    spans: dict[str, list[JobSpan]] = defaultdict(list)
+    running: dict[str, tuple[str, int | None, float]] = {}
     restarts: list[float] = []
     last: float | None = None
     lost = 0.0
 
     def close(job: str, end: float) -> None:
-        phase, device, begin = open_.pop(job)
+        phase, device, begin = running.pop(job)
         if end > begin:
-            spells[job].append(Spell(phase, device, begin, end))
+            spans[job].append(JobSpan(phase, device, begin, end))
 
     for row in _rows(path):
         at = row["at"]
         if row.get("program") == "begins":
             lost = at if last is None else lost + at - last
             now = at - lost
-            for job in list(open_):
+            for job in list(running):
                 close(job, now)  # a kill left them open
             if last is not None:
                 restarts.append(now)
         elif row.get("program") == "ends":
-            for job in list(open_):
+            for job in list(running):
                 close(job, at - lost)
         else:
             job = row["job"]
-            if job in open_:
+            if job in running:
                 close(job, at - lost)
             if row["phase"] not in STATES:
-                open_[job] = (row["phase"], row["device"], at - lost)
+                running[job] = (row["phase"], row["device"], at - lost)
         last = at
-    for job in list(open_):
+    for job in list(running):
         close(job, (last or 0.0) - lost)
-    return dict(spells), tuple(restarts)
+    return dict(spans), tuple(restarts)
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:

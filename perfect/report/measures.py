@@ -24,7 +24,13 @@ from perfect.report import words
 from perfect.report.results import Run
 from perfect.report.words import DASH, accuracy, count, passes, percent, seconds, size, times
 
-SOME = ("Transfer stall", "Step memory", "Memory budget", "Process memory", "GPU memory")
+OPTIONAL = (
+    "Transfer stall",
+    "Step memory",
+    "Memory budget",
+    "Process memory",
+    "GPU memory",
+)
 """These measures are shown if a run has them."""
 
 
@@ -95,11 +101,11 @@ def cells(runs: Sequence[Run], baseline: Run) -> list[tuple[str, list[tuple[str,
     return [
         (m.name, _cells(m, runs))
         for m in measures(baseline)
-        if m.name not in SOME or any(m.value(run) is not None for run in runs)
+        if m.name not in OPTIONAL or any(m.value(run) is not None for run in runs)
     ]
 
 
-def kept(runs: Sequence[Run], baseline: Run) -> list[dict[str, Any]]:
+def figures_as_numbers(runs: Sequence[Run], baseline: Run) -> list[dict[str, Any]]:
     """Return the same figures as numbers, and what each run ran on: for a program to read."""
     return [
         {

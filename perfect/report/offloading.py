@@ -15,7 +15,7 @@ from typing import Any
 
 from perfect.report.page import note, plot, section, table
 from perfect.report.results import Run
-from perfect.report.time_bars import PARTS, Time, time_bars
+from perfect.report.time_bars import PARTS, TimeShares, time_bars
 from perfect.report.words import DASH, brief, count, percent, seconds, size, times
 
 Row = Mapping[str, Any]  # Any: rows of run.json
@@ -27,9 +27,9 @@ def stalls_section(run: Run) -> str:
     found = run.table("offload")
     if not found:
         return ""
-    spent = [Time.of(row) for row in found.get("phases") or ()]
+    spent = [TimeShares.from_row(row) for row in found.get("phases") or ()]
     if len(spent) > 1:
-        spent.insert(0, Time.of(found, "whole run"))
+        spent.insert(0, TimeShares.from_row(found, "whole run"))
     if not found.get("runs"):
         trained = any(time.seconds for time in spent)
         told = (

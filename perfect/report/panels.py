@@ -99,16 +99,34 @@ def put_title(
 ) -> None:
     """Write title and key in one line above the panel, each key in its curve's colour."""
     lift = 19.0 if above_labels else 6.0
-    say(axes, 0.0, 1.0, text, (0, lift), fontweight="bold", va="bottom")
+    put_text(axes, 0.0, 1.0, text, (0, lift), fontweight="bold", va="bottom")
     # Keys are placed from the right, as their widths in a reader's font are not known here.
     right = 0.0
     for name, colour in reversed(keys):
         swatch = "" if name.startswith(("◆", "not")) else "— "
-        say(axes, 1.0, 1.0, swatch + name, (-right, lift), color=colour, ha="right", va="bottom")
+        put_text(
+            axes, 1.0, 1.0, swatch + name, (-right, lift), color=colour, ha="right", va="bottom"
+        )
         right += 5.1 * len(swatch + name) + 10
 
 
-def say(axes: Axes, x: float, y: float, text: str, offset: tuple[float, float], **how: Any) -> None:
+def put_legend(
+    figure: Figure, entries: Sequence[tuple[str, str]], height: float, gap: float
+) -> None:
+    """Write a line of (name, colour) above a figure of this height, in inches."""
+    from matplotlib.patches import Patch
+
+    figure.legend(
+        handles=[Patch(color=colour, label=name) for name, colour in entries], ncols=len(entries),
+        loc="upper left", bbox_to_anchor=(0, 1 - 0.03 / height), frameon=False, borderaxespad=0,
+        borderpad=0, handlelength=1.0, handleheight=0.9, columnspacing=gap, labelcolor=INK,
+        fontsize=8.5,
+    )  # fmt: skip
+
+
+def put_text(
+    axes: Axes, x: float, y: float, text: str, offset: tuple[float, float], **how: Any
+) -> None:
     """Write text at a place in fractions of the axes. A $ in a user's name stays a $."""
     axes.annotate(
         text, (x, y), xytext=offset, xycoords="axes fraction", textcoords="offset points",

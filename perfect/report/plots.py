@@ -5,8 +5,8 @@
                                 input_pipeline    served, decoded | stall      over seconds
     trace of the rule --------> plateau_trace     slopes and thresholds        over epochs
 
-The run's story (perfect/report/story.py) is drawn behind all but the last. A figure that would be
-empty is None. Training is orange and hold-out is blue everywhere.
+The run's phases (perfect/report/run_phases.py) are drawn behind all but the last. A figure that
+would be empty is None. Training is orange and hold-out is blue everywhere.
 """
 
 import math
@@ -30,11 +30,11 @@ from perfect.report.panels import (
     put_title,
     to_svg,
 )
-from perfect.report.story import Story
+from perfect.report.run_phases import RunPhases
 
 
 def learning_curves(
-    metrics: Metrics, story: Story, steps: float, test_accuracy: float | None = None
+    metrics: Metrics, run_phases: RunPhases, steps: float, test_accuracy: float | None = None
 ) -> str | None:
     """Draw accuracy above and loss below. `test_accuracy` (0 to 1) is a diamond at the last
     step."""
@@ -55,7 +55,7 @@ def learning_curves(
             put_title(axes[0], "Accuracy, %", keys, above_labels=True)
         if has_loss:
             _loss(axes[-1], metrics, loss, held_out, above_labels=not has_accuracy)
-        story.draw(axes, steps, mark_text=True)
+        run_phases.draw(axes, steps, mark_text=True)
         axes[-1].set_xlabel("optimizer step")
         return to_svg(figure, "Accuracy and loss over optimizer steps")
 
@@ -95,7 +95,7 @@ def _loss(
 def learning_rate(
     metrics: Metrics,
     phases: Sequence[Mapping[str, Any]],  # Any: rows of run.json
-    story: Story,
+    run_phases: RunPhases,
     steps: float,
 ) -> str | None:
     x, y = rate_curve(metrics, phases)
@@ -105,7 +105,7 @@ def learning_rate(
         draw_line(axes, x, y, GREEN, dots=False)
         axes.set_ylim(0, max(y.max() * 1.08, 1e-12))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
-        story.draw([axes], steps)
+        run_phases.draw([axes], steps)
         axes.set_xlabel("optimizer step")
         return to_svg(figure, "Learning rate over optimizer steps")
 
@@ -129,7 +129,7 @@ def rate_curve(
     return x[order], y[order]
 
 
-def input_pipeline(metrics: Metrics, story: Story) -> str | None:
+def input_pipeline(metrics: Metrics, run_phases: RunPhases) -> str | None:
     """Draw the samples decoded and served per second, and the share of time spent waiting for
     decodes."""
     seen = rates(metrics)
@@ -149,7 +149,7 @@ def input_pipeline(metrics: Metrics, story: Story) -> str | None:
         keys = [("served", BLUE), ("decoded", ORANGE)]
         put_title(axes[0], "Samples per second", keys, above_labels=True)
         put_title(axes[1], "Waiting for decoding, % of the time", [])
-        story.over_seconds(metrics).draw(axes, float(seen.seconds.max()))
+        run_phases.over_seconds(metrics).draw(axes, float(seen.seconds.max()))
         axes[1].set_xlabel("seconds since the run began")
         return to_svg(figure, "Samples decoded and served per second, and stall share")
 

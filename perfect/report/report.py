@@ -19,7 +19,7 @@ from perfect.report.offloading import memory_section, stalls_section, steps_sect
 from perfect.report.page import note, page, plot, section, table
 from perfect.report.plots import Slopes
 from perfect.report.results import Run, read_run
-from perfect.report.story import Story
+from perfect.report.run_phases import RunPhases
 from perfect.report.swarm_section import swarm_section
 from perfect.report.words import DASH, count, duration, fewer, passes, percent, size
 
@@ -27,21 +27,24 @@ from perfect.report.words import DASH, count, duration, fewer, passes, percent, 
 def write_report(run_dir: Path) -> Path:
     """Write report.html into a run folder. Raise RunError if the folder holds no run."""
     run = read_run(run_dir)
-    story = Story.of(run.rows("phases"), run.rows("switches"))
+    run_phases = RunPhases.from_rows(run.rows("phases"), run.rows("switches"))
     logged = run.metrics.columns.get("step", ())
-    steps = max([run.number("steps") or 0, *logged, *(span.end for span in story.spans)])
+    steps = max([run.number("steps") or 0, *logged, *(span.end for span in run_phases.spans)])
     tested = run.number("accuracy") if run.record.get("accuracy_on") == "test" else None
     parts = [
         _alerts(run),
         _key_figures(run),
         section(
             "Accuracy and loss",
-            plot(plots.learning_curves(run.metrics, story, steps, tested), _switches_caption(run))
+            plot(
+                plots.learning_curves(run.metrics, run_phases, steps, tested),
+                _switches_caption(run),
+            )
             or note("Neither accuracy nor loss was logged."),
         ),
         section(
             "Learning rate",
-            plot(plots.learning_rate(run.metrics, run.rows("phases"), story, steps))
+            plot(plots.learning_rate(run.metrics, run.rows("phases"), run_phases, steps))
             or note("No learning rate was logged."),
         ),
         swarm_section(run),
@@ -51,7 +54,7 @@ def write_report(run_dir: Path) -> Path:
         section(
             "Decode, serve, stall",
             plot(
-                plots.input_pipeline(run.metrics, story),
+                plots.input_pipeline(run.metrics, run_phases),
                 "The curves are means between rows of metrics.csv. Where more is served than"
                 " decoded, samples are reused. Both fall while the run validates.",
             )

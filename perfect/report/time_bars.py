@@ -17,9 +17,8 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
-from perfect.report.panels import BLUE, INK, MUTED, ORANGE, STYLE, WIDTH, to_svg
+from perfect.report.panels import BLUE, INK, MUTED, ORANGE, STYLE, WIDTH, put_legend, to_svg
 from perfect.report.words import duration, percent
 
 PARTS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
@@ -37,7 +36,7 @@ TOP, BAR, ROW = 0.34, 0.24, 0.52
 
 
 @dataclass(frozen=True, slots=True)
-class Time:
+class TimeShares:
     """The training time of a phase, or of a whole run."""
 
     name: str
@@ -46,7 +45,9 @@ class Time:
     """The seconds of each part, by the names of PARTS."""
 
     @classmethod
-    def of(cls, row: Mapping[str, Any], name: str = "") -> "Time":  # Any: a row of run.json
+    def from_row(
+        cls, row: Mapping[str, Any], name: str = ""
+    ) -> "TimeShares":  # Any: a row of run.json
         """Read a row. The rest is the time that no other part contains."""
         parts = {key: float(row.get(key) or 0.0) for key in PARTS if key != "rest"}
         seconds = max(float(row.get("seconds") or 0.0), sum(parts.values()))
@@ -57,15 +58,15 @@ class Time:
         return self.parts[part] / self.seconds if self.seconds else None
 
 
-def time_bars(times: Sequence[Time]) -> str | None:
+def time_bars(times: Sequence[TimeShares]) -> str | None:
     times = [time for time in times if time.seconds]
     if not times:
         return None
     with matplotlib.rc_context(dict(STYLE)):
-        return to_svg(figure_of(times), "Where the time of training went")
+        return to_svg(draw_bars(times), "Where the time of training went")
 
 
-def figure_of(times: Sequence[Time]) -> Figure:
+def draw_bars(times: Sequence[TimeShares]) -> Figure:
     """Draw a figure that is as wide as the text, unlike figures with axes."""
     height = TOP + ROW * len(times)
     figure = Figure(figsize=(WIDTH, height))
@@ -75,16 +76,12 @@ def figure_of(times: Sequence[Time]) -> Figure:
     axes.set_xlim(0, 1)
     axes.set_ylim(0, len(times))
     axes.set_axis_off()
-    handles = [Patch(color=colour, label=name) for name, colour, _ in PARTS.values()]
-    figure.legend(
-        handles=handles, loc="upper left", bbox_to_anchor=(0, 1 - 0.03 / height), frameon=False,
-        ncols=len(handles), borderaxespad=0, borderpad=0, handlelength=1.0, handleheight=0.9,
-        columnspacing=1.8, labelcolor=INK,
-    )  # fmt: skip
+    entries = [(name, colour) for name, colour, _ in PARTS.values()]
+    put_legend(figure, entries, height, gap=1.8)
     return figure
 
 
-def _bar(axes: Axes, low: float, time: Time) -> None:
+def _bar(axes: Axes, low: float, time: TimeShares) -> None:
     height = BAR / ROW
     left = 0.0
     for part, (_, colour, ink) in PARTS.items():

@@ -10,7 +10,6 @@ memory-N.svg a picture of a plan of an offloading run
 elastic/     the log of a peer of a swarm
 """
 
-import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +21,7 @@ from perfect.config.elastic_schema import OF_A_NODE
 from perfect.config.yaml_reader import read_dump, shown
 from perfect.errors import ConfigError, FolderError
 from perfect.report.results import read_record
-from perfect.runs.record import write_run
+from perfect.runs.record import write_run, write_whole
 from trainers.read_checkpoint import CheckpointRefused, read_checkpoint
 
 HOW = ("offload",)
@@ -70,9 +69,7 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
         if not self.config.exists() or self.config.read_text("utf-8") != text:
-            part = self.config.with_suffix(".part")
-            part.write_text(text, encoding="utf-8")
-            os.replace(part, self.config)  # a kill must not leave half a file: it would be refused
+            write_whole(self.config, text)
 
     def checkpoint_step(self) -> int | None:
         """Return the optimizer steps of the newest checkpoint, or None if there is none."""

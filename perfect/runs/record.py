@@ -145,9 +145,13 @@ class RunLog(Logger):
 
 
 def write_run(path: Path, run: dict[str, Any]) -> None:
-    """Write run.json, whole or not at all."""
+    write_whole(path, json.dumps(_plain(run), indent=1, allow_nan=False) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all: a kill must not leave half a file."""
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(_plain(run), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    part.write_text(text, encoding="utf-8")
     os.replace(part, path)
 
 

@@ -15,15 +15,15 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopSignal(L.Callback):
-    """Receives signals. RunCheckpoint calls `asked()` after each batch."""
+    """Receives signals. RunCheckpoint calls `is_requested()` after each batch."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._asked = False
+        self._requested = False
         self._before: list[Any] = []
 
-    def asked(self) -> bool:
-        return self._asked
+    def is_requested(self) -> bool:
+        return self._requested
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # Lightning installs its own SIGTERM handler when fit() begins, so ours comes after it.
@@ -43,7 +43,7 @@ class StopSignal(L.Callback):
         self._before = []
 
     def _receive(self, _number: int, _frame: FrameType | None) -> None:
-        if self._asked:
+        if self._requested:
             raise KeyboardInterrupt
-        self._asked = True
+        self._requested = True
         self._console.print("stopping after a checkpoint (press Ctrl-C again to stop at once)")

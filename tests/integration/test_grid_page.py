@@ -11,7 +11,7 @@ import pytest
 from perfect.errors import RunError
 from perfect.report.fleet_figures import BINS, metric_figure, rungs, shares, timeline_figure
 from perfect.report.fleet_page import write_fleet_page
-from perfect.report.fleet_record import Spell, read_fleet, read_timeline
+from perfect.report.fleet_record import JobSpan, read_fleet, read_timeline
 
 RUN = {"status": "completed", "perplexity": 90.0, "perplexity_on": "test"}
 RESULTS = {
@@ -67,15 +67,15 @@ TWO = [
 
 def test_a_job_is_in_one_phase_until_it_is_in_another(tmp_path: Path) -> None:
     make(tmp_path, [], TWO)
-    spells, restarts = read_timeline(tmp_path / "timeline.jsonl")
-    assert spells["a"] == [
-        Spell("starting", 0, 0, 2),
-        Spell("ready", 0, 2, 3),
-        Spell("running", 0, 3, 7),
-        Spell("at_rung", 0, 7, 9),
-        Spell("running", 0, 9, 10),
+    spans, restarts = read_timeline(tmp_path / "timeline.jsonl")
+    assert spans["a"] == [
+        JobSpan("starting", 0, 0, 2),
+        JobSpan("ready", 0, 2, 3),
+        JobSpan("running", 0, 3, 7),
+        JobSpan("at_rung", 0, 7, 9),
+        JobSpan("running", 0, 9, 10),
     ]
-    assert [s.phase for s in spells["b"]] == ["waiting", "starting", "ready", "running"]
+    assert [s.phase for s in spans["b"]] == ["waiting", "starting", "ready", "running"]
     assert restarts == ()
 
 
@@ -92,11 +92,11 @@ def test_the_time_between_a_kill_and_the_next_start_belongs_to_nobody(tmp_path: 
     make(tmp_path, [], killed)
     with (tmp_path / "timeline.jsonl").open("a") as file:
         file.write('{"at": 50')  # cut short by another kill
-    spells, restarts = read_timeline(tmp_path / "timeline.jsonl")
-    assert spells["a"] == [
-        Spell("running", 0, 0, 4),
-        Spell("ready", 0, 4, 7),
-        Spell("running", 0, 7, 9),
+    spans, restarts = read_timeline(tmp_path / "timeline.jsonl")
+    assert spans["a"] == [
+        JobSpan("running", 0, 0, 4),
+        JobSpan("ready", 0, 4, 7),
+        JobSpan("running", 0, 7, 9),
     ]
     assert restarts == (4,)
 
@@ -111,9 +111,9 @@ def test_lines_that_no_program_of_ours_wrote_are_left_out(tmp_path: Path) -> Non
     with (tmp_path / "timeline.jsonl").open("ab") as file:
         file.write(b"\xff\n" + b"[" * 99_999 + b"\n" + b"9" * 5000 + b"\n")
         file.write("".join(json.dumps(line) + "\n" for line in [*strange, *TWO[1:]]).encode())
-    spells, restarts = read_timeline(tmp_path / "timeline.jsonl")
+    spans, restarts = read_timeline(tmp_path / "timeline.jsonl")
     (tmp_path / "timeline.jsonl").write_text("".join(json.dumps(line) + "\n" for line in TWO))
-    assert (spells, restarts) == read_timeline(tmp_path / "timeline.jsonl")
+    assert (spans, restarts) == read_timeline(tmp_path / "timeline.jsonl")
 
 
 NASTY = "</svg><script>'\"$_{\\x1b[2J" + "x" * 250
@@ -133,8 +133,8 @@ def test_what_a_user_wrote_is_text_and_never_markup(folder: str, tmp_path: Path)
 
 
 def test_shares_of_stretches_of_time_add_up_to_all_of_it() -> None:
-    spells = [Spell("running", 0, 0, 3), Spell("ready", 0, 3, 10), Spell("running", 0, 10, 12)]
-    found = shares(spells, 12)
+    spans = [JobSpan("running", 0, 0, 3), JobSpan("ready", 0, 3, 10), JobSpan("running", 0, 10, 12)]
+    found = shares(spans, 12)
     assert {phase: len(share) for phase, share in found.items()} == {"running": BINS, "ready": BINS}
     np.testing.assert_allclose(found["running"] + found["ready"], 1)
     np.testing.assert_allclose(found["running"].sum() * 12 / BINS, 5)

@@ -13,7 +13,7 @@ from perfect.report.metrics import Metrics, read_metrics
 from perfect.report.plots import rate_curve
 from perfect.report.report import summary, write_report
 from perfect.report.results import read_run
-from perfect.report.story import PhaseSpan, Story
+from perfect.report.run_phases import PhaseSpan, RunPhases
 
 RUN: dict[str, Any] = {
     "status": "completed", "name": "small", "seed": 3, "accuracy": 0.9123, "accuracy_on": "test",
@@ -193,8 +193,8 @@ def test_a_phase_too_narrow_for_its_name_is_labelled_by_its_reuse(tmp_path: Path
 
 def test_phases_on_an_axis_of_seconds_begin_when_their_first_step_did(tmp_path: Path) -> None:
     metrics = read_metrics(make_run(tmp_path) / "metrics.csv")
-    story = Story([PhaseSpan("pretrain", 3, 100, 450)]).over_seconds(metrics)
-    assert (story.spans[0].start, story.spans[0].end) == (10, 25)
+    run_phases = RunPhases([PhaseSpan("pretrain", 3, 100, 450)]).over_seconds(metrics)
+    assert (run_phases.spans[0].start, run_phases.spans[0].end) == (10, 25)
 
 
 def test_the_plateau_rule_is_drawn_with_the_thresholds_of_the_configuration(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from perfect.errors import RunError
 from perfect.report.offloading import prediction
 from perfect.report.report import summary, write_report
 from perfect.report.results import read_run
-from perfect.report.time_bars import Time
+from perfect.report.time_bars import TimeShares
 from perfect.report.words import DASH, TIMES, brief, size
 
 PLAN: dict[str, Any] = {
@@ -129,7 +129,9 @@ def test_the_bars_are_as_wide_as_the_shares_say(tmp_path: Path) -> None:
 
 
 def test_a_clock_that_counts_less_than_its_parts_leaves_no_rest() -> None:
-    time = Time.of({"name": "p", "seconds": 5.0, "compute_seconds": 4.0, "transfer_seconds": 2.0})
+    time = TimeShares.from_row(
+        {"name": "p", "seconds": 5.0, "compute_seconds": 4.0, "transfer_seconds": 2.0}
+    )
     assert (time.seconds, time.parts["rest"]) == (6.0, 0.0)
     assert time.share("compute_seconds") == pytest.approx(2 / 3)
 

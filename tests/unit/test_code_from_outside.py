@@ -72,7 +72,7 @@ REASONS: Mapping[str, Mapping[str, int]] = {
     },
     OF_OURS: {
         "perfect/assembly/run.py find_spec": 1,
-        "perfect/siblings.py find_spec": 1,
+        "perfect/__init__.py find_spec": 1,
         "trainers/fleet/search/optuna_package.py find_spec": 1,
     },
     PARENT: {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfect.method.feeding import FeedingCosts, Way, decodes, even_share, seconds
+from benchmarks.feeding_model import FeedingCosts, Way, seconds, stretches
 
 RECIPE = [(4, 3), (3, 1)]
 """4 passes served 3 times, then 3 fresh ones: 15 epochs, 7 passes of decodes."""
@@ -27,7 +27,8 @@ COSTS = FeedingCosts(decode=8.0, serve=1.0, step=2.0, workers=2, read=0.5, write
 def test_decodes_of_every_way_are_those_of_the_formula(
     way: Way, share: float, passes: float
 ) -> None:
-    assert decodes(way, RECIPE, share) == pytest.approx(passes)
+    made = sum(stretch.decodes for stretch in stretches(way, RECIPE, share))
+    assert made == pytest.approx(passes)
 
 
 @pytest.mark.parametrize(
@@ -59,24 +60,3 @@ def test_nothing_is_faster_than_plain_decoding_where_training_is_slower_than_dec
     plain = seconds("plain", RECIPE, 0.5, 10, slow)
     ways: tuple[Way, ...] = ("reuse", "cache", "reuse and cache")
     assert [seconds(way, RECIPE, 0.5, 10, slow) for way in ways] == [plain] * 3
-
-
-def test_a_cache_of_the_even_share_decodes_as_much_as_reuse() -> None:
-    share = even_share(RECIPE)
-    assert share == pytest.approx(8 / 14)
-    assert decodes("cache", RECIPE, share) == pytest.approx(decodes("reuse", RECIPE, 0.0))
-    assert decodes("cache", RECIPE, share + 0.01) < decodes("reuse", RECIPE, 0.0)
-
-
-@pytest.mark.parametrize("phases", [[(5, 1)], [(1, 1)], []])
-def test_without_anything_to_save_no_cache_is_needed_to_match(
-    phases: list[tuple[float, int]],
-) -> None:
-    assert even_share(phases) == 0.0
-
-
-def test_in_a_single_pass_no_cache_helps_but_reuse_does() -> None:
-    once = [(1, 3)]
-    assert even_share(once) == even_share([(0.25, 3)]) == 1.0
-    assert decodes("reuse", once, 0.0) == 1
-    assert decodes("plain", once, 0.0) == 3

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from perfect.commands.feeding_advice import Feeding, feeding_lines
+from perfect.commands.feeding_advice import Feeding, decodes_with_cache, even_share, feeding_lines
 
 GB = 10**9
+RECIPE = [(4, 3), (3, 1)]
 LARGE = Feeding(
     [(4, 3), (3, 1)], samples=1000, sample_bytes=100_000_000, cache_bytes=0, memory=8 * GB,
     disk=50 * GB,
@@ -46,3 +47,22 @@ def test_the_advice_names_the_way_that_there_is_room_for(run: Feeding, advice: s
 def test_a_disk_that_is_too_small_is_not_offered() -> None:
     _, said = feeding_lines(LARGE)
     assert "disk" not in said
+
+
+def test_a_cache_of_the_even_share_decodes_as_much_as_reuse() -> None:
+    share = even_share(RECIPE)
+    assert share == pytest.approx(8 / 14)
+    assert decodes_with_cache(15, share) == pytest.approx(7)
+    assert decodes_with_cache(15, share + 0.01) < 7
+
+
+@pytest.mark.parametrize("phases", [[(5, 1)], [(1, 1)], []])
+def test_without_anything_to_save_no_cache_is_needed_to_match(
+    phases: list[tuple[float, int]],
+) -> None:
+    assert even_share(phases) == 0.0
+
+
+def test_in_a_single_pass_no_cache_helps_but_reuse_does() -> None:
+    once = [(1, 3)]
+    assert even_share(once) == even_share([(0.25, 3)]) == 1.0

@@ -7,7 +7,7 @@ import pytest
 
 from perfect.report.metrics import Metrics, rates, read_metrics
 from perfect.report.plots import input_pipeline
-from perfect.report.story import Story
+from perfect.report.run_phases import RunPhases
 
 TEXT = """step,wall_seconds,decoded,served,stall_seconds,val_accuracy
 100,10,1000,3000,1,
@@ -77,4 +77,4 @@ def test_a_counter_that_went_back_makes_a_gap_and_no_negative_rate() -> None:
     seen = rates(metrics)
     assert seen is not None
     np.testing.assert_array_equal(seen.decoded, [10, np.nan, 10])
-    assert input_pipeline(metrics, Story()) is not None
+    assert input_pipeline(metrics, RunPhases()) is not None

@@ -5,8 +5,8 @@
     #######################:                         a dashed line: a switch, with its reason
     0                    750                  1200
 
-The same story stands behind all figures of a run, on an axis of steps or of seconds. A phase ends
-where the next one begins; the end of the last phase is the run's end, and not a switch.
+All figures of a run have the same phases behind them, on an axis of steps or of seconds. A phase
+ends where the next one begins; the end of the last phase is the run's end, and not a switch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from perfect.report.metrics import Metrics
-from perfect.report.panels import BLUE, INK, MUTED, RULE, WIDTH, say
+from perfect.report.panels import BLUE, INK, MUTED, RULE, WIDTH, put_text
 from perfect.report.words import TIMES
 
 
@@ -40,18 +40,18 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class RunPhases:
     """The phases and switches of a run, which are drawn behind every curve."""
 
     spans: Sequence[PhaseSpan] = ()
     marks: Sequence[Mark] = ()
 
     @classmethod
-    def of(
+    def from_rows(
         cls,
         phases: Sequence[Mapping[str, Any]],  # Any: rows of run.json
         switches: Sequence[Mapping[str, Any]],
-    ) -> "Story":
+    ) -> "RunPhases":
         starts = [p["first_step"] for p in phases]
         ends = [*starts[1:], *(p["last_step"] + 1 for p in phases[-1:])]
         spans = [
@@ -62,15 +62,15 @@ class Story:
         entered = [s for s in switches if s.get("entered") is not None]
         return cls(spans, [Mark(s["step"], f"switch: {s['reason']}") for s in entered])
 
-    def over_seconds(self, metrics: Metrics) -> "Story":
-        """Return the same story on an axis of seconds."""
+    def over_seconds(self, metrics: Metrics) -> "RunPhases":
+        """Return the same phases on an axis of seconds."""
         steps, seconds = metrics.pairs("step", "wall_seconds")
 
         def when(step: float) -> float:
             return float(np.interp(step, steps, seconds))
 
         spans = [PhaseSpan(s.name, s.reuse, when(s.start), when(s.end)) for s in self.spans]
-        return Story(spans, [Mark(when(m.step), m.text) for m in self.marks])
+        return RunPhases(spans, [Mark(when(m.step), m.text) for m in self.marks])
 
     def draw(self, below: Sequence[Axes], end: float, mark_text: bool = False) -> None:
         """Shade the panels up to `end`. Name the phases above the first panel, the marks in it."""
@@ -95,12 +95,12 @@ class Story:
                 f"{TIMES}{span.reuse}",
             )
             label = next((t for t in told if 5.0 * len(t) + 4 < room), "")
-            say(below[0], span.start / stop, 1.0, label, (3, 4), color=MUTED, va="bottom")
+            put_text(below[0], span.start / stop, 1.0, label, (3, 4), color=MUTED, va="bottom")
         for i, mark in enumerate(self.marks if mark_text else ()):
             right = mark.step < 0.6 * stop
             offset = (5 if right else -5, 5 + 12 * (i % 4))
             side = "left" if right else "right"
-            say(below[0], mark.step / stop, 0.0, mark.text, offset, ha=side, va="bottom")
+            put_text(below[0], mark.step / stop, 0.0, mark.text, offset, ha=side, va="bottom")
 
 
 def _reuse(times: int) -> str:

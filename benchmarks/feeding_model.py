@@ -1,4 +1,4 @@
-"""Which way to feed a run decodes least, and which takes least time. Pure.
+"""Predicts how long a run takes that is fed in one of five ways. Pure.
 
     samples N, a run of E epochs (serves / N), P passes of fresh decodes, a cache that holds a
     share f of the decoded samples
@@ -85,23 +85,7 @@ def _cached(phases: Sequence[tuple[float, int]], share: float) -> list[Stretch]:
     return found
 
 
-def decodes(way: Way, phases: Sequence[tuple[float, int]], share: float) -> float:
-    """Return the decodes of a run, in passes through the training set."""
-    return sum(stretch.decodes for stretch in stretches(way, phases, share))
-
-
 def seconds(
     way: Way, phases: Sequence[tuple[float, int]], share: float, samples: int, costs: FeedingCosts
 ) -> float:
     return sum(part.seconds(samples, costs) for part in stretches(way, phases, share))
-
-
-def even_share(phases: Sequence[tuple[float, int]]) -> float:
-    """Return the share of the set from which on a cache without reuse decodes less than reuse
-    without a cache: 1 - (P - 1) / (E - 1). It is 0 where a run reuses nothing, and 1 where a run
-    ends before a cache is read."""
-    passes = sum(passes for passes, _ in phases)
-    epochs = sum(passes * reuse for passes, reuse in phases)
-    if epochs == passes:
-        return 0.0
-    return min(1.0, (epochs - passes) / (epochs - 1)) if epochs > 1 else 1.0
