@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 LOGGERS = ("perfect", "loaders", "offload", "trainers", "trainers.offloading")
 SHOWN_LOGGERS = ("perfect", "trainers.offloading")
-"""What these say is told without --verbose."""
+"""These loggers show INFO without --verbose."""
 RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 """Lightning tells a process its rank by the first of these that is set."""
 
@@ -56,9 +56,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--join", help="anchors of a swarm to train with: HOST:PORT[,HOST:PORT...]")
     parser.add_argument("--name", default="", help="this node's name in the swarm")
-    said = parser.add_mutually_exclusive_group()
-    said.add_argument("-v", "--verbose", action="store_true", help="say more")
-    said.add_argument("-q", "--quiet", action="store_true", help="say only errors and results")
+    logged = parser.add_mutually_exclusive_group()
+    logged.add_argument(
+        "-v", "--verbose", action="count", default=0, help="log more (-v: INFO, -vv: DEBUG)"
+    )
+    logged.add_argument("-q", "--quiet", action="store_true", help="log only errors and results")
     parser.add_argument("--traceback", action="store_true", help="show where an error came from")
     return run_command(parser, _run, argv)
 
@@ -121,7 +123,7 @@ def _do(
         folder = RunFolder(out)
         if recipe.elastic is not None:
             return train_as_peer(recipe, folder, console, args.join, args.name)
-        # Ranks would all say the same, but each says what ends it.
+        # All ranks would print the same, but each prints what ends it.
         return train(
             recipe, folder, berth_alone(Console(quiet=True) if is_other_rank() else console)
         )
@@ -166,8 +168,8 @@ def _configure_logging(args: argparse.Namespace, console: Console) -> None:
     for name in LOGGERS:
         logging.getLogger(name).setLevel(
             logging.ERROR if only_errors
-            else logging.DEBUG if args.verbose
-            else logging.INFO if name in SHOWN_LOGGERS
+            else logging.DEBUG if args.verbose > 1
+            else logging.INFO if args.verbose or name in SHOWN_LOGGERS
             else logging.NOTSET
         )  # fmt: skip
     TRACEBACKS.setLevel(logging.DEBUG if args.traceback else logging.INFO)

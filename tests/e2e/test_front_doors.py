@@ -1,5 +1,6 @@
 """How every command begins: what it says before anything heavy is imported, and what it refuses."""
 
+import logging
 import re
 import signal
 import subprocess
@@ -64,6 +65,19 @@ def test_no_command_imports_torch_for_its_help_an_option_or_a_wrong_yaml(tmp_pat
         *[f"train {bad} 2"] * 2,
         "list_runs ls 2",
     ]
+
+
+@pytest.mark.parametrize(
+    ("options", "level"),
+    [(["-v"], logging.INFO), (["-vv"], logging.DEBUG), (["-q"], logging.ERROR)],
+)
+def test_v_logs_more_of_every_package_and_q_only_errors(
+    options: list[str], level: int, tmp_path: Path
+) -> None:
+    assert train.main([str(tmp_path / "none.yaml"), *options]) == 2
+    packages = ("perfect", "loaders", "offload", "trainers")
+    assert {logging.getLogger(name).level for name in packages} == {level}
+    train.main([str(tmp_path / "none.yaml")])
 
 
 def test_python_m_perfect_lists_every_command() -> None:
