@@ -122,7 +122,7 @@ def test_a_run_that_is_stopped_at_any_step_logs_every_step_once(
     _, whole = train(recipe, out="whole")
     batches = iter(range(1, 1000))
     with monkeypatch.context() as patch:
-        patch.setattr(StopSignal, "asked", lambda signal: next(batches) >= step)
+        patch.setattr(StopSignal, "is_requested", lambda signal: next(batches) >= step)
         code, folder = train(recipe)
     assert code == 130
     assert read_run(folder)["steps"] >= step
