@@ -144,7 +144,7 @@ def rates_of_no_gpu() -> None:
     every kernel takes as long as every other, so that they are the same on a busy machine."""
     if "FAKE_CUDA" in os.environ:
         from offload.graph.costs import Costs
-        from offload.measuring import calibration, kept_rates, stopwatch
+        from offload.measuring import calibration, stopwatch
 
         def timed(self: stopwatch.Gpu, run: stopwatch.Run) -> float:
             run()
@@ -153,7 +153,7 @@ def rates_of_no_gpu() -> None:
         stopwatch.Gpu.timed = timed
 
         calibration.ON_GPU = calibration.ON_CPU  # the products that measure a GPU take minutes
-        kept_rates.calibrate = lambda device, precision: Costs()
+        calibration.calibrate = lambda device, precision: Costs()
 
 
 @pytest.fixture(autouse=True)

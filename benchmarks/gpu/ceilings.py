@@ -9,6 +9,7 @@ import os
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import torch
 from offloading.report import Asked, Report, spread, table
@@ -16,7 +17,7 @@ from offloading.report import Asked, Report, spread, table
 from gpu.part import Found, Job, Outcome, Row, Rows, Step
 from gpu.picture import Panel
 from gpu.timing import Call, each, often, rounds
-from offload.graph.rates import Sample, rates_of
+from offload.graph.rates import Sample, costs_of
 from offload.measuring.calibration import Sizes, measure, sizes_on
 from offload.measuring.stopwatch import Cpu, Gpu, TimedDevice
 from offload.memory.cuda_shim import why_not_on
@@ -79,7 +80,7 @@ def rates(job: Job) -> Rows:
     for cell, (sample, unit) in found.items():
         values = sample.seconds if unit == "us" else [sample.amount / s for s in sample.seconds]
         yield cell, _scaled(values, unit)
-    yield "costs", {"costs": rates_of(samples, job.device, bench.notes).as_dict(), "unit": ""}
+    yield "costs", {"costs": asdict(costs_of(samples)), "unit": ""}
 
 
 def others(job: Job) -> Rows:

@@ -36,7 +36,8 @@ from gpu.picture import Panel
 from gpu.timing import free, synchronize
 from gpu.workloads import trained, workloads
 from offload import Costs
-from offload.measuring.calibration import rates
+from offload.graph.rates import costs_of
+from offload.measuring.calibration import take_samples
 from offload.running.drivers.cuda import Cuda
 from offload.running.stage import Stage
 from trainers.sharing.high_priority import HighPriority
@@ -143,7 +144,7 @@ def _trainings(name: str, job: Job) -> Trainings:
     torch.manual_seed(0)
     batch = load.case.batch(job.device)
     module = load.case.build("cpu")
-    costs = rates(job.device, 0.5 if job.smoke else 2.5).costs(load.precision)
+    costs = costs_of(take_samples(job.device, 0.5 if job.smoke else 2.5), load.precision)
     budget = {**TRAINED, **SMOKE, SMALL: "60 %"}[name]
 
     @contextmanager

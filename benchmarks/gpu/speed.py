@@ -27,9 +27,9 @@ from gpu.picture import Panel
 from gpu.timing import REPEATS, WARM_UP, free, rounds
 from gpu.workloads import Workload, eagerly, workloads
 from offload import Costs, Plan, PlanCache
-from offload.graph.rates import Rates
+from offload.graph.rates import Samples, costs_of
 from offload.graph.taskgraph import HOST
-from offload.measuring.calibration import rates
+from offload.measuring.calibration import take_samples
 
 NAME = "speed"
 CLAIM = (
@@ -66,7 +66,7 @@ class Bench:
 
 
 def measure(job: Job) -> Rows:
-    found = rates(job.device, 0.5 if job.smoke else 2.5)
+    samples = take_samples(job.device, 0.5 if job.smoke else 2.5)
     bench: Bench | None = None
     with TemporaryDirectory(prefix="plans-") as plans:
         for cell in job.cells:
@@ -74,17 +74,18 @@ def measure(job: Job) -> Rows:
             if bench is None or bench.name != name:
                 bench = None
                 free(job.device)
-                bench = bench_of(name, job, found, PlanCache(plans))
+                bench = bench_of(name, job, samples, PlanCache(plans))
             yield cell, attempt(partial(_one, bench, budget, engine, job))
 
 
-def bench_of(name: str, job: Job, found: Rates, plans: PlanCache) -> Bench:
+def bench_of(name: str, job: Job, samples: Samples, plans: PlanCache) -> Bench:
     load = workloads(job.smoke)[name]
     torch.manual_seed(0)
     batch = load.case.batch(job.device)
     module = load.case.build("cpu")
-    costs = found.costs(load.precision if job.device == "cuda" else "float32")
-    machine = Machine(costs.flops, costs.h2d, costs.d2h, max(found.host.values()))
+    costs = costs_of(samples, load.precision if job.device == "cuda" else "float32")
+    host_memory = max(sample.rate for sample in samples.host.values())
+    machine = Machine(costs.flops, costs.h2d, costs.d2h, host_memory)
     return Bench(name, load, eagerly(load, job.device), module, batch, costs, machine, plans)
 
 

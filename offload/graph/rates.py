@@ -1,6 +1,6 @@
-"""The measured rates of a machine, and the `Costs` that follow from them. Pure.
+"""Turns measured samples of a machine into the `Costs` of a plan. Pure.
 
-    calibration.py   --Samples (seconds of every repeat)-->   Rates   --costs("bfloat16")-->   Costs
+    calibration.py   --Samples (seconds of every repeat)-->   costs_of(samples, "bfloat16")
 
 A rate is that of the median repeat: the best repeat is luck, and a plan is used for hours. A part
 of a copy's seconds grows with its bytes and a part does not; a small and a large copy show both.
@@ -10,9 +10,8 @@ Host workers share the machine's memory. The costs use the smallest number of wo
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from offload.graph.costs import Costs
 
@@ -56,91 +55,35 @@ class Samples:
     """Bytes that updates read and write, by the number of workers that run them at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
-    """One direction of a link."""
-
-    rate: float
-    """Bytes per second."""
-    fixed: float
-    """Seconds of a copy without bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """The rates of one machine: bytes per second unless a field says otherwise."""
-
-    device: str
-    """What was measured, for people."""
-    gemm: Mapping[str, float]
-    """Operations per second of matrix products, by dtype."""
-    memory: float
-    launch: float
-    """Seconds of a kernel that does almost nothing."""
-    h2d: Link
-    d2h: Link
-    shared: float
-    """The share of its rate that a direction keeps while the other one copies, too."""
-    d2d: float
-    host: Mapping[int, float]
-    """The rate of so many workers together."""
-    notes: tuple[str, ...] = ()
-
-    @property
-    def host_workers(self) -> int:
-        """The smallest number of workers that reaches nearly the best rate."""
-        best = max(self.host.values())
-        return min(workers for workers, rate in self.host.items() if rate >= ENOUGH * best)
-
-    def costs(self, precision: str = "float32") -> Costs:
-        """Costs for programs with matrix products of this precision. Other rates do not depend on
-        it."""
-        if precision not in self.gemm:
-            raise ValueError(
-                f"precision={precision!r} was not measured; choose {', '.join(self.gemm)}"
-            )
-        workers = self.host_workers
-        return Costs(
-            flops=self.gemm[precision],
-            memory=self.memory,
-            launch=self.launch,
-            h2d=self.h2d.rate,
-            d2h=self.d2h.rate,
-            shared=self.shared,
-            d2d=self.d2d,
-            copy=max(self.h2d.fixed, self.d2h.fixed),
-            host_memory=self.host[workers] / workers,
-            host_workers=workers,
+def costs_of(samples: Samples, precision: str = "float32") -> Costs:
+    """The costs of programs with matrix products of this precision. Other rates do not depend on
+    it."""
+    if precision not in samples.gemm:
+        raise ValueError(
+            f"precision={precision!r} was not measured; choose {', '.join(samples.gemm)}"
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        """The rates as a dict for a JSON file."""
-        return asdict(self)
-
-
-def rates_of(samples: Samples, device: str = "", notes: Sequence[str] = ()) -> Rates:
-    h2d, d2h = link(*samples.h2d), link(*samples.d2h)
-    kept = [
-        one.amount / one.typical / alone.rate
-        for one, alone in zip(samples.both, (h2d, d2h), strict=True)
-    ]
-    return Rates(
-        device=device,
-        gemm={name: sample.rate for name, sample in samples.gemm.items()},
+    (h2d, h2d_fixed), (d2h, d2h_fixed) = fit_copies(*samples.h2d), fit_copies(*samples.d2h)
+    shares = [sample.rate / alone for sample, alone in zip(samples.both, (h2d, d2h), strict=True)]
+    best = max(sample.rate for sample in samples.host.values())
+    workers = min(n for n, sample in samples.host.items() if sample.rate >= ENOUGH * best)
+    return Costs(
+        flops=samples.gemm[precision].rate,
         memory=samples.memory.rate,
-        launch=samples.launch.typical / samples.launch.amount,
+        launch=1 / samples.launch.rate,
         h2d=h2d,
         d2h=d2h,
         # Less traffic in the other direction cannot slow a copy down, so a value above 1 is noise.
-        shared=min(1.0, sum(kept) / len(kept)),
+        shared=min(1.0, sum(shares) / len(shares)),
         d2d=samples.d2d.rate,
-        host={workers: sample.rate for workers, sample in samples.host.items()},
-        notes=tuple(notes),
+        copy=max(h2d_fixed, d2h_fixed),
+        host_memory=samples.host[workers].rate / workers,
+        host_workers=workers,
     )
 
 
-def link(small: Sample, large: Sample) -> Link:
-    """The line through a small and a large copy. If noise makes it fall, the fixed part is 0."""
+def fit_copies(small: Sample, large: Sample) -> tuple[float, float]:
+    """The line through a small and a large copy: bytes per second, and the seconds of a copy
+    without bytes. If noise makes the line fall, the fixed part is 0."""
     more, longer = large.amount - small.amount, large.typical - small.typical
     rate = more / longer if more > 0 and longer > 0 else large.rate
-    return Link(rate, max(0.0, small.typical - small.amount / rate))
+    return rate, max(0.0, small.typical - small.amount / rate)

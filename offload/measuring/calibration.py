@@ -4,7 +4,7 @@
     device   a matrix product by dtype, a kernel that only moves bytes, one that does nothing
     host     the optimizer's update, by more and more workers at once, as they share the memory
 
-`calibrate(device)` returns the `Costs` for `plan(costs=)`; `rates(device)` returns the numbers
+`calibrate(device)` returns the `Costs` for `plan(costs=)`, `take_samples(device)` all the samples
 behind them. On a GPU, copies use pinned memory and events on the streams tell the time. On a CPU
 ("cpu"), the copies are those of a CPU's plan (memmove) and a clock tells the time.
 
@@ -18,15 +18,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from threading import Barrier
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
+from offload.caching.machine import machine_of, our_version
+from offload.caching.plan_cache import PlanCache
 from offload.graph.costs import Costs
-from offload.graph.rates import Rates, Sample, Samples, rates_of
-from offload.measuring.caches import last_level_bytes
+from offload.graph.rates import Sample, Samples, costs_of
 from offload.measuring.stopwatch import Clock, Cpu, Gpu, TimedDevice, in_a_row
 from offload.memory.device_memory import measuring
 from offload.memory.host_memory import memory_left
@@ -40,7 +42,9 @@ LEAST, MOST = 3, 50
 """The least and the most repeats of a measurement."""
 ROW = 32
 """How often small things run in a row under one measurement."""
+KIND = "rates"
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
+CPUS = Path("/sys/devices/system/cpu")
 
 T = TypeVar("T")
 
@@ -72,40 +76,63 @@ def calibrate(
     """The costs of this machine, for `plan(costs=calibrate("cuda"))`.
 
     `precision` of the program's matrix products: float32, tf32 or bfloat16."""
-    return rates(device, seconds).costs(precision)
+    return costs_of(take_samples(device, seconds), precision)
 
 
-def rates(
+def kept_rates(cache: PlanCache | None, device: torch.device, precision: str) -> Costs:
+    """The rates of this device, which are measured if the cache has none.
+
+    Rates differ a little whenever they are measured, and a kept plan is known by its rates. So a
+    start uses the rates of the first one, on the same device with the same PyTorch."""
+    if cache is None:
+        return calibrate(device, precision)
+    key = (our_version(), machine_of(device), device.type, precision)
+    data = cache.read(KIND, key)
+    if data is not None:
+        try:
+            return _read_costs(data)
+        except (TypeError, ValueError) as error:
+            cache.refuse(KIND, key, f"{type(error).__name__}: {error}")
+    costs = calibrate(device, precision)
+    cache.write(KIND, key, asdict(costs))
+    return costs
+
+
+def _read_costs(data: Any) -> Costs:
+    kinds = {field.name: type(field.default) for field in fields(Costs)}
+    if not isinstance(data, dict) or {name: type(rate) for name, rate in data.items()} != kinds:
+        raise ValueError("these are not the rates of a machine")
+    if min(data.values()) <= 0:
+        raise ValueError("a rate is 0 or less")
+    return Costs(**data)
+
+
+def take_samples(
     device: str | torch.device,
     seconds: float = 2.5,
     sizes: Sizes | None = None,
     workers: int | None = None,
-) -> Rates:
-    """All rates of this machine, measured in about `seconds`.
+) -> Samples:
+    """Measure this machine in about `seconds`.
 
     `workers`: the most host workers; by default all CPUs of this process but one, which issues
     kernels."""
     target = torch.device(device)
-    if target.type == "cuda":
-        bench: TimedDevice = Gpu(target)
-        name = torch.cuda.get_device_name(target)
-    elif target.type == "cpu":
-        bench, name = Cpu(), "cpu"
-    else:
+    if target.type not in ("cuda", "cpu"):
         raise ValueError(f"device={device!r} cannot be measured: give cuda or cpu")
+    bench: TimedDevice = Gpu(target) if target.type == "cuda" else Cpu()
     sizes = sizes or sizes_on(target)
     try:
         with torch.no_grad(), measuring("its rates", target):
-            samples = measure(bench, sizes, seconds, workers or max(1, _cpus() - 1))
+            return measure(bench, sizes, seconds, workers or max(1, usable_cpus() - 1))
     finally:
         bench.close()
-    return rates_of(samples, name, bench.notes)
 
 
 def sizes_on(device: torch.device) -> Sizes:
     """What is measured on this machine."""
     sizes = ON_GPU if device.type == "cuda" else ON_CPU
-    return beyond_caches(sizes, last_level_bytes(), memory_left().nbytes)
+    return beyond_caches(sizes, cache_bytes(), memory_left().nbytes)
 
 
 def beyond_caches(sizes: Sizes, cache: int, left: int) -> Sizes:
@@ -115,23 +142,35 @@ def beyond_caches(sizes: Sizes, cache: int, left: int) -> Sizes:
     return replace(sizes, sets=max(sizes.sets, wanted // (4 * sizes.update)))
 
 
-def _cpus() -> int:
+def usable_cpus() -> int:
     """The number of CPUs that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
+def cache_bytes(cpus: Path = CPUS) -> int:
+    """Bytes of all last-level caches together, as Linux tells them; 0 if unknown."""
+    sizes: dict[tuple[int, str], int] = {}
+    for size in cpus.glob("cpu[0-9]*/cache/index[0-9]*/size"):
+        level, shared, text = (
+            (size.parent / name).read_text(encoding="ascii").strip()
+            for name in ("level", "shared_cpu_list", "size")
+        )
+        sizes[int(level), shared] = int(text.removesuffix("K")) * 1024
+    highest = max((level for level, _ in sizes), default=0)
+    return sum(nbytes for (level, _), nbytes in sizes.items() if level == highest)
+
+
 def measure(
     bench: TimedDevice, sizes: Sizes, seconds: float, workers: int, clock: Clock = time.perf_counter
 ) -> Samples:
-    """Take all samples. `clock` ends a measurement after its share of the time, and times the
-    host."""
+    """Take all samples. `clock` ends a measurement after its share, and times the host."""
     again = functools.partial(_again, share=seconds / PARTS, clock=clock)
     host, there = bench.host_memory(sizes.link), _bytes(sizes.link, bench.device)
     host_too, there_too = bench.host_memory(sizes.link), _bytes(sizes.link, bench.device)
     into, out = bench.copy(there, host), bench.copy(host_too, there_too)
-    both = again(lambda: bench.both(into, out, 2))
+    both = again(lambda: bench.time_both(into, out, 2))
     return Samples(
         gemm={
             name: Sample(2.0 * rows**3, again(_product(bench, name, rows)))
@@ -145,7 +184,7 @@ def measure(
             Sample(sizes.link, [one for one, _ in both]),
             Sample(sizes.link, [one for _, one in both]),
         ),
-        d2d=_within(bench, there, there_too, again),
+        d2d=_copies_on_device(bench, there, there_too, again),
         host=_updates(sizes, workers, again, clock),
     )
 
@@ -221,7 +260,9 @@ def _pair(
     )
 
 
-def _within(bench: TimedDevice, to: torch.Tensor, source: torch.Tensor, again: Again) -> Sample:
+def _copies_on_device(
+    bench: TimedDevice, to: torch.Tensor, source: torch.Tensor, again: Again
+) -> Sample:
     """Time copies within one device's memory, as a bound for copies to another device.
 
     They are faster than a link between two devices. The other device is not used: a process that

@@ -8,6 +8,7 @@ The CPU is a GPU's twin: whatever is measured on one can be measured on the othe
 
 import ctypes
 import functools
+import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,8 @@ import torch
 
 from offload.torch_seams import clear_cublas_workspaces, empty_host_cache
 
+log = logging.getLogger(__name__)
+
 Run = Callable[[], object]
 Clock = Callable[[], float]
 
@@ -26,7 +29,6 @@ class TimedDevice(Protocol):
     """What is timed, and how: a GPU, or this CPU as if it were one."""
 
     device: torch.device
-    notes: list[str]
 
     def timed(self, run: Run) -> float:
         """Seconds that the device takes for `run`."""
@@ -38,7 +40,7 @@ class TimedDevice(Protocol):
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> Run: ...
 
-    def both(self, into: Run, out: Run, times: int) -> tuple[float, float]:
+    def time_both(self, into: Run, out: Run, times: int) -> tuple[float, float]:
         """Seconds of each copy while the other one runs too, `times` in a row."""
         ...
 
@@ -57,7 +59,6 @@ class Cpu:
 
     def __init__(self, clock: Clock = time.perf_counter) -> None:
         self.device = torch.device("cpu")
-        self.notes = ["there is no GPU: links are memmove, and share the memory with the kernels"]
         self._clock = clock
 
     def timed(self, run: Run) -> float:
@@ -71,7 +72,7 @@ class Cpu:
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> Run:
         return functools.partial(_moved, to, source)
 
-    def both(self, into: Run, out: Run, times: int) -> tuple[float, float]:
+    def time_both(self, into: Run, out: Run, times: int) -> tuple[float, float]:
         start = Barrier(2)
 
         def lane(run: Run) -> float:
@@ -99,7 +100,6 @@ class Gpu:
         self.device = torch.device(
             "cuda", torch.cuda.current_device() if device.index is None else device.index
         )
-        self.notes: list[str] = []
 
     def timed(self, run: Run) -> float:
         stream = torch.cuda.current_stream(self.device)
@@ -114,13 +114,13 @@ class Gpu:
         try:
             return torch.ones(nbytes, dtype=torch.uint8).pin_memory()
         except RuntimeError as error:
-            self.notes.append(f"the links' memory is not pinned: {error}".splitlines()[0])
+            log.warning("copies are measured with memory that is not pinned: %s", error)
             return torch.ones(nbytes, dtype=torch.uint8)
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> Run:
         return functools.partial(to.copy_, source, non_blocking=True)
 
-    def both(self, into: Run, out: Run, times: int) -> tuple[float, float]:
+    def time_both(self, into: Run, out: Run, times: int) -> tuple[float, float]:
         lanes = [torch.cuda.Stream(self.device, priority=-1) for _ in range(2)]
         begin = torch.cuda.Event(enable_timing=True)
         ends = [torch.cuda.Event(enable_timing=True) for _ in lanes]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from offload.measuring.calibration import rates
+from offload.measuring.calibration import take_samples
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from gpu import sharing
@@ -20,12 +20,12 @@ pytestmark = [
 
 
 def test_a_guest_is_answered_beside_the_steps_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rates of a CPU stand for the GPU's, which take long to measure where there is none."""
+    """The samples of a CPU stand for the GPU's, which take long to measure where there is none."""
 
     def of_a_cpu(device: str, seconds: float) -> Any:
-        return rates("cpu", 0.1)
+        return take_samples("cpu", 0.1)
 
-    monkeypatch.setattr(sharing, "rates", of_a_cpu)
+    monkeypatch.setattr(sharing, "take_samples", of_a_cpu)
     cells = ("llama lora; ours, cudagraph",)
     [(_, row)] = sharing.rows(Job("gpu.sharing:rows", cells, {}, "cuda", smoke=True))
     assert row["answers"] and row["wrong"] == 0

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from offload.graph.rates import Link, Rates, Sample, Samples, link, rates_of
+from offload.graph.rates import Sample, Samples, costs_of, fit_copies
 from offload.measuring import calibration
-from offload.measuring.caches import last_level_bytes
-from offload.measuring.calibration import ON_CPU, ON_GPU, Sizes, beyond_caches, measure
+from offload.measuring.calibration import ON_CPU, ON_GPU, Sizes, beyond_caches, cache_bytes, measure
 from offload.measuring.stopwatch import Run
 
 KIB = 1 << 10
@@ -32,44 +31,35 @@ def samples() -> Samples:
 
 
 def test_a_copy_has_a_part_that_grows_with_its_bytes_and_one_that_does_not() -> None:
-    assert link(Sample(100, [3, 3, 90]), Sample(1000, [12])) == Link(100, 2)
+    assert fit_copies(Sample(100, [3, 3, 90]), Sample(1000, [12])) == (100, 2)
 
 
 def test_a_large_copy_that_took_no_longer_than_a_small_one_is_noise() -> None:
-    assert link(Sample(100, [3]), Sample(1000, [2])) == Link(500, pytest.approx(2.8))
+    assert fit_copies(Sample(100, [3]), Sample(1000, [2])) == (500, pytest.approx(2.8))
 
 
 def test_costs_are_of_the_median_repeat_and_of_the_programs_precision() -> None:
-    rates = rates_of(samples())
-    costs = rates.costs()
+    costs = costs_of(samples())
     assert (costs.flops, costs.memory, costs.launch, costs.d2d) == (50, 100, 0.5, 50)
     assert (costs.h2d, costs.d2h, costs.copy) == (100, 100, 2)
-    assert rates.costs("bfloat16").flops == 100
+    assert costs_of(samples(), "bfloat16").flops == 100
 
 
 def test_a_precision_that_was_not_measured_is_an_error_that_names_those_that_were() -> None:
     with pytest.raises(ValueError, match=r"'int8' was not measured; choose float32, bfloat16"):
-        rates_of(samples()).costs("int8")
+        costs_of(samples(), "int8")
 
 
 def test_directions_that_slow_each_other_down_share_the_link() -> None:
-    assert rates_of(samples()).shared == pytest.approx(0.8)
+    assert costs_of(samples()).shared == pytest.approx(0.8)
     faster = replace(samples(), both=(Sample(1000, [5]), Sample(1000, [5])))
-    assert rates_of(faster).costs().shared == 1.0
+    assert costs_of(faster).shared == 1.0
 
 
 def test_as_many_host_workers_are_reckoned_with_as_the_memory_feeds() -> None:
     # Two bring 20 a second, four together 20.5: two more would wait for the memory.
-    rates = rates_of(samples())
-    assert rates.host_workers == 2
-    assert (rates.costs().host_workers, rates.costs().host_memory) == (2, 10)
-
-
-def test_rates_can_be_written_to_a_file_and_read_again() -> None:
-    rates = rates_of(samples(), "a machine", ["a note"])
-    again = rates.as_dict()
-    again |= {name: Link(**again[name]) for name in ("h2d", "d2h")}
-    assert Rates(**again).costs() == rates.costs()
+    costs = costs_of(samples())
+    assert (costs.host_workers, costs.host_memory) == (2, 10)
 
 
 class Fake:
@@ -78,7 +68,6 @@ class Fake:
     device = torch.device("cpu")
 
     def __init__(self) -> None:
-        self.notes: list[str] = []
         self.now = 0.0
         self.copied = 0
 
@@ -102,7 +91,7 @@ class Fake:
 
         return run
 
-    def both(self, into: Run, out: Run, times: int) -> tuple[float, float]:
+    def time_both(self, into: Run, out: Run, times: int) -> tuple[float, float]:
         return 4.0 * self.timed(into), 4.0 * self.timed(out)
 
     def close(self) -> None: ...
@@ -111,11 +100,12 @@ class Fake:
 def test_what_is_measured_is_what_the_clock_says() -> None:
     fake = Fake()
     sizes = Sizes(link=64 * KIB, memory=4 * KIB, gemm={"float32": 8}, update=4 * KIB)
-    found = rates_of(measure(fake, sizes, 16.0, 3, fake.clock))
-    assert (found.h2d, found.d2h) == (Link(0.5, 20), Link(0.5, 20))
-    assert found.shared == pytest.approx(0.25, rel=1e-3)
-    assert (found.gemm, found.memory) == ({"float32": 2 * 8**3}, 3 * 4 * KIB)
-    assert found.launch == 1 / 32
+    found = measure(fake, sizes, 16.0, 3, fake.clock)
+    costs = costs_of(found)
+    assert (costs.h2d, costs.d2h, costs.copy) == (0.5, 0.5, 20)
+    assert costs.shared == pytest.approx(0.25, rel=1e-3)
+    assert (costs.flops, costs.memory) == (2 * 8**3, 3 * 4 * KIB)
+    assert costs.launch == 1 / 32
     assert sorted(found.host) == [1, 2, 3]
 
 
@@ -125,7 +115,7 @@ def test_a_second_gpu_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = Fake()
     fake.device = torch.device("cuda", 0)
     to, source = torch.zeros(KIB), torch.ones(KIB)
-    found = calibration._within(fake, to, source, lambda run: [run()])
+    found = calibration._copies_on_device(fake, to, source, lambda run: [run()])
     assert torch.equal(to, source) and found.amount == KIB
 
 
@@ -159,11 +149,11 @@ def test_updates_are_measured_in_more_memory_than_the_caches_hold(sizes: Sizes, 
 
 
 def test_the_caches_of_the_highest_level_are_added_up_and_each_counts_once(tmp_path: Path) -> None:
-    assert last_level_bytes(tmp_path) == 0
+    assert cache_bytes(tmp_path) == 0
     for cpu in range(4):
         for level, size, shared in ((2, "1024K", f"{cpu}"), (3, "32768K", f"{cpu // 2}")):
             folder = tmp_path / f"cpu{cpu}" / "cache" / f"index{level}"
             folder.mkdir(parents=True)
             for name, text in (("level", level), ("size", size), ("shared_cpu_list", shared)):
                 (folder / name).write_text(f"{text}\n", encoding="ascii")
-    assert last_level_bytes(tmp_path) == 2 * 32768 * KIB
+    assert cache_bytes(tmp_path) == 2 * 32768 * KIB

@@ -11,7 +11,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 
 from offload import Costs, OffloadError
 from offload.caching.plan_cache import PlanCache
-from offload.measuring import kept_rates
+from offload.measuring import calibration
 from trainers import OffloadDDPStrategy, OffloadStrategy
 from trainers.steps.target import Target, products_of, target_of
 
@@ -72,7 +72,7 @@ def test_a_gpu_is_calibrated_once_and_a_cpu_never(monkeypatch: pytest.MonkeyPatc
         asked.append((device, precision))
         return Costs(h2d=1.0)
 
-    monkeypatch.setattr(kept_rates, "calibrate", calibrate)
+    monkeypatch.setattr(calibration, "calibrate", calibrate)
     found = Target(CUDA, "cuda").measured(MixedPrecision("bf16-mixed", "cuda"))
     assert found.costs == Costs(h2d=1.0)
     assert found.measured(Precision()) is found
@@ -90,10 +90,10 @@ def test_with_a_cache_a_gpu_is_calibrated_by_the_first_start_alone(
         asked.append(precision)
         return Costs(h2d=1.0 + len(asked))
 
-    monkeypatch.setattr(kept_rates, "calibrate", calibrate)
+    monkeypatch.setattr(calibration, "calibrate", calibrate)
 
     def rates(precision: str = "float32") -> Costs:
-        return kept_rates.kept_rates(PlanCache(tmp_path), device, precision)
+        return calibration.kept_rates(PlanCache(tmp_path), device, precision)
 
     assert rates() == rates() == Costs(h2d=2.0)
     assert rates("bfloat16") == Costs(h2d=3.0)

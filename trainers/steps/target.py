@@ -19,7 +19,7 @@ from lightning.pytorch.plugins.precision import Precision
 
 from offload import Costs, MemoryTooSmall, OffloadError, Plan, PlanCache, Runner
 from offload.gate import Gate
-from offload.measuring.kept_rates import kept_rates
+from offload.measuring.calibration import kept_rates
 from offload.memory.host_memory import memory_left
 from offload.program.kernels import CPU
 from offload.running.drivers.cuda import check_cuda
