@@ -113,7 +113,6 @@ def facts(parts: Sequence[Plan]) -> Row:
         "predicted_s": sum(part.predicted_seconds for part in parts),
         "bound_s": sum(part.bound.seconds for part in parts),
         "binds": largest.bound.lane,
-        "two_phase_s": sum(part.simulation.two_phase for part in parts),
         "resident_s": sum(part.resident_seconds for part in parts),
     }
 

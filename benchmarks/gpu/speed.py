@@ -145,8 +145,6 @@ def report(found: Found) -> Outcome:
     said.remarks = [
         "over eager: within a round; eager has everything on the device.",
         "bound, predicted: of the plans of a step's parts, of kernels measured alone.",
-        "two-phase: an estimate for steps"
-        " that only offload forwards and only reload backwards: no order makes them overlap.",
         "formula: of the model's shape and the rates measured at the start; resident: of the plan.",
     ]
     over = {cell: _over(row, "bound_s") for cell, row in rows.items()}
@@ -159,7 +157,7 @@ def report(found: Found) -> Outcome:
 
 HEAD = (
     "workload", "budget", "engine", "parts", "device GiB", "host GiB", "resident", "GiB out + in",
-    "eager s", "ours s", "over eager", "bound s", "over bound", "over two-phase",
+    "eager s", "ours s", "over eager", "bound s", "over bound",
     "predicted s", "off by", "formula s", "tokens/s",
 )  # fmt: skip
 
@@ -173,7 +171,6 @@ def _line(cell: str, row: Row) -> list[str]:
         f"{row['out_mib'] / 1024:.2f} + {row['in_mib'] / 1024:.2f}",
         spread(row["eager"]), spread(row["ours"]), f"{row['over_eager']:.3f}",
         f"{row['bound_s']:.4f} {row['binds']}", f"{_over(row, 'bound_s'):.3f}",
-        f"{_over(row, 'two_phase_s'):.3f}",
         f"{row['predicted_s']:.4f}", f"{_off(row):.1%}",
         f"{formula:.4f} {row['formula_binds']}" if formula is not None else "",
         f"{row['tokens_a_second']:,.0f}" if row["tokens"] else "",

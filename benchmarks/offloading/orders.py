@@ -6,8 +6,7 @@
 The steps are made up (stacks.py): all that counts are their FLOPs and bytes, priced by the rates of
 a modern GPU. Everything here is simulated.
 
-The ceiling is the bound: the work of the busiest lane, or the longest path. `two-phase` is what
-an ideal order reaches where the forward pass only offloads and the backward pass only reloads.
+The ceiling is the bound: the work of the busiest lane, or the longest path.
 """
 
 import statistics
@@ -81,7 +80,6 @@ def _row(made: Plan, plain: Plan, costs: Costs) -> dict[str, Any]:
         "bound": best.bound.seconds,
         "parts": dict(best.bound.parts),
         "binds": best.bound.lane,
-        "two_phase": best.two_phase,
         "priority": best.makespan,
         "random": [simulate(made, costs, "random", seed).makespan for seed in range(SEEDS)],
         "in_order": simulate(made, costs, "in_order").makespan,
@@ -92,7 +90,7 @@ def _row(made: Plan, plain: Plan, costs: Costs) -> dict[str, Any]:
 def _table(rows: Sequence[dict[str, Any]]) -> str:
     head = [
         "link GB/s", "budget", "device MiB (of the peak)", "GiB out + in", "recomputed",
-        "alone ms", "bound ms (binds)", "two-phase x bound", "priority x bound",
+        "alone ms", "bound ms (binds)", "priority x bound",
         "random x bound", "in order x bound", "without recompute x ours",
     ]  # fmt: skip
     lines = []
@@ -103,7 +101,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
             f"{row['device_mib']:.0f} ({row['device_mib'] / row['peak_mib']:.0%})",
             f"{row['out_mib'] / 1024:.2f} + {row['in_mib'] / 1024:.2f}", str(row["recomputed"]),
             f"{1e3 * row['alone']:.1f}", f"{1e3 * bound:.1f} ({row['binds']})",
-            f"{row['two_phase'] / bound:.3f}", f"{row['priority'] / bound:.3f}",
+            f"{row['priority'] / bound:.3f}",
             spread([one / bound for one in row["random"]], ".3f"),
             f"{row['in_order'] / bound:.3f}",
             f"{row['without_recompute'] / row['priority']:.3f}",

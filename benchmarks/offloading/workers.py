@@ -1,7 +1,7 @@
 """Updates on the host by more and more workers, which share one and the same memory.
 
     at once   an address that an update has freed is given out at once
-    held      it is held back while the workers go on (offload/planning/held_addresses.py): ours
+    held      it is held back while the workers go on (offload/planning/arena.py): ours
     never     no address is given out twice: what waits here waits for no address
 
 n workers have an n-th of the memory's rate each, so the work of the host takes as long with any

@@ -14,7 +14,7 @@ from torch.types import Number
 
 from offload.graph.taskgraph import TaskGraph
 from offload.live.tape_calls import TapeCall
-from offload.program.own_draws import DrawState
+from offload.program.generators import DrawState
 
 BEGINS = "offload_live::begin_lane.default"
 
@@ -54,7 +54,7 @@ def _drawing_from(graph: TaskGraph, state: DrawState, turn: int) -> TaskGraph:
     """The graph, whose random tasks of this lane draw from a generator of its own."""
     return graph.with_tasks(
         [
-            replace(task, kernel=state.around(task.kernel.calls))
+            replace(task, kernel=state.wrapped(task.kernel.calls))
             if task.random and task.turn == turn
             else task
             for task in graph.tasks

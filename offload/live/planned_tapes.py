@@ -19,7 +19,10 @@ from offload.live.runner_plans import RunnerPlans
 from offload.live.tape_calls import TapeReader
 from offload.live.tried_costs import costs_without_moves
 from offload.live.weights import LiveWeights
-from offload.lowering.passes import grouped, lower, split_updates, whole_updates
+from offload.lowering.passes import lower
+from offload.lowering.pointwise_groups import grouped
+from offload.lowering.update_splits import split_updates
+from offload.lowering.whole_updates import whole_updates
 from offload.measuring.kept_costs import KeptCosts, MeasuredCosts
 from offload.measuring.profiling import measured
 from offload.memory.cpu_shim import available

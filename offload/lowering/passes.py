@@ -11,26 +11,8 @@ from offload.lowering.buckets import bucketed_updates
 from offload.lowering.counters import fold_counters
 from offload.lowering.dead_tasks import without_views_and_dead
 from offload.lowering.early_updates import early_updates
-from offload.lowering.host_updates import host_updates
-from offload.lowering.micro_batches import layer_by_layer
 from offload.lowering.pointwise_groups import grouped
 from offload.lowering.sums import add_in_place
-from offload.lowering.update_splits import split_updates
-from offload.lowering.whole_updates import whole_updates
-
-__all__ = [
-    "add_in_place",
-    "bucketed_updates",
-    "early_updates",
-    "fold_counters",
-    "grouped",
-    "host_updates",
-    "layer_by_layer",
-    "lower",
-    "split_updates",
-    "whole_updates",
-    "without_views_and_dead",
-]
 
 PASSES = (
     without_views_and_dead,
@@ -44,6 +26,6 @@ PASSES = (
 
 def lower(graph: TaskGraph) -> TaskGraph:
     """Run all of these passes, in their order."""
-    for one in PASSES:
-        graph = one(graph)
+    for run_pass in PASSES:
+        graph = run_pass(graph)
     return graph

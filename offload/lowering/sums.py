@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from offload.graph.taskgraph import Role, Task, TaskGraph
-from offload.lowering.whole_values import whole
 from offload.program.kernels import Call, Value
 
 
@@ -41,7 +40,7 @@ def add_in_place(graph: TaskGraph, nbytes: int = 1 << 20) -> TaskGraph:
             buffers[into].nbytes == buffers[result].nbytes >= nbytes
             and last[into] == number == first[result]
             and stays.isdisjoint((into, result))
-            and whole(way.into, buffers[into].nbytes)
+            and way.into.fills(buffers[into].nbytes)
         )
 
     for number, task in enumerate(graph.tasks):

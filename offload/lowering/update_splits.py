@@ -17,7 +17,6 @@ import torch
 from offload.graph.taskgraph import UPDATE, Buffer, Role, Task, TaskGraph
 from offload.lowering.merging import held_in_order
 from offload.lowering.whole_updates import is_elementwise
-from offload.lowering.whole_values import whole
 from offload.program.kernels import CPU, Call, Calls, Value, device_of, values_in
 
 ON_HOST, ON_DEVICE = 32 << 20, 256 << 20
@@ -106,7 +105,7 @@ def _update(graph: TaskGraph, task: Task, users: Mapping[int, int]) -> _Update |
         if users[v.buffer] == 1
         and (buffer := graph.buffers[v.buffer]).role in (Role.STATE, Role.TEMPORARY)
         and v.buffer not in graph.outputs
-        and whole(v, buffer.nbytes)
+        and v.fills(buffer.nbytes)
     }
     uncut = sum(graph.buffers[b].nbytes for b in task.touches if b not in cut)
     numel = prod(values[0].size)

@@ -15,10 +15,13 @@ address and free ones by size.
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Sequence
+from heapq import heappop, heappush
 
 Piece = tuple[int, int, tuple[int, ...]]
 """First byte, end, and the nodes that must end before the bytes are written again."""
 FREE = "free"
+BESIDE = 2
+"""Once for what runs beside the tasks that touched an address, once for what is copied ahead."""
 
 
 class Space:
@@ -120,6 +123,52 @@ class Space:
         del self._sizes[bisect_left(self._sizes, (end - start, start))]
         self.free -= end - start
         return self._pieces.pop(start)
+
+
+class HeldAddresses:
+    """The free addresses of the host's arena, and those that will be free later.
+
+        worker 0   |---- u1 reads a ----|---- u4 reads d ----|
+        worker 1      |---- u2 reads b ----|
+        worker 2         |---- u3 reads c ----|
+
+    Whoever writes to `a` waits for u1. If the next gradient lay in `a`, its update would wait for
+    u1, too, and one worker would run at a time. So an address is given out again when the host has
+    done `BESIDE` times the work that all workers do while the tasks run that touched it. Where the
+    arena has no other room, the address that is due first is given out at once: that costs a wait,
+    but no bytes."""
+
+    def __init__(self, space: Space, workers: int) -> None:
+        """`workers`: how many tasks the host runs at once. 0: every address is free at once."""
+        self._space, self._workers = space, workers
+        self._work = 0.0
+        """Seconds of all tasks of the host so far."""
+        self._held: list[tuple[float, int, Sequence[Piece]]] = []
+        """A heap: the work after which an address is due, the address, its history."""
+
+    def ran(self, seconds: float) -> None:
+        """Count a task of the host, and free what is due by now."""
+        self._work += seconds
+        while self._held and self._held[0][0] <= self._work:
+            self._free_next()
+
+    def give(self, offset: int, pieces: Sequence[Piece], seconds: float) -> None:
+        """Free an address. `seconds`: of all tasks of the host that touched it."""
+        if not (self._workers and seconds):
+            self._space.give(offset, pieces)
+            return
+        due = self._work + BESIDE * self._workers * seconds
+        heappush(self._held, (due, offset, pieces))
+
+    def best_fit(self, nbytes: int) -> int | None:
+        """Where to put `nbytes`. None if there is no room though nothing is held back any more."""
+        while (found := self._space.best_fit(nbytes)) is None and self._held:
+            self._free_next()
+        return found
+
+    def _free_next(self) -> None:
+        _, offset, pieces = heappop(self._held)
+        self._space.give(offset, pieces)
 
 
 def _joined(left: deque[Piece], right: deque[Piece]) -> deque[Piece]:

@@ -22,14 +22,11 @@ from dataclasses import replace
 from offload.errors import BudgetTooSmall
 from offload.graph.memgraph import OFFLOAD, RELOAD, SMALL_WORKSPACE, Block, MemGraph, Place
 from offload.graph.taskgraph import HOST, Role, TaskGraph
-from offload.planning.arena import Piece, Space
-from offload.planning.copies import Copy
-from offload.planning.held_addresses import HeldAddresses
-from offload.planning.node_list import NodeList
+from offload.planning.arena import HeldAddresses, Piece, Space
+from offload.planning.node_list import Copy, NodeList
 from offload.planning.policies import DROP, EVICT, PLACE, Horizons, Policy
 from offload.planning.refusal import refuse, refuse_arena, scratch_bytes
-from offload.planning.victims import NEVER, Stake, Victims
-from offload.planning.walked_uses import WalkedUses
+from offload.planning.victims import NEVER, Stake, Victims, WalkedUses
 
 
 def build_memgraph(
@@ -117,7 +114,7 @@ class _Walk:
             number
             for number, buffer in enumerate(self.buffers)
             if (buffer.persistent or buffer.role is Role.INPUT)
-            and (self.uses.any(number) or number in there)
+            and (self.uses.is_used(number) or number in there)
         ]
         # The pieces of a tensor lie side by side. Inputs come last, as they leave a free rest.
         begin.sort(
@@ -391,7 +388,7 @@ class _Walk:
         arenas = {arena: space.used for arena, space in self.spaces.items()}
         return MemGraph(
             self.graph,
-            self.nodes.made(),
+            self.nodes.nodes(),
             arenas,
             self.starts,
             self.ends,

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 from offload.graph.costs import Costs
 from offload.graph.taskgraph import TaskGraph
-from offload.planning.packing import Owner
 from offload.planning.refusal import resident_bytes, working_set
 from offload.planning.residency import exposed, most_resident
 from offload.planning.victims import NEVER
@@ -23,6 +22,8 @@ EXPOSED = 0.25
 """The share of the room for resident weights that a step's first inputs may take."""
 PLACE, EVICT, DROP = range(3)
 """What a walk does ahead of a task's turn."""
+Owner = int | tuple[int]
+"""A buffer, or in a tuple the task of a workspace."""
 ENDLESS = 1 << 40
 """So many host workers that an address which they free is held back for the whole step."""
 
@@ -42,9 +43,9 @@ class Policy:
     needed later."""
     host_workers: int = 0
     """How many tasks the host runs at once. Host addresses that they free are held back for so
-    many (held_addresses.py); 0: not at all."""
+    many (arena.py: `HeldAddresses`); 0: not at all."""
     offsets: Mapping[Owner, int] = field(default_factory=dict)
-    """Where buffers and workspaces lie on their device (packing.py). Then no task is placed
+    """Where buffers and workspaces lie on their device (resident_plan.py). Then no task is placed
     ahead."""
 
     @property
@@ -52,6 +53,34 @@ class Policy:
         """For how many tasks ahead anything is done, others are evicted, and others are dropped."""
         evict, drop = self.evict_ahead, self.drop_ahead
         return max(self.ahead, evict, drop), evict, drop
+
+
+FURTHER = ((256, 16, 0), (256, 16, 256))
+"""Horizons for steps in which the pieces of several micro-batches take turns: the next weight is
+needed a hundred tasks later."""
+OTHERS = ((16, 0, 0), (256, 0, 256), (64, 16, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """Which plans are tried."""
+
+    shares: tuple[float, ...] = (0.95, 0.8, 0.6, 0.3, 0.0)
+    """Shares of the room for resident weights."""
+    drops: tuple[int, ...] = DROPS
+    """Tried with each share. Values of `DROPS` that are missing here are tried with the best
+    shares."""
+    horizons: tuple[tuple[int, int, int], ...] = (*FURTHER, *OTHERS)
+    """Tasks placed ahead, with eviction, and with dropping; tried with the best share."""
+    recomputations: int = 5
+
+
+EFFORTS = (
+    (5_000, Effort()),
+    (20_000, Effort((0.95, 0.6, 0.3, 0.0), DROPS[:1], horizons=FURTHER, recomputations=2)),
+    (1 << 60, Effort((0.95, 0.3), DROPS[:1], horizons=(), recomputations=1)),
+)
+"""By the largest number of tasks."""
 
 
 class Horizons:

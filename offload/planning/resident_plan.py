@@ -1,19 +1,29 @@
-"""The plan in which nothing moves. Where the budget allows that, there is no other choice. Pure."""
+"""The plan in which nothing moves. Where the budget allows that, there is no other choice. Pure.
 
-from collections.abc import Iterator
+address ^   |  large one       |          All stays are known. The largest is placed first, each
+        |   |---+-----+----+---|          as low as it fits between those that are there at the
+        |   | a |  b  | c  |              same time. That needs a few percent more than the
+        +----------------------> task     peak of live bytes.
+"""
+
+from collections.abc import Iterator, Mapping
 from itertools import chain
 
+import numpy as np
+from numpy.typing import NDArray
+
 from offload.errors import BudgetTooSmall
-from offload.graph.memgraph import TASK
-from offload.graph.taskgraph import HOST, Role
-from offload.planning.packing import Owner, packed
-from offload.planning.policies import Policy
+from offload.graph.memgraph import SMALL_WORKSPACE, TASK
+from offload.graph.taskgraph import HOST, Role, TaskGraph
+from offload.planning.policies import Owner, Policy
 from offload.planning.refusal import resident_bytes
 from offload.planning.simulator import simulate
 from offload.planning.wanted import FoundPlan, Wanted, peak_bytes, walked
 
 SLACK = (1.02, 1.05, 1.1, 1.2, 1.4, 2.0)
 """Sizes of the arena to try for the plan without copies, as multiples of the peak."""
+MOST = 30_000
+"""The most stays that are packed: the time grows with the square of their number."""
 
 
 def without_copies(wanted: Wanted) -> FoundPlan | None:
@@ -62,3 +72,49 @@ def _by_time(wanted: Wanted, persistent: frozenset[int]) -> Iterator[tuple[Polic
                 for device in wanted.graph.devices
             },
         )
+
+
+def packed(graph: TaskGraph, device: int, base: int) -> tuple[Mapping[Owner, int], int]:
+    """Offsets, from `base` on, of everything that is not there for the whole step, and the highest
+    end."""
+    owners, stays = _stays(graph, device)
+    if len(owners) > MOST:
+        return {}, 0
+    offsets = np.zeros(len(owners), np.int64)
+    placed = np.zeros(len(owners), bool)
+    begin, end, size = stays.T if len(owners) else np.zeros((3, 0), np.int64)
+    for number in np.lexsort((begin, -size)):
+        there = np.flatnonzero(placed & (begin <= end[number]) & (end >= begin[number]))
+        there = there[np.argsort(offsets[there], kind="stable")]
+        offsets[number] = _lowest(offsets[there], size[there], int(size[number]))
+        placed[number] = True
+    top = int((offsets + size).max(initial=0))
+    return {owner: base + int(at) for owner, at in zip(owners, offsets, strict=True)}, base + top
+
+
+def _stays(graph: TaskGraph, device: int) -> tuple[list[Owner], NDArray[np.int64]]:
+    first, last = graph.spans()
+    owners: list[Owner] = []
+    stays: list[tuple[int, int, int]] = []
+    for b in sorted(first):
+        buffer = graph.buffers[b]
+        if buffer.device == device and not buffer.persistent:
+            owners.append(b)
+            stays.append((first[b], last[b], graph.aligned(buffer.nbytes)))
+    for number, task in enumerate(graph.tasks):
+        if task.device == device and task.workspace > SMALL_WORKSPACE:
+            owners.append((number,))
+            stays.append((number, number, graph.aligned(task.workspace)))
+    return owners, np.array(stays, dtype=np.int64)
+
+
+def _lowest(offsets: NDArray[np.int64], sizes: NDArray[np.int64], size: int) -> int:
+    """The lowest free address between these offsets, which are sorted."""
+    if not len(offsets):
+        return 0
+    tops = np.maximum.accumulate(offsets + sizes)
+    gaps = offsets - np.concatenate(([0], tops[:-1]))
+    fits = np.flatnonzero(gaps >= size)
+    if not len(fits):
+        return int(tops[-1])
+    return int(tops[fits[0] - 1]) if fits[0] else 0

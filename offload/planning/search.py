@@ -19,17 +19,14 @@ from typing import NoReturn
 
 from offload.errors import BudgetTooSmall, GraphError
 from offload.graph.taskgraph import HOST, TaskGraph
-from offload.planning.effort import EFFORTS
-from offload.planning.least_copies import least_seconds_with
-from offload.planning.plan_choice import PlanChoice
-from offload.planning.policies import DROPS, Horizons, Policies, Policy
+from offload.planning.policies import DROPS, EFFORTS, Horizons, Policies, Policy
 from offload.planning.recompute import variants as recompute_variants
 from offload.planning.reduction import reduced
 from offload.planning.refusal import refuse, refuse_host, smallest_budget
 from offload.planning.resident_plan import without_copies
-from offload.planning.simulator import least_seconds, simulate
+from offload.planning.simulator import least_seconds, least_seconds_with, simulate
 from offload.planning.victims import NEVER
-from offload.planning.wanted import FoundPlan, Wanted, walked
+from offload.planning.wanted import FoundPlan, PlanChoice, Wanted, walked
 from offload.sizes import say_count
 
 HOST_SLACK = (1.0, 1.1, 1.3, 2.0)

@@ -7,14 +7,10 @@ Pure.
 Lanes run one node at a time; the host runs as many as it has workers. The two directions of a
 link slow each other down by `Costs.shared`. A step lasts at least as long as its longest path of
 nodes, and as the work of its busiest lane (`Bound`).
-
-A step that offloads in the forward pass and reloads in the backward pass cannot fill both
-directions at once. So its two phases, before and after the fullest moment, add up to the estimate
-`two_phase`.
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Protocol
@@ -22,8 +18,8 @@ from typing import Protocol
 import numpy as np
 
 from offload.graph.costs import Costs
-from offload.graph.memgraph import TASK, MemGraph
-from offload.graph.taskgraph import TaskGraph
+from offload.graph.memgraph import OFFLOAD, RELOAD, TASK, MemGraph, Place
+from offload.graph.taskgraph import HOST, Role, TaskGraph
 
 Timeline = Sequence[tuple[int, str, float, float]]
 """Each node with its lane, start and end, in the order of the starts."""
@@ -58,7 +54,6 @@ class Simulation:
     busy: Mapping[str, float]
     """Seconds of work of each lane; for the host, of all workers together."""
     bound: Bound
-    two_phase: float
     timeline: Timeline
 
 
@@ -75,12 +70,10 @@ def simulate(
     busy: dict[str, float] = {}
     for node, took in zip(memgraph.nodes, seconds, strict=True):
         busy[node.lane] = busy.get(node.lane, 0.0) + took
-    bound = _bound(memgraph, seconds, busy, costs)
     return Simulation(
         makespan=max((end for *_, end in timeline), default=0.0),
         busy=busy,
-        bound=bound,
-        two_phase=max(bound.seconds, _two_phase(memgraph, seconds, costs)),
+        bound=_bound(memgraph, seconds, busy, costs),
         timeline=timeline,
     )
 
@@ -92,6 +85,42 @@ def least_seconds(graph: TaskGraph, costs: Costs) -> float:
         key = task.lane, task.device
         busy[key] = busy.get(key, 0.0) + costs.of_task(task) / _workers(task.lane, costs)
     return max(busy.values(), default=0.0)
+
+
+def least_seconds_with(
+    graph: TaskGraph, costs: Costs, resident: Collection[int], homes: Mapping[int, Place]
+) -> float:
+    """Seconds of the busiest lane, with the copies that every plan with these residents needs.
+
+    Every buffer that is not resident begins a step on the host. If a device reads it before it is
+    overwritten, it is copied there once at least. If a device writes it last, it is copied back."""
+    seconds: dict[tuple[str, int], float] = {}
+    for b, (first_reads, last_writes) in _first_and_last_uses(graph).items():
+        buffer, home = graph.buffers[b], homes.get(b)
+        on_host = b not in resident if home is None else home.arena == HOST
+        if not on_host or buffer.device == HOST:
+            continue
+        kinds = [RELOAD] if first_reads else []
+        kinds += [OFFLOAD] if last_writes and buffer.persistent else []
+        for kind in kinds:
+            key = kind, buffer.device
+            seconds[key] = seconds.get(key, 0.0) + costs.of_copy(kind, buffer.nbytes)
+    return max(least_seconds(graph, costs), *seconds.values(), 0.0)
+
+
+def _first_and_last_uses(graph: TaskGraph) -> dict[int, tuple[bool, bool]]:
+    """By buffer that exists before a step: whether its first task reads it on a device, and
+    whether the last task that writes it does so on a device."""
+    uses: dict[int, tuple[bool, bool]] = {}
+    for task in graph.tasks:
+        on_device = task.lane != "host"
+        for b in task.touches:
+            buffer = graph.buffers[b]
+            if not buffer.persistent and buffer.role is not Role.INPUT:
+                continue
+            first, last = uses.get(b, (on_device and b in task.reads, False))
+            uses[b] = first, on_device if b in task.writes else last
+    return uses
 
 
 def node_seconds(memgraph: MemGraph, costs: Costs) -> list[float]:
@@ -237,14 +266,3 @@ def _bound(
         parts[LINK] = max(links, default=0.0)
     lane = max(parts, key=lambda part: parts[part])
     return Bound(parts[lane], lane, parts)
-
-
-def _two_phase(memgraph: MemGraph, seconds: list[float], costs: Costs) -> float:
-    """The busiest lane's work before the fullest moment, plus the busiest lane's after it."""
-    live = memgraph.graph.live_bytes()
-    fullest = max(range(len(live)), key=lambda task: live[task], default=-1)
-    phases: tuple[dict[str, float], dict[str, float]] = ({}, {})
-    for node, took in zip(memgraph.nodes, seconds, strict=True):
-        work = phases[node.task > fullest]
-        work[node.lane] = work.get(node.lane, 0.0) + took / _workers(node.lane, costs)
-    return sum(max(work.values(), default=0.0) for work in phases)

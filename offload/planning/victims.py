@@ -18,10 +18,13 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from offload.graph.taskgraph import TaskGraph
 from offload.planning.arena import Space
 
 NEVER = 1 << 60
 SEEDS = 12
+SOON = 8
+"""A buffer whose last use is at most this many tasks away dies soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,3 +163,50 @@ class Victims:
                 if best is None or score < best[0]:
                     best = score, list(window)
         return None if best is None else best[1]
+
+
+class WalkedUses:
+    """The uses of all buffers, and how far the walk has come. A use is the number of a task that
+    touches the buffer.
+
+        uses of a buffer   2  |  5   6  |  9
+                           ran   pinned    next
+
+    Pinned uses have their places and have not run."""
+
+    def __init__(self, graph: TaskGraph) -> None:
+        self._tasks: list[list[int]] = [[] for _ in graph.buffers]
+        self._next = [0] * len(graph.buffers)
+        """By buffer: how many of its uses have their places."""
+        self._pins = [0] * len(graph.buffers)
+        """By buffer: how many of its uses have their places, or try to get them, and have not
+        run."""
+        for number, task in enumerate(graph.tasks):
+            for b in task.touches:
+                self._tasks[b].append(number)
+
+    def is_used(self, b: int) -> bool:
+        return bool(self._tasks[b])
+
+    def next(self, b: int) -> int:
+        """The first use that has no place yet; NEVER if there is none."""
+        uses, at = self._tasks[b], self._next[b]
+        return uses[at] if at < len(uses) else NEVER
+
+    def end_soon(self, b: int, number: int) -> bool:
+        """Whether the last use comes soon after a task."""
+        return self._tasks[b][-1] - number <= SOON
+
+    def advance(self, b: int) -> None:
+        """Note that the next use has its place."""
+        self._next[b] += 1
+
+    def pin(self, b: int) -> None:
+        self._pins[b] += 1
+
+    def unpin(self, b: int) -> None:
+        self._pins[b] -= 1
+
+    def pinned(self, b: int) -> bool:
+        """Whether the buffer must stay where it is, because a task with a place has yet to run."""
+        return self._pins[b] > 0

@@ -2,16 +2,64 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, fields
+from operator import attrgetter
+from typing import Any
 
 from offload.graph.costs import Costs
 from offload.graph.memgraph import SMALL_WORKSPACE, MemGraph, Place
-from offload.graph.taskgraph import TaskGraph
-from offload.planning.plan_choice import PlanChoice, graph_digest
+from offload.graph.taskgraph import Buffer, Task, TaskGraph
 from offload.planning.planner import build_memgraph
 from offload.planning.policies import Horizons, Policy
 from offload.planning.refusal import scratch_bytes
 from offload.planning.simulator import Simulation
+
+UNREAD = ("kernel", "where")
+"""What no planner reads of a task."""
+NUMBERS = ("ahead", "evict_ahead", "drop_ahead", "host_workers")
+
+
+@dataclass(frozen=True, slots=True)
+class PlanChoice:
+    """What the best plan was made of, so that it can be made again without a search. Numbers count
+    the graphs of `Wanted` in their order.
+
+    A choice is no plan: the planner walks, simulates and proves as after a search. A wrong choice
+    gives a slower plan or an error, and never a plan that is not proved."""
+
+    graph: int
+    recomputed: str
+    """The name of its variant that computes activations again; empty: none."""
+    policy: Policy
+    tried: tuple[str, ...]
+
+    def as_data(self) -> dict[str, Any]:
+        """The choice as plain data for a file."""
+        return {
+            "graph": self.graph,
+            "recomputed": self.recomputed,
+            "resident": sorted(self.policy.resident),
+            **{name: getattr(self.policy, name) for name in NUMBERS},
+            "tried": list(self.tried),
+        }
+
+    @classmethod
+    def of_data(cls, data: Any) -> "PlanChoice":
+        """Read what `as_data` made. Raises `ValueError` if this is something else."""
+        names = {"graph", "recomputed", "resident", *NUMBERS, "tried"}
+        if not isinstance(data, Mapping) or set(data) != names:
+            raise ValueError(f"a choice has {', '.join(sorted(names))}")
+        resident, tried = data["resident"], data["tried"]
+        whole = [data["graph"], *(data[name] for name in NUMBERS)]
+        if not (
+            isinstance(resident, list)
+            and all(type(number) is int and number >= 0 for number in [*resident, *whole])
+            and isinstance(tried, list)
+            and all(isinstance(text, str) for text in [*tried, data["recomputed"]])
+        ):
+            raise ValueError("a number or a text of the choice is none")
+        policy = Policy(frozenset(resident), **{name: data[name] for name in NUMBERS})
+        return cls(data["graph"], data["recomputed"], policy, tuple(tried))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,6 +112,23 @@ class Wanted:
             self.recompute, self.tails,
         )  # fmt: skip
         return hashlib.blake2b(repr(said).encode(), digest_size=16).hexdigest()
+
+
+def graph_digest(graph: TaskGraph) -> str:
+    """A digest of all that a planner reads of a graph. Other kernels in it have the same one."""
+    buffers, tasks = _fields_of(Buffer), _fields_of(Task)
+    digest = hashlib.blake2b(digest_size=16)
+    for buffer in graph.buffers:
+        digest.update(repr(buffers(buffer)).encode())
+    digest.update(b"tasks")
+    for task in graph.tasks:
+        digest.update(repr(tasks(task)).encode())
+    digest.update(repr((graph.outputs, graph.kept, graph.alignment)).encode())
+    return digest.hexdigest()
+
+
+def _fields_of(kind: type[Buffer] | type[Task]) -> "attrgetter[tuple[Any, ...]]":
+    return attrgetter(*(field.name for field in fields(kind) if field.name not in UNREAD))
 
 
 def peak_bytes(graph: TaskGraph, device: int) -> int:

@@ -9,25 +9,27 @@ Facts that a plan does not have are left out: without copies there are no rows o
 are cut, so that a line has at most `WIDTH` columns.
 """
 
+from typing import TYPE_CHECKING
+
 from offload.graph.memgraph import OFFLOAD, RELOAD, TASK
 from offload.graph.taskgraph import RANKS, Role, Task
 from offload.lowering.host_updates import host_updates, is_update, moves
 from offload.lowering.micro_batches import ONCE
-from offload.planning.account import (
+from offload.planning.refusal import smallest_budget
+from offload.planning.wanted import peak_bytes
+from offload.plans.account import (
     Amount,
     dropped,
     moved,
-    recomputed,
     say_seconds,
     say_share,
     total,
-    waiting,
 )
-from offload.planning.refusal import smallest_budget
-from offload.planning.wanted import peak_bytes
-from offload.plans.facts import PlanFacts
 from offload.plans.role_table import role_table
 from offload.sizes import say_count, say_size
+
+if TYPE_CHECKING:
+    from offload.plans.plan import Plan
 
 WIDTH, LABEL = 100, 12
 MOST_NOTES = 5
@@ -38,7 +40,7 @@ BITS_DIFFER = "the last bits differ"
 """Stands in the note of every pass that changes bits, after `name of the pass:`."""
 
 
-def explain(plan: PlanFacts) -> str:
+def explain(plan: "Plan") -> str:
     """About 30 lines of at most `WIDTH` columns."""
     facts = [
         ("plan", _counts(plan)),
@@ -53,7 +55,6 @@ def explain(plan: PlanFacts) -> str:
         *_updates(plan),
         *_micro_batches(plan),
         *_collectives(plan),
-        *_waiting(plan),
         ("outputs", _outputs(plan)),
         ("bits", _bits(plan)),
     ]
@@ -75,7 +76,7 @@ def _cut(text: str, most: int) -> str:
 # ---- facts ---------------------------------------------------------------------------------------
 
 
-def _counts(plan: PlanFacts) -> str:
+def _counts(plan: "Plan") -> str:
     phases: dict[str, int] = {}
     for task in plan.graph.tasks:
         phases[task.phase] = phases.get(task.phase, 0) + 1
@@ -87,12 +88,12 @@ def _counts(plan: PlanFacts) -> str:
     return f"{tasks} ({parts}), {say_count(copies, 'copy')}, {say_count(edges, 'edge')}"
 
 
-def _devices(plan: PlanFacts) -> list[tuple[str, str]]:
+def _devices(plan: "Plan") -> list[tuple[str, str]]:
     devices = plan.graph.devices
     return [(f"device {d}" if len(devices) > 1 else "device", _device(plan, d)) for d in devices]
 
 
-def _device(plan: PlanFacts, device: int) -> str:
+def _device(plan: "Plan", device: int) -> str:
     taken = plan.memgraph.arenas.get(device, 0) + plan.reserve
     peak = peak_bytes(plan.source, device) + plan.reserve
     return (
@@ -105,7 +106,7 @@ def _within(nbytes: int, limit: int | None, name: str) -> str:
     return f"{say_size(nbytes)}, {f'{name} {say_size(limit)}' if limit else f'no {name}'}"
 
 
-def smallest(plan: PlanFacts) -> tuple[int, str, int]:
+def smallest(plan: "Plan") -> tuple[int, str, int]:
     """Bytes that the largest task needs, its name, and its device.
 
     In copy mode tasks have no workspace of their own but share the reserve, as `plan.graph`
@@ -118,7 +119,7 @@ def smallest(plan: PlanFacts) -> tuple[int, str, int]:
     return nbytes + plan.reserve, name, device
 
 
-def _smallest(plan: PlanFacts) -> list[tuple[str, str]]:
+def _smallest(plan: "Plan") -> list[tuple[str, str]]:
     nbytes, name, device = smallest(plan)
     if not name:
         return [("at least", "nothing: no task uses a device")]
@@ -132,7 +133,7 @@ def _smallest(plan: PlanFacts) -> list[tuple[str, str]]:
     return [("" if n else "at least", line) for n, line in enumerate(lines)]
 
 
-def _host(plan: PlanFacts) -> str:
+def _host(plan: "Plan") -> str:
     text = _within(plan.host_bytes, plan.host_budget, "host_budget")
     beside = max((task.unplaced for task in _on_host(plan)), default=0)
     if plan.placement == "copy" and beside:
@@ -140,7 +141,7 @@ def _host(plan: PlanFacts) -> str:
     return text
 
 
-def _step(plan: PlanFacts) -> str:
+def _step(plan: "Plan") -> str:
     seconds, resident = plan.predicted_seconds, plan.resident_seconds
     if not resident:
         return f"{say_seconds(seconds)} predicted"
@@ -150,15 +151,11 @@ def _step(plan: PlanFacts) -> str:
     )
 
 
-def _bound(plan: PlanFacts) -> str:
-    bound, two = plan.bound, plan.simulation.two_phase
-    text = f"{say_seconds(bound.seconds)} for any order: {bound.lane} binds"
-    if say_seconds(two) != say_seconds(bound.seconds):
-        text += f"; {say_seconds(two)} before and after the fullest moment added up"
-    return text
+def _bound(plan: "Plan") -> str:
+    return f"{say_seconds(plan.bound.seconds)} for any order: {plan.bound.lane} binds"
 
 
-def _busy(plan: PlanFacts) -> list[tuple[str, str]]:
+def _busy(plan: "Plan") -> list[tuple[str, str]]:
     makespan, workers = plan.simulation.makespan, plan.costs.host_workers
     shares = [
         f"{lane} {say_share(seconds / (workers if lane == 'host' else 1), makespan)}"
@@ -168,7 +165,7 @@ def _busy(plan: PlanFacts) -> list[tuple[str, str]]:
     return [("" if n else "busy", ", ".join(line)) for n, line in enumerate(lines)]
 
 
-def _moves(plan: PlanFacts) -> list[tuple[str, str]]:
+def _moves(plan: "Plan") -> list[tuple[str, str]]:
     memgraph = plan.memgraph
     out, back = moved(memgraph, OFFLOAD), moved(memgraph, RELOAD)
     if not out and not back:
@@ -189,23 +186,25 @@ def _copies(amount: Amount) -> str:
     return f"{say_size(amount.nbytes)} in {say_count(amount.count, 'copy')}"
 
 
-def _recomputed(plan: PlanFacts) -> str:
-    again = recomputed(plan.graph, plan.costs)
-    if not again.tasks:
+def _recomputed(plan: "Plan") -> str:
+    graph = plan.graph
+    again = [task for task in graph.tasks if task.recomputes]
+    if not again:
         return "nothing" if plan.recompute else "nothing: plan(recompute=False)"
-    names = ", ".join(again.tasks[:MOST_NAMES])
+    seconds = sum(plan.costs.of_task(task) for task in again)
+    nbytes = sum(graph.buffers[b].nbytes for b in {b for task in again for b in task.writes})
+    names = ", ".join(task.recomputes for task in again[:MOST_NAMES])
     return (
-        f"{say_count(len(again.tasks), 'task')}, {say_seconds(again.seconds)} more,"
-        f" {say_size(again.nbytes)} less to keep: {names}"
-        f"{', ...' if len(again.tasks) > MOST_NAMES else ''}"
+        f"{say_count(len(again), 'task')}, {say_seconds(seconds)} more, {say_size(nbytes)} less to"
+        f" keep: {names}{', ...' if len(again) > MOST_NAMES else ''}"
     )
 
 
-def _on_host(plan: PlanFacts) -> list[Task]:
+def _on_host(plan: "Plan") -> list[Task]:
     return [task for task in plan.graph.tasks if task.lane == "host"]
 
 
-def _updates(plan: PlanFacts) -> list[tuple[str, str]]:
+def _updates(plan: "Plan") -> list[tuple[str, str]]:
     """How many updates run on the host, and why."""
     count = sum(task.phase == "update" and is_update(task) for task in plan.source.tasks)
     if plan.optimizer == "device" or not count:
@@ -230,7 +229,7 @@ def _updates(plan: PlanFacts) -> list[tuple[str, str]]:
     ]
 
 
-def _micro_batches(plan: PlanFacts) -> list[tuple[str, str]]:
+def _micro_batches(plan: "Plan") -> list[tuple[str, str]]:
     count = len({task.turn for task in plan.source.tasks})
     if count < 2:
         return []
@@ -238,7 +237,7 @@ def _micro_batches(plan: PlanFacts) -> list[tuple[str, str]]:
     return [("weights", f"{count} micro-batches in one step, {how}")]
 
 
-def _collectives(plan: PlanFacts) -> list[tuple[str, str]]:
+def _collectives(plan: "Plan") -> list[tuple[str, str]]:
     """What all ranks do together, such as averaging gradients."""
     sums = [task for task in plan.graph.tasks if task.lane == RANKS and task.traffic]
     if not sums:
@@ -249,19 +248,7 @@ def _collectives(plan: PlanFacts) -> list[tuple[str, str]]:
     return [("ranks", f"{size} of each rank in {times}, taken to be {rate}/s")]
 
 
-def _waiting(plan: PlanFacts) -> list[tuple[str, str]]:
-    """What it costs that a norm over all gradients comes before the updates."""
-    found = waiting(plan.graph, plan.memgraph.nodes)
-    if found is None or not found.nbytes:
-        return []
-    copied = f"{say_size(found.copied)} copied out" if found.copied else "nothing copied out"
-    return [
-        ("clipping", f"no update before {found.task}, which waits for every gradient:"),
-        ("", f"{say_size(found.nbytes)} of gradients are kept until then, {copied}"),
-    ]
-
-
-def _outputs(plan: PlanFacts) -> str:
+def _outputs(plan: "Plan") -> str:
     from offload.memory.cuda_shim import why_not_on
     from offload.program.kernels import device_of
 
@@ -271,7 +258,7 @@ def _outputs(plan: PlanFacts) -> str:
     return f"copied to their planned addresses (placement: copy; {reason})"
 
 
-def _bits(plan: PlanFacts) -> str:
+def _bits(plan: "Plan") -> str:
     changed = [note.split(":")[0] for note in plan.graph.notes if BITS_DIFFER in note]
     if changed:
         return f"NOT bit-equal to eager: {', '.join(changed)}"
@@ -281,7 +268,7 @@ def _bits(plan: PlanFacts) -> str:
 # ---- afterwards ----------------------------------------------------------------------------------
 
 
-def _afterwards(plan: PlanFacts) -> list[tuple[str, str]]:
+def _afterwards(plan: "Plan") -> list[tuple[str, str]]:
     made = [note for note in plan.graph.notes if not note.startswith(ONCE)]  # a fact above
     notes = [*plan.remarks, *made]
     shown = [("notes" if not n else "", note) for n, note in enumerate(notes[:MOST_NOTES])]
@@ -290,7 +277,7 @@ def _afterwards(plan: PlanFacts) -> list[tuple[str, str]]:
     return [*shown, ("chosen", _chosen(plan))]
 
 
-def _chosen(plan: PlanFacts) -> str:
+def _chosen(plan: "Plan") -> str:
     tried, policy = plan.found.tried, plan.found.policy
     if plan.found.nothing_moves:
         return f"{tried[0]}: there was nothing to choose"

@@ -13,10 +13,9 @@ import logging
 from offload.caching.machine import our_version
 from offload.caching.plan_cache import PlanCache
 from offload.errors import OffloadError
-from offload.planning.plan_choice import PlanChoice
 from offload.planning.search import best_plan
 from offload.planning.verify import verify
-from offload.planning.wanted import FoundPlan, Wanted
+from offload.planning.wanted import FoundPlan, PlanChoice, Wanted
 
 log = logging.getLogger(__name__)
 

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 from offload.graph.memgraph import OFFLOAD, TASK, MemGraph
 from offload.graph.taskgraph import HOST, Role
-from offload.planning.account import NAMES, ROLES, at_home, moved
-from offload.plans.facts import PlanFacts
+from offload.plans.account import NAMES, ROLES, at_home, moved
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
+
+    from offload.plans.plan import Plan
 
 INK, MUTED, RULE, FREE = "#1f2933", "#66717e", "#c9d0d8", "#e9f2ec"
 AGAIN = "#D55E00"
@@ -46,7 +47,7 @@ def colour_of(memgraph: MemGraph, node: int) -> str:
     return AGAIN if task.recomputes else PHASES.get(task.phase, PHASES["forward"])
 
 
-def legend_keys(plan: PlanFacts, roles: Collection[Role]) -> "tuple[list[Artist], list[Artist]]":
+def legend_keys(plan: "Plan", roles: Collection[Role]) -> "tuple[list[Artist], list[Artist]]":
     """The keys of the memory's colours, for the roles that were drawn, and all other keys."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch

@@ -22,7 +22,8 @@ import numpy as np
 from offload.errors import GraphError
 from offload.graph.memgraph import TASK
 from offload.graph.taskgraph import HOST, RANKS, Role
-from offload.planning.account import (
+from offload.planning.wanted import peak_bytes
+from offload.plans.account import (
     ROLES,
     Usage,
     at_home,
@@ -33,14 +34,14 @@ from offload.planning.account import (
     unmoved,
     usage,
 )
-from offload.planning.wanted import peak_bytes
-from offload.plans.facts import PlanFacts
 from offload.plans.palette import COLOURS, FREE, INK, MUTED, PHASES, RULE, colour_of, legend_keys
 from offload.sizes import UNITS, say_size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from offload.plans.plan import Plan
 
 SUFFIXES = (".png", ".svg")
 WIDTH, LEFT, RIGHT, TOP, BOTTOM, GAP = 11.0, 0.85, 1.15, 0.75, 1.0, 0.22
@@ -53,7 +54,7 @@ Box = tuple[float, float, float, float]
 """Start, end, low, high."""
 
 
-def draw(plan: PlanFacts, path: str | Path) -> None:
+def draw(plan: "Plan", path: str | Path) -> None:
     """Write the picture to `path`, a .png or .svg file."""
     path = Path(path)
     suffix = path.suffix.lower()
@@ -73,7 +74,7 @@ class _Unit:
 
 
 class _PlanPicture:
-    def __init__(self, plan: PlanFacts) -> None:
+    def __init__(self, plan: "Plan") -> None:
         self._plan = plan
         self._memgraph = plan.memgraph
         self._timeline = plan.simulation.timeline

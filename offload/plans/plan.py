@@ -15,18 +15,17 @@ from offload.errors import BudgetTooSmall, GraphError
 from offload.graph.costs import Costs
 from offload.graph.memgraph import MemGraph, Place, places_of
 from offload.graph.remarks import Remarks
-from offload.graph.taskgraph import HOST, Task, TaskGraph
+from offload.graph.taskgraph import HOST, TaskGraph
 from offload.lowering.host_updates import CHOICES
 from offload.lowering.host_updates import variants as host_variants
-from offload.lowering.idle_tensors import with_idle
 from offload.lowering.micro_batches import orders
-from offload.planning.allocator_rounding import outside
 from offload.planning.simulator import Bound, Simulation, least_seconds
 from offload.planning.verify import verify
 from offload.planning.wanted import FoundPlan, Wanted, peak_bytes
 from offload.plans.explain import explain, smallest
 from offload.plans.kept_plans import proved_plan
-from offload.program.renaming import renamed_as
+from offload.plans.reserve import reserve_bytes
+from offload.plans.same_tensors import renamed_as, with_idle
 from offload.sizes import parse_size, say_size
 
 PLACEMENTS = ("auto", "shim", "copy")
@@ -231,27 +230,6 @@ def fullest(graph: TaskGraph) -> int:
 def reserve_of(graph: TaskGraph) -> int:
     """The reserve of a plan of this graph."""
     return reserve_bytes(graph, _placement("auto", graph))
-
-
-def reserve_bytes(graph: TaskGraph, placement: str) -> int:
-    """The bytes that a plan needs outside of the arena: the most that one kernel allocates there.
-    On a CUDA device also what libraries keep, and what the allocator adds by rounding."""
-    from offload.program.kernels import CPU, device_of
-
-    tasks, device = graph.tasks, device_of(graph)
-    if device != CPU:  # tasks on the host do not allocate on the device
-        tasks = [task for task in tasks if task.lane != "host"]
-    most = max((_outside(task, placement) for task in tasks), default=0)
-    if device != CPU:
-        return outside(most, graph.program.fixed)
-    return graph.aligned(most) if most else 0
-
-
-def _outside(task: Task, placement: str) -> int:
-    calls = getattr(task.kernel, "calls", ())
-    if placement == "copy" or any(call.allocations is None for call in calls):
-        return task.unplaced
-    return task.stray
 
 
 def _planned(options: PlanningOptions, graph: TaskGraph, homes: Mapping[int, Place]) -> Plan:

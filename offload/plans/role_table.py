@@ -8,10 +8,11 @@ Rows without bytes are left out.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from offload.graph.memgraph import OFFLOAD, RELOAD, TASK
 from offload.graph.taskgraph import HOST, Role
-from offload.planning.account import (
+from offload.plans.account import (
     NAMES,
     ROLES,
     Amount,
@@ -24,14 +25,16 @@ from offload.planning.account import (
     usage,
     used,
 )
-from offload.plans.facts import PlanFacts
 from offload.sizes import say_size
+
+if TYPE_CHECKING:
+    from offload.plans.plan import Plan
 
 HEAD = ("", "all", "resident", "streamed", "at the peak", "offloaded", "reloaded")
 USUAL = (16, 16, 16, 16, 13, 11, 11)
 
 
-def role_table(plan: PlanFacts) -> tuple[list[str], list[tuple[str, str]]]:
+def role_table(plan: "Plan") -> tuple[list[str], list[tuple[str, str]]]:
     """The lines of the table, and facts that say what its columns mean."""
     memgraph = plan.memgraph
     counted = (
@@ -65,7 +68,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return lines
 
 
-def _legend(plan: PlanFacts, device: int, use: Usage) -> list[tuple[str, str]]:
+def _legend(plan: "Plan", device: int, use: Usage) -> list[tuple[str, str]]:
     moment = float(use.times[use.fullest])
     running = next(
         (
@@ -82,7 +85,7 @@ def _legend(plan: PlanFacts, device: int, use: Usage) -> list[tuple[str, str]]:
     ]
 
 
-def _with_workspaces(plan: PlanFacts) -> Mapping[Role, Amount]:
+def _with_workspaces(plan: "Plan") -> Mapping[Role, Amount]:
     tasks = plan.source.tasks
     sizes = [t.unplaced if plan.placement == "copy" else t.workspace for t in tasks]
     most = max(sizes, default=0)
@@ -90,7 +93,7 @@ def _with_workspaces(plan: PlanFacts) -> Mapping[Role, Amount]:
     return {**found, Role.WORKSPACE: Amount(sum(s > 0 for s in sizes), most)} if most else found
 
 
-def _fullest(plan: PlanFacts) -> tuple[int, Usage]:
+def _fullest(plan: "Plan") -> tuple[int, Usage]:
     """The device that holds most at a time, and what it holds."""
     memgraph = plan.memgraph
     lived = lives(memgraph, plan.simulation.timeline)

@@ -3,6 +3,8 @@
 torch.randn(4, generator=mine)    an argument of the call: each run draws from `mine` itself
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,3 +33,34 @@ def generators_of(graph: Any) -> tuple[torch.Generator, ...]:
         for call in task.kernel.calls if isinstance(task.kernel, Call | Calls) else ():
             found.update((generator_key(one), one) for one in generators_in(call))
     return tuple(found.values())
+
+
+@dataclass(slots=True, eq=False)
+class DrawState:
+    """The generator of one micro-batch, which takes the place of the default one for a draw.
+
+        default generator   ....... |own state in| dropout |own state out| .......
+
+    Most ops draw from the default generator and can be given no other. The bits are those of an
+    eager micro-batch before which the default generator was seeded in the same way."""
+
+    own: torch.Generator
+    device: torch.device
+    _others: torch.Tensor | None = field(default=None, repr=False)
+
+    def enter(self, own: torch.Generator) -> None:
+        default = default_generator(self.device)
+        self._others = default.get_state()
+        default.set_state(own.get_state())
+
+    def leave(self, own: torch.Generator) -> None:
+        default = default_generator(self.device)
+        assert self._others is not None
+        own.set_state(default.get_state())
+        default.set_state(self._others)
+
+    def wrapped(self, calls: Sequence[Call]) -> Calls:
+        """These calls, which draw from the micro-batch's own generator. It is an argument, so that
+        `generators_of` finds it."""
+        enter, leave = (Call(way, (self.own,), allocations=()) for way in (self.enter, self.leave))
+        return Calls((enter, *calls, leave))

@@ -44,6 +44,17 @@ class Value:
     def renamed(self, names: Mapping[int, int]) -> "Value":
         return replace(self, buffer=names.get(self.buffer, self.buffer))
 
+    def fills(self, nbytes: int) -> bool:
+        """Whether it covers every byte of a buffer of `nbytes` exactly once. Only such a value may
+        take another one's place: what is done to it is done to the buffer."""
+        expected = 1
+        by_stride = sorted(zip(self.stride, self.size, strict=True))
+        for stride, size in by_stride:
+            if size != 1 and stride != expected:
+                return False
+            expected *= size
+        return self.offset == 0 and expected * self.dtype.itemsize == nbytes
+
 
 class Kernel(Protocol):
     """One or more `Call`s in a row."""

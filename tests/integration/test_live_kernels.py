@@ -17,7 +17,7 @@ from torch.nn import functional
 import offload
 from offload.errors import GraphError
 from offload.live.core import load_core, why_no_core
-from offload.lowering.passes import grouped
+from offload.lowering.pointwise_groups import grouped
 
 mse = functional.mse_loss
 

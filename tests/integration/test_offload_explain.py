@@ -11,7 +11,9 @@ from offload.errors import BudgetTooSmall
 from offload.graph.builder import GraphBuilder
 from offload.graph.costs import Costs
 from offload.graph.taskgraph import HOST, Role, TaskGraph
-from offload.planning.account import (
+from offload.planning.recompute import recomputed
+from offload.planning.wanted import peak_bytes
+from offload.plans.account import (
     at_home,
     dropped,
     highest,
@@ -23,8 +25,6 @@ from offload.planning.account import (
     unmoved,
     usage,
 )
-from offload.planning.recompute import recomputed
-from offload.planning.wanted import peak_bytes
 from offload.plans.explain import WIDTH, explain
 from offload.plans.plan import Plan, plan
 from offload.plans.role_table import aligned

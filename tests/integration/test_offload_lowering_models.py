@@ -13,7 +13,8 @@ from torch.utils import _pytree as pytree
 from offload.graph.costs import Costs
 from offload.graph.taskgraph import TaskGraph
 from offload.live.function_capture import captured
-from offload.lowering.passes import add_in_place, lower
+from offload.lowering.passes import lower
+from offload.lowering.sums import add_in_place
 from offload.planning.recompute import candidates, recomputed
 from offload.program.kernels import Value
 

@@ -13,7 +13,6 @@ from offload.errors import BudgetTooSmall
 from offload.graph.builder import GraphBuilder
 from offload.graph.memgraph import OFFLOAD, RELOAD, TASK
 from offload.graph.taskgraph import Role, TaskGraph
-from offload.planning.account import waiting
 from offload.planning.residency import most_resident
 from offload.plans.plan import Plan
 
@@ -48,30 +47,6 @@ def tight(graph: TaskGraph) -> Plan:
     with pytest.raises(BudgetTooSmall) as refused:
         offload.plan(graph, 1)
     return offload.plan(graph, refused.value.needed)
-
-
-@pytest.mark.parametrize("clip", ["in place", "anew"])
-def test_gradients_that_wait_for_their_norm_are_counted(clip: str) -> None:
-    graph = step_of(clip)
-    for plan in (offload.plan(graph), tight(graph)):
-        found = waiting(plan.graph, plan.memgraph.nodes)
-        assert found is not None
-        assert GRADIENTS <= found.nbytes <= GRADIENTS + 64, "and the scale"
-        spilled = [
-            node.nbytes
-            for node in plan.memgraph.nodes
-            if node.kind == OFFLOAD and node.buffer in found.buffers
-        ]
-        assert found.copied == sum(spilled)
-        assert "clipping    no update before" in plan.explain()
-    assert found.copied > 0, "at the smallest budget they cannot stay"
-    assert "gradients are kept until then" in plan.explain()
-
-
-def test_without_a_norm_no_gradient_waits() -> None:
-    plan = tight(step_of(""))
-    assert waiting(plan.graph, plan.memgraph.nodes) is None
-    assert "clipping" not in plan.explain()
 
 
 # ---- residency -----------------------------------------------------------------------------------

@@ -13,11 +13,10 @@ from offload import Costs, GraphBuilder, TaskGraph
 from offload.errors import OffloadError
 from offload.graph.taskgraph import Task
 from offload.lowering.host_updates import variants
-from offload.planning.plan_choice import UNREAD, PlanChoice, graph_digest
 from offload.planning.refusal import smallest_budget
 from offload.planning.search import best_plan
 from offload.planning.verify import verify
-from offload.planning.wanted import FoundPlan, Wanted, peak_bytes
+from offload.planning.wanted import UNREAD, FoundPlan, PlanChoice, Wanted, graph_digest, peak_bytes
 
 COSTS = Costs(flops=1e9, memory=1e9, launch=1e-6, h2d=1e6, d2h=1e6, copy=1e-6)
 

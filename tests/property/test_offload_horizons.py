@@ -5,9 +5,8 @@ from itertools import product
 from typing import Any
 
 from offload import Costs, GraphBuilder, TaskGraph
-from offload.planning.effort import FURTHER
 from offload.planning.planner import build_memgraph
-from offload.planning.policies import Horizons, Policy
+from offload.planning.policies import FURTHER, Horizons, Policy
 from offload.planning.refusal import smallest_budget
 from offload.planning.search import best_plan
 from offload.planning.wanted import Wanted

@@ -12,10 +12,9 @@ import offload
 from offload import Costs, GraphBuilder, TaskGraph
 from offload.errors import BudgetTooSmall
 from offload.planning import search
-from offload.planning.least_copies import least_seconds_with
 from offload.planning.planner import build_memgraph
 from offload.planning.policies import Policy
-from offload.planning.simulator import simulate
+from offload.planning.simulator import least_seconds_with, simulate
 from offload.planning.wanted import peak_bytes
 
 COSTS = Costs(flops=1e12, memory=1e12, launch=1e-9, h2d=1e6, d2h=3e6, copy=1e-7)

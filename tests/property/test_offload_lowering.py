@@ -16,14 +16,12 @@ from hypothesis import strategies as st
 from offload.graph.builder import GraphBuilder
 from offload.graph.costs import Costs
 from offload.graph.taskgraph import Role, TaskGraph
-from offload.lowering.passes import (
-    add_in_place,
-    bucketed_updates,
-    early_updates,
-    fold_counters,
-    grouped,
-    without_views_and_dead,
-)
+from offload.lowering.buckets import bucketed_updates
+from offload.lowering.counters import fold_counters
+from offload.lowering.dead_tasks import without_views_and_dead
+from offload.lowering.early_updates import early_updates
+from offload.lowering.pointwise_groups import grouped
+from offload.lowering.sums import add_in_place
 from offload.planning.recompute import candidates, recomputed, variants
 from offload.program.kernels import Call, Value
 

@@ -13,7 +13,7 @@ import offload
 from offload import Costs, GraphBuilder, TaskGraph
 from offload.graph.memgraph import OFFLOAD, RELOAD
 from offload.lowering.micro_batches import layer_by_layer, orders
-from offload.lowering.passes import grouped
+from offload.lowering.pointwise_groups import grouped
 
 BIG = 1 << 20
 

@@ -24,7 +24,7 @@ from offload.memory.device_memory import (
 from offload.memory.host_memory import HostMemoryLeft
 from offload.memory.room import check_memory
 from offload.memory.workspaces import kept_bytes, steady, warm
-from offload.planning.allocator_rounding import MIB, outside, taken
+from offload.plans.reserve import MIB, bytes_outside_arena, segment_bytes
 from offload.program.kernels import Program, Source
 from offload.running.stage import Stage
 
@@ -50,12 +50,12 @@ def made(fixed: int = 0, unplaced: int = 0, lane: str = "compute") -> Plan:
     [(0, 0), (1, 2), (MIB, 2), (MIB + 1, 20), (20 * MIB, 20), (20 * MIB + 1, 22), (33 * MIB, 34)],
 )
 def test_pieces_take_whole_segments(asked: int, segment: int) -> None:
-    assert taken(asked) == segment * MIB
+    assert segment_bytes(asked) == segment * MIB
 
 
 def test_a_budget_holds_what_libraries_keep_and_what_the_allocator_rounds_up() -> None:
     plain, kept = made(), made(fixed=33 * MIB)
-    assert plain.reserve == outside(0, 0) == 4 * MIB
+    assert plain.reserve == bytes_outside_arena(0, 0) == 4 * MIB
     assert kept.reserve - plain.reserve == 34 * MIB
     assert kept.device_bytes - plain.device_bytes == 34 * MIB
     assert made(unplaced=MIB).reserve - plain.reserve == 2 * MIB

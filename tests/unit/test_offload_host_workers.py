@@ -12,8 +12,7 @@ from offload.graph.builder import GraphBuilder
 from offload.graph.costs import Costs
 from offload.graph.memgraph import MemGraph
 from offload.graph.taskgraph import HOST, TaskGraph
-from offload.planning.arena import Space
-from offload.planning.held_addresses import BESIDE, HeldAddresses
+from offload.planning.arena import BESIDE, HeldAddresses, Space
 from offload.planning.planner import build_memgraph
 from offload.planning.policies import Policy
 from offload.planning.simulator import simulate

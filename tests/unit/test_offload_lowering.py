@@ -5,16 +5,14 @@ from graph_edits import grown
 
 from offload.graph.builder import GraphBuilder
 from offload.graph.taskgraph import Buffer, Role, TaskGraph
-from offload.lowering.passes import (
-    add_in_place,
-    bucketed_updates,
-    early_updates,
-    fold_counters,
-    grouped,
-    lower,
-    whole_updates,
-    without_views_and_dead,
-)
+from offload.lowering.buckets import bucketed_updates
+from offload.lowering.counters import fold_counters
+from offload.lowering.dead_tasks import without_views_and_dead
+from offload.lowering.early_updates import early_updates
+from offload.lowering.passes import lower
+from offload.lowering.pointwise_groups import grouped
+from offload.lowering.sums import add_in_place
+from offload.lowering.whole_updates import whole_updates
 from offload.program.kernels import Call, Value
 
 aten = torch.ops.aten

@@ -4,8 +4,8 @@ import torch
 
 from offload.graph.builder import GraphBuilder
 from offload.graph.taskgraph import TaskGraph
+from offload.plans.same_tensors import renamed_as
 from offload.program.kernels import Program, Source, Value
-from offload.program.renaming import renamed_as
 
 
 def graph_of(**tensors: Source) -> TaskGraph:

@@ -209,31 +209,9 @@ def test_copies_and_tasks_cost_what_the_machine_says() -> None:
     assert steps.simulate(costs).makespan == 5 + 3.5 + 2.5
 
 
-def test_phases_on_either_side_of_the_fullest_moment_add_up() -> None:
-    # Forward: 3 s of offloads under 2 s of tasks. Backward: 4 s of reloads under 3 s of tasks.
-    steps = Steps()
-    first = steps.task(1)
-    full = steps.task(1, first, live=100)
-    steps.copy(OFFLOAD, 3, first, at=0)
-    steps.copy(RELOAD, 4, full, at=2)
-    steps.task(3, full)
-    found = steps.simulate()
-    assert found.bound.parts == {"compute": 5, "d2h": 3, "h2d": 4, "critical path": 6}
-    assert found.bound.seconds == 6
-    assert found.two_phase == 7
-
-
-def test_the_two_phases_are_never_below_the_bound() -> None:
-    steps = Steps()
-    first = steps.task(1, live=100)
-    steps.task(1, steps.copy(RELOAD, 9, first, at=0))
-    found = steps.simulate()
-    assert found.two_phase == found.bound.seconds == 11
-
-
 def test_an_empty_step_takes_no_time() -> None:
     found = Steps().simulate()
-    assert (found.makespan, found.timeline, found.two_phase) == (0, (), 0)
+    assert (found.makespan, found.timeline) == (0, ())
     assert (found.bound.seconds, found.bound.lane) == (0, "critical path")
 
 
@@ -276,8 +254,7 @@ def random_steps(draw: st.DrawFn) -> Steps:
             at = draw(st.integers(0, max(0, len(steps.builder.tasks) - 1)))
             steps.copy(kind, seconds, *deps, device=device, at=at)
         else:
-            live = draw(st.integers(0, 100))
-            steps.task(seconds, *deps, lane=kind, device=device, live=live)
+            steps.task(seconds, *deps, lane=kind, device=device)
     return steps
 
 
@@ -290,7 +267,6 @@ def test_no_order_beats_the_bound_or_wastes_all_lanes_at_once(
     assert found.bound.seconds <= found.makespan * (1 + 1e-9)
     assert found.bound.seconds == found.bound.parts[found.bound.lane]
     assert found.bound.seconds == max(found.bound.parts.values())
-    assert found.two_phase >= found.bound.seconds
     # Some lane works at every moment.
     assert found.makespan <= sum(found.busy.values())
 

@@ -7,16 +7,15 @@
 Everything is read off the MemGraph and its simulated run; nothing is decided here.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from offload.graph.costs import Costs
-from offload.graph.memgraph import OFFLOAD, RELOAD, SMALL_WORKSPACE, TASK, Block, MemGraph, Node
-from offload.graph.taskgraph import HOST, Buffer, Role, Task, TaskGraph
+from offload.graph.memgraph import OFFLOAD, RELOAD, SMALL_WORKSPACE, TASK, Block, MemGraph
+from offload.graph.taskgraph import HOST, Buffer, Role, TaskGraph
 from offload.planning.refusal import scratch_bytes
 from offload.planning.simulator import Timeline
 
@@ -73,71 +72,6 @@ class Usage:
         return int(np.argmax(self.total))
 
 
-@dataclass(frozen=True, slots=True)
-class Recomputed:
-    """What is computed a second time instead of being kept or moved."""
-
-    tasks: tuple[str, ...] = ()
-    nbytes: int = 0
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class WaitingGradients:
-    """Gradients that wait until one task, a norm, has read all of them."""
-
-    task: str
-    buffers: frozenset[int]
-    nbytes: int
-    copied: int
-    """Bytes of them that are copied to the host meanwhile."""
-
-
-def waiting(graph: TaskGraph, nodes: Sequence[Node]) -> WaitingGradients | None:
-    """The gradients that wait for one task; None if there is no such task.
-
-    It is the last task on which every update depends, provided that it depends on all gradients and
-    that later tasks only scale them. `nodes`: those of a plan, to find what is copied."""
-    needed = graph.dependencies()
-    updates = [n for n, task in enumerate(graph.tasks) if _takes_a_gradient(graph, task)]
-    below = _below(needed, updates)
-    everything = (1 << len(updates)) - 1
-    common = [n for n, mask in enumerate(below) if mask == everything and n not in updates]
-    if not updates or not common:
-        return None
-    last = max(common)
-    after = [n for n in range(last + 1, len(graph.tasks)) if below[n]]
-    if any(graph.tasks[n].phase != "update" and not graph.tasks[n].pointwise for n in after):
-        return None  # later tasks still make gradients
-    writer = {b: n for n in range(last + 1) for b in graph.tasks[n].writes}
-    read = {b for n in after for b in graph.tasks[n].reads if b in writer}
-    found = frozenset(b for b in read if not graph.buffers[b].persistent)
-    seen = _below(needed, [last])
-    if len(found) < 2 or not all(seen[writer[b]] for b in found):
-        return None
-    copied = sum(n.nbytes for n in nodes if n.kind == OFFLOAD and n.buffer in found)
-    nbytes = sum(graph.buffers[b].nbytes for b in found)
-    return WaitingGradients(graph.tasks[last].name, found, nbytes, copied)
-
-
-def _takes_a_gradient(graph: TaskGraph, task: Task) -> bool:
-    """Whether the task is an update: clipping changes nothing that outlasts the step."""
-    made = any(not graph.buffers[b].persistent for b in task.reads)
-    lasts = any(graph.buffers[b].persistent for b in task.writes)
-    return task.phase == "update" and made and lasts
-
-
-def _below(needed: Sequence[Sequence[int]], tasks: Sequence[int]) -> list[int]:
-    """For every task, which of `tasks` depend on it (itself included), as bits of an int."""
-    below = [0] * len(needed)
-    for bit, number in enumerate(tasks):
-        below[number] = 1 << bit
-    for number in reversed(range(len(needed))):
-        for before in needed[number]:
-            below[before] |= below[number]
-    return below
-
-
 def used(graph: TaskGraph) -> dict[Role, Amount]:
     """Every buffer that a task touches, counted once."""
     return _amounts(graph.buffers[b] for b in {b for task in graph.tasks for b in task.touches})
@@ -178,15 +112,6 @@ def total(amounts: Mapping[Role, Amount]) -> Amount:
     return Amount(
         sum(amount.count for amount in amounts.values()),
         sum(amount.nbytes for amount in amounts.values()),
-    )
-
-
-def recomputed(graph: TaskGraph, costs: Costs) -> Recomputed:
-    again = [task for task in graph.tasks if task.recomputes]
-    return Recomputed(
-        tuple(task.recomputes for task in again),
-        sum(graph.buffers[b].nbytes for b in {b for task in again for b in task.writes}),
-        sum(costs.of_task(task) for task in again),
     )
 
 

@@ -1,10 +1,12 @@
-"""Gives tensors of a later step the names that they had in the first plan.
+"""Fits a later step to the tensors of a runner's first plan.
 
     first plan    blocks.0.weight = A   blocks.1.weight = B
     later step    blocks.0.weight = B   (blocks[0] = blocks[1])    -> blocks.1.weight
 
 A plan finds the homes of an earlier plan by name. One tensor under two names would have two homes,
 and two tensors under one name would share one. A new tensor gets a name that is free.
+
+The first plan of a runner places all tensors that it knows, and later plans leave them there.
 """
 
 from collections.abc import Hashable, Mapping
@@ -12,7 +14,7 @@ from dataclasses import replace
 
 import torch
 
-from offload.graph.taskgraph import TaskGraph
+from offload.graph.taskgraph import Role, TaskGraph
 from offload.program.kernels import Source
 
 
@@ -54,3 +56,22 @@ def _keys(source: Source) -> list[Hashable]:
     if isinstance(source, torch.Tensor):
         return [id(source)]
     return [id(tensor) for tensor in source]
+
+
+def with_idle(graph: TaskGraph, other: TaskGraph) -> TaskGraph:
+    """The graph with the persistent buffers of another step over the same tensors, which no task of
+    the graph touches. Constants are left out: they belong to one step."""
+    if graph.program is None or other.program is None:
+        return graph
+    known = {buffer.tensor for buffer in graph.buffers if buffer.persistent}
+    idle = [
+        buffer
+        for buffer in other.buffers
+        if buffer.persistent
+        and buffer.role is not Role.CONSTANT
+        and buffer.tensor not in known
+        and buffer.tensor in other.program.tensors
+    ]
+    tensors = {buffer.tensor: other.program.tensors[buffer.tensor] for buffer in idle}
+    program = replace(graph.program, tensors={**graph.program.tensors, **tensors})
+    return replace(graph, buffers=(*graph.buffers, *idle), program=program)
