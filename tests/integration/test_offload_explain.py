@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import offload.memory.cpu_shim
 from offload.errors import BudgetTooSmall
 from offload.graph.builder import GraphBuilder
 from offload.graph.costs import Costs
 from offload.graph.taskgraph import HOST, Role, TaskGraph
+from offload.memory import cuda_shim
 from offload.planning.recompute import recomputed
 from offload.planning.wanted import peak_bytes
 from offload.plans.account import (
@@ -35,7 +35,7 @@ KIB = 1024
 
 @pytest.fixture(autouse=True)
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offload.memory.cpu_shim, "why_not", lambda: "no C++ compiler was found")
+    monkeypatch.setattr(cuda_shim, "why_not_on", lambda _: "no C++ compiler was found")
 
 
 def layers(count: int = 8, size: int = 64 * KIB, devices: int = 1) -> TaskGraph:
@@ -212,7 +212,7 @@ def test_a_pass_that_changes_bits_is_named() -> None:
 def test_the_placement_and_why_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     made = planned(layers())
     assert "copy; no C++ compiler was found" in line(made.explain(), "outputs")
-    monkeypatch.setattr(offload.memory.cpu_shim, "why_not", lambda: "")
+    monkeypatch.setattr(cuda_shim, "why_not_on", lambda _: "")
     assert "copy; as asked for" in line(made.explain(), "outputs")
     assert "placement: shim" in line(replace(made, placement="shim").explain(), "outputs")
 
