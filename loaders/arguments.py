@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from loaders.adopting.adoption import from_dataloader
 from loaders.adopting.native_folder import Decoding, ScaledDecoding
-from loaders.errors import SourceError, StateError, at_least_one, one_of
+from loaders.errors import SourceError, StateError, check_at_least_one, check_word
 from loaders.options import Workers
 from loaders.order.reuse import ORDER_VERSION
 from loaders.order.tuning import ReuseTuner
@@ -36,13 +36,13 @@ class Serving:
     def __post_init__(self) -> None:
         if self.pass_limit is not None:
             what = "the number of batches that limit_pass() or limit_train_batches leaves of a pass"
-            at_least_one(what, self.pass_limit)
+            check_at_least_one(what, self.pass_limit)
 
-    def within(self, share: int, drop_last: bool) -> "Serving":
+    def fit_to_share(self, share: int, drop_last: bool) -> "Serving":
         """This, with batches of no more than the `share` of samples that this rank has in a pass:
         as with a DataLoader, a batch is then smaller than was asked for."""
-        at_least_one("reuse", self.reuse)
-        at_least_one("batch_size", self.batch_size)
+        check_at_least_one("reuse", self.reuse)
+        check_at_least_one("batch_size", self.batch_size)
         if self.batch_size <= share:
             return self
         if drop_last:
@@ -70,17 +70,17 @@ UNCOMPARED_SEED = 0
 """What processes have that serve one order, and cannot compare what they draw."""
 
 
-def settled_seed(seed: int | torch.Generator | None, uncompared: bool) -> int:
+def settle_seed(seed: int | torch.Generator | None, uncompared: bool) -> int:
     """The seed that was given; else one that is drawn, as a DataLoader draws one, from its
     generator or from torch's. `uncompared`: whether others must have drawn the same."""
     if isinstance(seed, int):
         return seed
     if uncompared:
         return UNCOMPARED_SEED
-    return drawn_from(seed)
+    return draw_seed(seed)
 
 
-def drawn_from(generator: torch.Generator | None) -> int:
+def draw_seed(generator: torch.Generator | None) -> int:
     """A seed from a generator; None: from torch's own."""
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
 
@@ -158,7 +158,7 @@ def adopted_arguments(
     """`changes` are arguments that were given beside the DataLoader, and replace what it says; and
     "decode", which says whether JPEGs may be decoded smaller (see `native_folder`)."""
     changes = dict(changes)
-    one_of("decode", decode := changes.pop("decode", "exact"), get_args(Decoding))
+    check_word("decode", decode := changes.pop("decode", "exact"), get_args(Decoding))
     splits = changes.get("augment") is None and changes.get("once") is None
     adopted = from_dataloader(dataloader, splits, reuse == 1)
     given = adopted.arguments()

@@ -35,13 +35,13 @@ from loaders.passes.pass_position import PassPosition
 from loaders.passes.pass_run import PassRun, ServedPass
 from loaders.passes.rank_order import LoaderRanks, RankOrder
 from loaders.passes.stream_order import StreamOrder
-from loaders.passes.torch_pass import TorchBatches, TorchPass, is_made_by_torch
+from loaders.passes.torch_pass import TorchBatches, TorchPass, is_served_by_torch
 from loaders.pipeline import AHEAD, Pipeline, PipelineSetup
 from loaders.pixels.augmentation import Augmentation
 from loaders.process_pipeline import ProcessPipeline
 from loaders.served_data import ServedData
 from loaders.stats import BatchInfo, LoaderStats
-from loaders.summary import Announcement, tell_choice
+from loaders.summary import Announcement, log_choice
 from loaders.workers.precedence import Precedence
 from loaders.workers.reader import OnError
 
@@ -101,7 +101,7 @@ class ReuseLoader(DataLoaderFace):
         self._tuner = tuner_for(reuse)
         ranks = LoaderRanks(rank)
         self._data = ServedData(dataset, options, ranks, seed)
-        serving = first_serving(reuse, reaugment, batch_size).within(self.share, drop_last)
+        serving = first_serving(reuse, reaugment, batch_size).fit_to_share(self.share, drop_last)
         self.position = PassPosition(running=serving, next=serving)
         self._data.suit(serving)
         self.recommended_reuse = serving.reuse
@@ -129,7 +129,7 @@ class ReuseLoader(DataLoaderFace):
         made = cls(**{"reuse": reuse, **adopted.arguments})
         made.announcement.adopted = adopted.served_in(made.__len__, made.reuse)
         serving, expected = made.position.next, made._data.expected_buffer(made.position.next)
-        made.announcement.say(made.setup, made.order, serving, expected)
+        made.announcement.announce(made.setup, made.order, serving, expected)
         return made
 
     # ---- what a training loop uses --------------------------------------------------------------
@@ -225,7 +225,7 @@ class ReuseLoader(DataLoaderFace):
         )
         if isinstance(self.order, OwnOrder):
             self.order.within_share(serving, self.drop_last)
-        self._data.reads.check(serving := serving.within(self.share, self.drop_last))
+        self._data.reads.check(serving := serving.fit_to_share(self.share, self.drop_last))
         self.position.next = serving
 
     def limit_pass(self, batches: int | None) -> None:
@@ -282,13 +282,13 @@ class ReuseLoader(DataLoaderFace):
         self.use_drawn_seed(state["seed"])
         check_state(state, self.state_dict())
         self.identity.check(state.get("identity"))
-        position = PassPosition.of(state)
+        position = PassPosition.from_state(state)
         self._data.reads.check(position.running, position.next)
         self.order.resume(state.get("stream"), position.served)
         self._leave()
         self._pipeline.stop()  # what was decoded ahead is not what comes next
         self.position = position
-        self._stats = LoaderStats.of(state["stats"])
+        self._stats = LoaderStats.from_state(state["stats"])
         self.identity.expect(state.get("identity") if position.resuming else None)
         if self._tuner and state["tuner"]:
             self._tuner.load_state_dict(state["tuner"])
@@ -314,7 +314,7 @@ class ReuseLoader(DataLoaderFace):
                 self._stats, self.last_batch = taken.stats, taken.info
                 self.position.served += 1
                 if self._tuner and taken.measured and (choice := self._tuner.feed(taken.measured)):
-                    tell_choice(choice, self.reuse)
+                    log_choice(choice, self.reuse)
                 if taken.last:
                     self._end(run)
                 else:
@@ -340,9 +340,9 @@ class ReuseLoader(DataLoaderFace):
     def _begin(self, batches: int | None) -> PassRun | TorchPass | OwnPass:
         at = self.position
         serving = at.running = self.order.within_share(at.running, self.drop_last)
-        by_torch = self._tuner is None and is_made_by_torch(self.setup, serving.reuse)
+        by_torch = self._tuner is None and is_served_by_torch(self.setup, serving.reuse)
         if by_torch or isinstance(self.order, OwnOrder):
-            self.announcement.say(self.setup, self.order, serving, None)
+            self.announcement.announce(self.setup, self.order, serving, None)
         if isinstance(self.order, OwnOrder):
             return OwnPass(self._torch, self.setup, at, self._stats, self._feed)
         pipeline, buffered = (None, self.buffer_batches) if by_torch else self._prepared(serving)
@@ -361,7 +361,9 @@ class ReuseLoader(DataLoaderFace):
         order, jobs = planned.order, planned.jobs
         with torch.inference_mode(False):  # Lightning's; outside it such tensors are read-only
             pool = pipeline.ready_for(plan.slots, order, jobs, self.made_ahead)
-        self.announcement.say(self.setup, self.order, serving, pipeline.buffer(serving.batch_size))
+        self.announcement.announce(
+            self.setup, self.order, serving, pipeline.buffer(serving.batch_size)
+        )
         pipeline.begin(order, jobs, serving.reuse, serving.reaugment, planned.serves)
         return PassRun(pipeline, pool, planned, self._stats, self._feed)
 
@@ -397,4 +399,4 @@ class ReuseLoader(DataLoaderFace):
         self._stats = replace(self._stats, extra_decodes=self._stats.extra_decodes + decodes)
 
     def pipeline_of_this_process(self) -> Pipeline:
-        return self._pipeline.of(self.setup, self.rank, self.precedence)
+        return self._pipeline.get(self.setup, self.rank, self.precedence)

@@ -22,7 +22,7 @@ from loaders.batching.batches import Augments, Collate, each_view
 from loaders.batching.joint_parts import PartKinds
 from loaders.batching.user_views import WholeSample
 from loaders.cache.cache_setup import Cache
-from loaders.errors import at_least_one, one_of, without_effect
+from loaders.errors import check_at_least_one, check_has_effect, check_word
 from loaders.order.reuse import MODES, Mode
 from loaders.pixels.augmentation import Augmentation
 from loaders.pixels.moves import PART_KINDS
@@ -53,9 +53,9 @@ class Workers:
     """Called in each worker process with its number, before it reads."""
 
     def __post_init__(self) -> None:
-        one_of("kind", self.kind, get_args(WorkerKind))
+        check_word("kind", self.kind, get_args(WorkerKind))
         if self.start_method is not None:
-            one_of("start_method", self.start_method, get_args(StartMethod))
+            check_word("start_method", self.start_method, get_args(StartMethod))
         if self.timeout is not None and not self.timeout > 0:
             raise ValueError(f"timeout must be more than 0 seconds, not {self.timeout}")
         if self.count != "auto" and not (isinstance(self.count, int) and self.count >= 0):
@@ -63,12 +63,12 @@ class Workers:
                 f'workers must be a whole number from 0 on, or "auto", not {self.count!r}'
             )
         if self.count == 0:
-            without_effect("timeout", self.timeout, "workers")
+            check_has_effect("timeout", self.timeout, "workers")
             if self.kind == "process":
                 raise ValueError('kind="process" has no effect with workers=0: leave it out')
         if self.count == 0 or self.kind == "thread":
             for name in ("start_method", "init"):
-                without_effect(name, getattr(self, name), 'workers of kind="process"')
+                check_has_effect(name, getattr(self, name), 'workers of kind="process"')
 
     def changed_by(self, given: "int | Literal['auto'] | Workers") -> "Workers":
         """These, but for what `given` says: a number, or each value that is not the default."""
@@ -110,10 +110,10 @@ class LoaderOptions:
     """What goes with the picture, and how."""
 
     def __post_init__(self) -> None:
-        one_of("mode", self.mode, MODES)
-        at_least_one("buffer_batches", self.buffer_batches)
-        one_of("backend", self.backend, BACKENDS)
-        one_of("on_error", self.on_error, get_args(OnError))
+        check_word("mode", self.mode, MODES)
+        check_at_least_one("buffer_batches", self.buffer_batches)
+        check_word("backend", self.backend, BACKENDS)
+        check_word("on_error", self.on_error, get_args(OnError))
         if self.backend != "native" and self.workers.timeout is not None:
             raise ValueError(
                 f"timeout has no effect with backend={self.backend!r}, which reads many samples at"
@@ -135,7 +135,7 @@ class LoaderOptions:
         if any(whole) and self.parts is not None:
             raise ValueError("parts has no effect on a WholeSample, which moves all: leave it out")
         for name, kind in (self.parts or {}).items():
-            one_of(f"parts[{name!r}]", kind, PART_KINDS)
+            check_word(f"parts[{name!r}]", kind, PART_KINDS)
 
 
 def check_stream(options: LoaderOptions) -> None:
@@ -169,7 +169,7 @@ class SettledWorkers:
     """Why they are of this kind, where the loader chose it."""
 
 
-def settled(asked: Workers, dataset: Any) -> SettledWorkers:
+def settle_workers(asked: Workers, dataset: Any) -> SettledWorkers:
     """As many workers as were asked for, of a kind that suits the data set."""
     count = usable_cpus() if asked.count == "auto" else asked.count
     if asked.kind != "auto":

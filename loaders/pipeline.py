@@ -123,7 +123,7 @@ class Pipeline:
             self.stop()
             # If that sample cannot be read, another one takes its place.
             one = self.slab_for(1, order, *(jobs.some(0, 1) or [0]))
-            self.slab, self._maker = self._like(one, slots, self._slab_bytes)
+            self.slab, self._maker = self._make_slab(one, slots, self._slab_bytes)
         if self.pool is None:
             workers = self.setup.workers.count
             self.pool = Prefetcher(
@@ -149,7 +149,10 @@ class Pipeline:
 
     def follow(self, order: PassOrder, reuse: int) -> None:
         """Decode the first samples of this pass as soon as slots fall free."""
-        pool, work = self._open_pool(), self._work(order, PassJobs.all(len(order)), reuse, True)
+        pool, work = (
+            self._open_pool(),
+            self._work(order, PassJobs.whole_pass(len(order)), reuse, True),
+        )
         self._followed = order, work
         pool.follow(work)
 
@@ -309,7 +312,7 @@ class Pipeline:
             template = self.reader.first(order, first)
         return Slab(template, slots, self._slab_bytes, varies=self._varies)
 
-    def _like(self, one: Slab, slots: int, limit: int | None) -> tuple[Slab, BatchMaker]:
+    def _make_slab(self, one: Slab, slots: int, limit: int | None) -> tuple[Slab, BatchMaker]:
         """Slots for what this pass will show of samples like this one, and what makes batches of
         them."""
         maker = self.maker_of(one)
@@ -317,7 +320,7 @@ class Pipeline:
             return one, maker
         layout = self._layout(one, maker)
         slab = Slab(one.nest.template, slots, limit, varies=self._varies, crops=layout)
-        return slab, maker.over(slab)
+        return slab, maker.for_slab(slab)
 
     def maker_of(self, slab: Slab) -> BatchMaker:
         seed, options, split = self.setup.seed, self.setup.options, self.setup.opened.split
@@ -350,7 +353,7 @@ class Pipeline:
         order = PassOrder(0, source_order(count, seed=0, pass_index=0, shuffle=False))
         picked = np.unique(np.linspace(0, count - 1, PROBES).astype(int)).tolist()
         samples: list[Sample] = [self.reader.first(order, i) for i in picked]
-        sizes = [self._like(Slab(sample, 1), 1, None)[0].nbytes for sample in samples]
+        sizes = [self._make_slab(Slab(sample, 1), 1, None)[0].nbytes for sample in samples]
         largest = self._largest = samples[int(np.argmax(sizes))]
         slot = max(sizes) if len(set(sizes)) == 1 else int(max(sizes) * MARGIN)
         slab = Slab(largest, 1)

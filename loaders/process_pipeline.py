@@ -20,7 +20,7 @@ class ProcessPipeline:
         self.following: PassOrder | None = None
         """The order of the next pass, of which the workers decode the first samples already."""
 
-    def of(self, setup: PipelineSetup, rank: int, precedence: Precedence) -> Pipeline:
+    def get(self, setup: PipelineSetup, rank: int, precedence: Precedence) -> Pipeline:
         # A forked process has no threads of its parent, and must not touch its memory.
         if self.open is None or self.open.pid != os.getpid():
             self.open = Pipeline(setup, rank, precedence)

@@ -85,7 +85,7 @@ class ReadCheck:
         if not self._freezes(*servings):
             return
         if self._stream is not None:
-            self._tell_of_stream()
+            self._warn_of_random_stream()
             return
         opened, options = self._opened, self._options
         if not self._known:
@@ -116,7 +116,7 @@ class ReadCheck:
         repeated = any(s.reaugment and s.reuse > 1 for s in servings)
         return repeated or self._cached
 
-    def _tell_of_stream(self) -> None:
+    def _warn_of_random_stream(self) -> None:
         """Say once if the stream gives other samples each time."""
         source, self._stream = self._stream, None
         if source is None or not source.is_read_twice:

@@ -11,16 +11,16 @@ from typing import Any
 import torch
 
 from loaders.adopting.native_folder import ScaledDecoding
-from loaders.arguments import Serving, settled_seed
+from loaders.arguments import Serving, settle_seed
 from loaders.identity.held_values import HeldValues
 from loaders.identity.loader_identity import LoaderIdentity
 from loaders.opened_dataset import OpenedDataset, open_dataset
-from loaders.options import LoaderOptions, settled
+from loaders.options import LoaderOptions, settle_workers
 from loaders.order.reuse import ORDER_STREAM, ReuseBuffer, buffered_batches
 from loaders.passes.own_batches import OwnOrder
 from loaders.passes.rank_order import LoaderRanks, RankOrder
 from loaders.passes.stream_order import StreamOrder, pass_order
-from loaders.passes.torch_pass import is_made_by_torch
+from loaders.passes.torch_pass import is_served_by_torch
 from loaders.pipeline import PipelineSetup
 from loaders.read_check import ReadCheck
 from loaders.sources.own_batching import OwnBatching
@@ -51,7 +51,7 @@ class ServedData:
         self._given = dataset
         self._ranks = ranks
         self._seed_is_drawn = not isinstance(seed, int)
-        self.seed = settled_seed(seed, ranks.given is not None and ranks.world_size > 1)
+        self.seed = settle_seed(seed, ranks.given is not None and ranks.world_size > 1)
         self._open()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class ServedData:
     def expected_buffer(self, serving: Serving) -> BufferSize | None:
         """How large the buffer of such a pass will be, as far as samples were read yet. None: it
         has none."""
-        if isinstance(self.order, OwnOrder) or is_made_by_torch(self.setup, serving.reuse):
+        if isinstance(self.order, OwnOrder) or is_served_by_torch(self.setup, serving.reuse):
             return None
         options, size = self.options, serving.batch_size
         batches = buffered_batches(options.mode, serving.reuse, options.buffer_batches)
@@ -136,7 +136,7 @@ class ServedData:
         self._held = HeldValues.of(dataset)
         own = options.sampler if isinstance(options.sampler, OwnBatching) else None
         opened = OpenedDataset(dataset, None, None) if own else open_dataset(dataset, options)
-        workers = settled(options.workers, opened.dataset)
+        workers = settle_workers(options.workers, opened.dataset)
         if own and workers.count:
             workers = replace(workers, kind="process", because="as the DataLoader has them")
         self.setup = PipelineSetup(opened, options, workers, self.seed)

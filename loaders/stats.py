@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 MEMORY = ("buffer_bytes", "batch_bytes", "cache_bytes")
 """What of the stats is no counter, but what is taken at the moment."""
-UNTOLD = ("serves", "pass_ages", "pass_serves", "decoders")
+NOT_LOGGED = ("serves", "pass_ages", "pass_serves", "decoders")
 """What of the stats is no counter of its own: loggers are told what is made of it."""
 
 
@@ -65,7 +65,7 @@ class LoaderStats(Mapping[str, Any]):
         return {**kept, "serves": list(self.serves)}
 
     @classmethod
-    def of(cls, saved: dict[str, Any]) -> "LoaderStats":
+    def from_state(cls, saved: dict[str, Any]) -> "LoaderStats":
         """The counters of a saved state."""
         return cls(**{**saved, "serves": tuple(saved["serves"])})
 
@@ -150,9 +150,9 @@ class BufferSize:
     """Whether that is what is expected before the slots are made."""
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         about = "about " if self.about else ""
-        size = "" if not self.nbytes else f" ({about}{said_size(self.nbytes)})"
+        size = "" if not self.nbytes else f" ({about}{format_bytes(self.nbytes)})"
         return f"a buffer of {self.batches} batches{size}"
 
     def exceeds(self, largest: int) -> bool:
@@ -163,14 +163,14 @@ class BufferSize:
         if self.nbytes is None or self.nbytes <= MUCH * free:
             return ""
         return (
-            f"the buffer takes {said_size(self.nbytes)}, more than a quarter of the memory that is"
-            f" free ({said_size(free)}): keep smaller pictures (size= of picture_folder or"
+            f"the buffer takes {format_bytes(self.nbytes)}, more than a quarter of the memory that"
+            f" is free ({format_bytes(free)}): keep smaller pictures (size= of picture_folder or"
             " TarShards, or a Resize at the transform's beginning), or give buffer_bytes= or a"
             " smaller buffer_batches="
         )
 
 
-def said_size(nbytes: float) -> str:
+def format_bytes(nbytes: float) -> str:
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if nbytes >= size:
             return f"{nbytes / size:.3g} {unit}"

@@ -5,7 +5,7 @@ plain_results      as `__torch_function__` of a subclass: what is made of its te
 version_of         how often a tensor was written to in place
 deaths_seen_late   a dead worker of a DataLoader is noticed by who waits for its batch
 end_workers        of a DataLoader that nobody will ask for another batch
-tell_worker_info   what torch.utils.data.get_worker_info() says in this process
+set_worker_info   what torch.utils.data.get_worker_info() says in this process
 
 Where one is gone, importing this file raises an ImportError that names it.
 """
@@ -33,7 +33,7 @@ def version_of(tensor: torch.Tensor) -> int:
     return tensor._version
 
 
-def tell_worker_info(number: int, workers: int, seed: int, dataset: Any) -> None:
+def set_worker_info(number: int, workers: int, seed: int, dataset: Any) -> None:
     """Let this process be worker `number` of `workers`, as code that was written for a DataLoader's
     workers asks for it."""
     _worker._worker_info = _kind(id=number, num_workers=workers, seed=seed, dataset=dataset)

@@ -166,7 +166,7 @@ def equal_seeds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     """Two loaders of a test that gives no seed have the same order, except where the drawing of
     seeds is what it is about."""
     if not request.node.get_closest_marker("draws_seeds"):
-        monkeypatch.setattr("loaders.arguments.drawn_from", lambda generator: 0)
+        monkeypatch.setattr("loaders.arguments.draw_seed", lambda generator: 0)
 
 
 @pytest.fixture(autouse=True)

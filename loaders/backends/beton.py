@@ -240,7 +240,7 @@ def _encoded(
 
     pool = Prefetcher(slots=slots, workers=workers)
     try:
-        pool.begin(DecodeWork(PassJobs.all(samples), encode, give, 1))
+        pool.begin(DecodeWork(PassJobs.whole_pass(samples), encode, give, 1))
         for position in range(samples):
             pool.plan(position, Serve(np.array([position]), np.zeros(1, dtype=np.int64)))
             yield pool.take()

@@ -85,7 +85,7 @@ class BatchMaker:
                 "augment was given, but no part of a sample has two dimensions or more, so there is"
                 " no picture to augment: leave augment out"
             )
-        batched = [takes_draws(each) for each in augments]
+        batched = [has_draws_parameter(each) for each in augments]
         parts = parts_of(slab.nest.template)
         if on_device:
             _check_on_device(augment, collate, all(batched), parts)
@@ -118,7 +118,7 @@ class BatchMaker:
         views = self._slot_views if self._in_columns else None
         return None if views is None else views.first_steps
 
-    def over(self, slab: Slab) -> "BatchMaker":
+    def for_slab(self, slab: Slab) -> "BatchMaker":
         """The same for samples of the same kind in another slab."""
         other = copy.copy(self)
         other._slab = slab
@@ -221,7 +221,7 @@ def _check_on_device(
         )
 
 
-def takes_draws(augment: Augment) -> bool:
+def has_draws_parameter(augment: Augment) -> bool:
     """Whether `augment` is a function (images, draws) of a batch, and not one of a single image."""
     target = augment.forward if isinstance(augment, torch.nn.Module) else augment
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -75,7 +75,7 @@ def joint_parts(
     that. They were given as the argument `given`; one that would leave such a part behind is
     refused. `optional`: whether what the user `said` may be missing, or None."""
     number = picture_number(template)
-    kinds = _said_kinds(template, said or {}, optional)
+    kinds = _kinds_by_user(template, said or {}, optional)
     whole = any(isinstance(augment, WholeSample) for augment in augments)  # it moves all by itself
     if number is None or whole or not any(map(moves_pixels, augments)):
         return ()
@@ -133,7 +133,7 @@ def is_ours(augment: object) -> bool:
 # ---- what a part is -----------------------------------------------------------------------------
 
 
-def _said_kinds(template: Any, said: PartKinds, optional: bool) -> dict[int, PartKind]:
+def _kinds_by_user(template: Any, said: PartKinds, optional: bool) -> dict[int, PartKind]:
     """The kind of each leaf that the user named, or that lies in a part that he named."""
     places, found = places_of(template), dict[int, PartKind]()
     for name, kind in said.items():

@@ -106,7 +106,7 @@ class SlotViews:
         crops in a slot are served, where it holds crops."""
         made: list[dict[int, torch.Tensor]] = []
         for view in self._views:
-            pictures, moves = self._one(view, slab, slots, serves, keys, ids)
+            pictures, moves = self._make_view(view, slab, slots, serves, keys, ids)
             found = {slab.picture_number: pictures}
             for part in self._parts if moves is not None else ():
                 moved = _moved(part, slab, slots, cast(Moves, moves))
@@ -141,7 +141,7 @@ class SlotViews:
                 changed.append(slab.nest.sample(leaves))
         return changed
 
-    def _one(
+    def _make_view(
         self,
         view: BatchedView,
         slab: Slab,
@@ -176,7 +176,7 @@ class SlotViews:
         ids: NDArray[np.int64],
     ) -> dict[int, list[Any]]:
         """The augmented leaves of each sample, as the data set returns such leaves."""
-        pictures, moves = self._one(view, slab, slots, None, keys, ids)
+        pictures, moves = self._make_view(view, slab, slots, None, keys, ids)
         found: dict[int, list[Any]] = {slab.picture_number: list(pictures.unbind())}
         if moves is not None:
             found |= {part.number: _moved(part, slab, slots, moves) for part in self._parts}

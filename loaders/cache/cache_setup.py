@@ -7,7 +7,7 @@ from typing import Any, get_args
 from loaders.cache.cache import CacheKind, DecodedCache, RamCache
 from loaders.cache.disk_cache import DiskCache
 from loaders.cache.fingerprint import fingerprint, verify
-from loaders.errors import at_least_one, one_of
+from loaders.errors import check_at_least_one, check_word
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class Cache:
     """Vouches for what of a data set a cache on disk cannot tell."""
 
     def __post_init__(self) -> None:
-        one_of("kind", self.kind, get_args(CacheKind))
-        at_least_one("limit_bytes", self.limit_bytes)
+        check_word("kind", self.kind, get_args(CacheKind))
+        check_at_least_one("limit_bytes", self.limit_bytes)
         if self.kind == "disk" and self.folder is None:
             raise ValueError('Cache("disk") needs a folder to keep it in: give folder')
         if self.key is not None and not isinstance(self.key, str):

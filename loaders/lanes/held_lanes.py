@@ -98,7 +98,7 @@ class LaneProgress:
         buffer before it, where the lane is entered there."""
         work = self.samples.work
         if residents is not None and work.decoded_rows is None:
-            jobs = PassJobs.after(residents, len(self.order))
+            jobs = PassJobs.from_residents(residents, len(self.order))
             self.samples.work = replace(work, jobs=jobs)
         self.planned[step], self.next_step = serve, step + 1
         self.needed[step] = self.jobs.up_to(int(serve.positions.max(initial=-1)))

@@ -284,7 +284,7 @@ class LaneLoader:
             order = self._following or self.loader.order.of_pass(self._pass_index)
             self._identity.begin(order.drawn)
             each = BufferSize(of.slots // serving.batch_size, None)  # of a lane
-            self.loader.announcement.say(self.loader.setup, self.loader.order, serving, each)
+            self.loader.announcement.announce(self.loader.setup, self.loader.order, serving, each)
             if self._pipeline is not None:
                 self._pipeline.prepare(serving, self.loader.buffer_batches)
                 if self._pipeline.cache is not None:

@@ -44,7 +44,11 @@ class LaneRooms:
         pipeline, order, slots = self._pipeline, progress.order, progress.of.slots
         with self._lock:
             if self._first is None:
-                jobs = progress.jobs if residents is None else PassJobs.after(residents, len(order))
+                jobs = (
+                    progress.jobs
+                    if residents is None
+                    else PassJobs.from_residents(residents, len(order))
+                )
                 # If that sample cannot be read, another one of the share takes its place.
                 slab = pipeline.slab_for(slots, order, *(jobs.some(0, 1) or [0]))
                 self._first = LaneRoom(slab, pipeline.maker_of(slab), [*range(slots - 1, -1, -1)])
@@ -53,7 +57,7 @@ class LaneRooms:
         if pipeline.setup.opened.decoded is not None:
             return like
         slab = Slab(like.slab.nest.template, slots, varies=like.slab.varies)
-        return LaneRoom(slab, like.maker.over(slab), [*range(slots - 1, -1, -1)])
+        return LaneRoom(slab, like.maker.for_slab(slab), [*range(slots - 1, -1, -1)])
 
 
 class LaneTable:
@@ -174,7 +178,9 @@ class LaneTable:
             return None
         of, order = self._following
         coming = self._progress(held, of, order, LaneWalk(of.plan(held.lane)))
-        coming.samples.work = replace(coming.samples.work, jobs=PassJobs.all(len(coming.order)))
+        coming.samples.work = replace(
+            coming.samples.work, jobs=PassJobs.whole_pass(len(coming.order))
+        )
         coming.next_step = 0
         return coming
 
@@ -182,7 +188,7 @@ class LaneTable:
         self, held: HeldLane, of: LanePass, order: PassOrder, walk: LaneWalk
     ) -> LaneProgress:
         """The progress of a lane in a pass, at its beginning. `order` is that of the whole pass."""
-        share, decoded = order.every(held.lane, of.lanes), self._pipeline.setup.opened.decoded
+        share, decoded = order.strided(held.lane, of.lanes), self._pipeline.setup.opened.decoded
 
         def read(positions: Sequence[int], slots: Sequence[int], done: Done) -> None:
             assert held.room is not None
@@ -197,7 +203,7 @@ class LaneTable:
             return held.room.maker.make(info, slots, serves)
 
         rows = None if decoded is None else partial(decoded.rows_of, share)
-        work = DecodeWork(PassJobs.all(0), read, make, of.whole.reuse, rows)
+        work = DecodeWork(PassJobs.whole_pass(0), read, make, of.whole.reuse, rows)
         progress = LaneProgress(of, share, walk, WorkProgress(work))
         return progress
 

@@ -15,7 +15,7 @@ from loaders.errors import OTHER_ITERATOR, LoaderError, PassEnded, StateError
 from loaders.options import LoaderOptions
 from loaders.order.reuse import Mode
 from loaders.passes.pass_position import PassPosition
-from loaders.passes.pass_run import TakenBatch, sent_ahead
+from loaders.passes.pass_run import TakenBatch, send_ahead
 from loaders.passes.rank_order import LoaderRanks
 from loaders.passes.torch_pass import TorchBatches, seed_of_workers
 from loaders.pipeline import PipelineSetup
@@ -29,7 +29,7 @@ class OwnOrder:
     """The batches of this rank, pass by pass. To a loader it is what a `RankOrder` is."""
 
     named = None
-    unknown_draws = ""
+    uncompared_draws = ""
     foreseen = False
     share = samples = 1 << 62
 
@@ -55,8 +55,8 @@ class OwnOrder:
                 )
 
     @property
-    def known(self) -> bool:
-        return self.ranks.known
+    def is_rank_known(self) -> bool:
+        return self.ranks.is_rank_known
 
     @property
     def rank(self) -> int:
@@ -151,9 +151,9 @@ class OwnPass:
             deque(islice(self._made, self._index), maxlen=0)
 
     def __iter__(self) -> Iterator[TakenBatch]:
-        return sent_ahead(self._taken(), self._feed)
+        return send_ahead(self._take_batches(), self._feed)
 
-    def _taken(self) -> Iterator[TakenBatch]:
+    def _take_batches(self) -> Iterator[TakenBatch]:
         ending = self._limit if self._items is None else len(self._items)
         nobody = np.zeros(0, np.int64)
         while self._index != ending and self._index != self._limit:

@@ -56,7 +56,7 @@ class PassPosition:
         }
 
     @classmethod
-    def of(cls, state: dict[str, Any]) -> "PassPosition":
+    def from_state(cls, state: dict[str, Any]) -> "PassPosition":
         """Return the position of a saved state."""
         served = state["served_batches"]
         running, following = Serving(**state["running"]), Serving(**state["next"])

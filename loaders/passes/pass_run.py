@@ -93,7 +93,7 @@ class PlannedPass:
         """The pass, entered before batch `first`, up to batch `batches`."""
         residents, serves = plan.walk(first)
         ages = BufferAges.of(residents, plan.reuse)
-        jobs = PassJobs.after(residents, plan.samples)
+        jobs = PassJobs.from_residents(residents, plan.samples)
         numbered = zip(range(first, batches), serves, strict=False)
         return cls(order, plan, jobs, numbered, ages, first, PassEnding(batches))
 
@@ -125,17 +125,17 @@ class PassRun:
         self._decode_counters = (pool.decode_seconds, pool.decoded)
 
     def __iter__(self) -> Iterator[TakenBatch]:
-        for taken in sent_ahead(self._taken(), self._feed):
+        for taken in send_ahead(self._take_batches(), self._feed):
             self._decoded_when_handed = taken.stats.decoded
             yield taken
 
-    def _taken(self) -> Iterator[TakenBatch]:
+    def _take_batches(self) -> Iterator[TakenBatch]:
         while self._index < self._ending.batches:
             yield self._take()
 
     def _take(self) -> TakenBatch:
         if self._pipeline.pid != os.getpid():
-            raise begun_elsewhere()
+            raise other_process_error()
         pool, stats, asked = self.pool, self._stats, time.perf_counter()
         stalled = pool.stall_seconds
         gathered = pool.take()
@@ -191,7 +191,7 @@ class PassRun:
         return extra
 
 
-def sent_ahead(taken: Iterator[TakenBatch], feed: DeviceFeed | None) -> Iterator[TakenBatch]:
+def send_ahead(taken: Iterator[TakenBatch], feed: DeviceFeed | None) -> Iterator[TakenBatch]:
     """The batches that were taken. With a feed, each is handed out when the next one is on its way
     to the device."""
     if feed is None:
@@ -206,5 +206,5 @@ def sent_ahead(taken: Iterator[TakenBatch], feed: DeviceFeed | None) -> Iterator
         yield replace(under_way, batch=feed.receive(under_way.batch))
 
 
-def begun_elsewhere() -> PassEnded:
+def other_process_error() -> PassEnded:
     return PassEnded("this pass was begun in another process: call iter() again in this process")

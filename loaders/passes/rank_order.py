@@ -57,7 +57,7 @@ class LoaderRanks:
         return torch.distributed.get_world_size() if _distributed() else 1
 
     @property
-    def known(self) -> bool:
+    def is_rank_known(self) -> bool:
         """Whether somebody says which of how many processes this one is."""
         return self.given is not None or _distributed()
 
@@ -101,18 +101,18 @@ class RankOrder:
         return None if self.sampler is None else named_rank(self.sampler)
 
     @property
-    def known(self) -> bool:
+    def is_rank_known(self) -> bool:
         """Whether the rank is final. If it is not, torch.distributed may still be started."""
-        return self.ranks.known or self.named is not None
+        return self.ranks.is_rank_known or self.named is not None
 
     @property
     def rank(self) -> int:
-        named = None if self.ranks.known else self.named
+        named = None if self.ranks.is_rank_known else self.named
         return self.ranks.rank if named is None else named.rank
 
     @property
     def world_size(self) -> int:
-        named = None if self.ranks.known else self.named
+        named = None if self.ranks.is_rank_known else self.named
         return self.ranks.world_size if named is None else named.world_size
 
     @property
@@ -154,13 +154,13 @@ class RankOrder:
 
     def batches(self, serving: Serving, mode: Mode, drop_last: bool) -> int | None:
         """The batches of a pass that is served like this."""
-        size = serving.within(self.share, drop_last).batch_size
+        size = serving.fit_to_share(self.share, drop_last).batch_size
         whole = batches_per_pass(self.share, size, serving.reuse, mode, drop_last)
         return whole if serving.pass_limit is None else min(whole, serving.pass_limit)
 
     def within_share(self, serving: Serving, drop_last: bool) -> Serving:
         """How a pass is served: with batches of no more than this rank's share."""
-        return serving.within(self.share, drop_last)
+        return serving.fit_to_share(self.share, drop_last)
 
     def planned(
         self, plan: ReuseBuffer, order: PassOrder, first: int, batches: int | None
@@ -190,7 +190,7 @@ class RankOrder:
         """Refuse a pass that the ranks would not serve alike. `batches` are still to come in it.
         Returns the digest of what a sampler drew, which is the same on all ranks that could
         compare; else it begins with the rank."""
-        mine = self._told_of(order, batches)
+        mine = self._share_facts(order, batches)
         if not self.ranks.all_together:
             if mine["wrong"]:
                 raise LoaderError(mine["wrong"])
@@ -210,7 +210,7 @@ class RankOrder:
             return order.drawn
         return _digest("".join(told["drawn"] for told in everybodys).encode())
 
-    def _told_of(self, order: PassOrder, batches: int | None) -> dict[str, Any]:
+    def _share_facts(self, order: PassOrder, batches: int | None) -> dict[str, Any]:
         """All that the shares of a pass depend on."""
         named = self.named
         return {
@@ -239,7 +239,7 @@ class RankOrder:
         )
 
     @property
-    def unknown_draws(self) -> str:
+    def uncompared_draws(self) -> str:
         """What to say if ranks share what a sampler draws, and nothing can compare it. Empty: there
         is nothing to say."""
         alone = self.world_size == 1 or self.sampler is None or self.named is not None
@@ -267,7 +267,7 @@ def _compare(first: dict[str, Any], other: dict[str, Any]) -> None:
     for key in differs:
         if first[key] != other[key]:
             raise LoaderError(
-                f"the ranks do not share one order: there is {_said(key, other)} on {here}, but"
+                f"the ranks do not share one order: there is {_describe(key, other)} on {here}, but"
                 f" {first[key]} on {there}; give every rank the same data set, seed and order"
                 " (a loader without seed= takes that of rank 0), or rank=(0, 1) to a loader that"
                 " serves its own rank alone"
@@ -287,7 +287,7 @@ def _compare(first: dict[str, Any], other: dict[str, Any]) -> None:
         )
 
 
-def _said(key: str, told: dict[str, Any]) -> str:
+def _describe(key: str, told: dict[str, Any]) -> str:
     return f"{told[key]} samples" if key == "samples" else f"{key} {told[key]}"
 
 

@@ -39,7 +39,7 @@ class StreamOrder:
 
     sampler = None
     named = None
-    unknown_draws = ""
+    uncompared_draws = ""
     foreseen = False
 
     def __init__(
@@ -53,8 +53,8 @@ class StreamOrder:
         self._resumed: dict[str, Any] | None = None
 
     @property
-    def known(self) -> bool:
-        return self.ranks.known
+    def is_rank_known(self) -> bool:
+        return self.ranks.is_rank_known
 
     @property
     def rank(self) -> int:
@@ -82,7 +82,7 @@ class StreamOrder:
         """The batches of a pass that is served like this. None: nobody knows."""
         if self.in_dataset is None:
             return None
-        size = serving.within(self.share, drop_last).batch_size
+        size = serving.fit_to_share(self.share, drop_last).batch_size
         whole = batches_per_pass(self.share, size, serving.reuse, mode, drop_last)
         return whole if serving.pass_limit is None else min(whole, serving.pass_limit)
 
@@ -101,7 +101,7 @@ class StreamOrder:
                 " ranks would end theirs at different batches and wait for each other for ever:"
                 f" {HOW_MANY}, for all ranks together"
             )
-        return serving.within(self.share, drop_last)
+        return serving.fit_to_share(self.share, drop_last)
 
     def with_seed(self, seed: int) -> "StreamOrder":
         return StreamOrder(self.dataset, seed, self._shuffle, self.ranks)

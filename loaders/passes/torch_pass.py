@@ -32,8 +32,8 @@ from loaders.passes.pass_run import (
     FailedBatch,
     PlannedPass,
     TakenBatch,
-    begun_elsewhere,
-    sent_ahead,
+    other_process_error,
+    send_ahead,
 )
 from loaders.pipeline import PipelineSetup
 from loaders.pixels.augmentation import draw_keys
@@ -42,7 +42,7 @@ from loaders.sources.own_batching import OwnBatching
 from loaders.sources.randomness import SeededGenerators, generators_of
 from loaders.stats import BatchInfo, LoaderStats
 from loaders.streams.streamed_samples import StreamedSamples
-from loaders.torch_seams import deaths_seen_late, end_workers, tell_worker_info
+from loaders.torch_seams import deaths_seen_late, end_workers, set_worker_info
 from loaders.workers.processes import default_start_method
 from loaders.workers.reader import READING
 
@@ -55,7 +55,7 @@ TOGETHER = 64
 """The ids of so many batches are computed at once."""
 
 
-def is_made_by_torch(setup: PipelineSetup, reuse: int) -> bool:
+def is_served_by_torch(setup: PipelineSetup, reuse: int) -> bool:
     """Whether all that a pass needs is what a DataLoader does. (Data sets that threads may read,
     or that lie in memory, are served quicker by our own.)"""
     opened, options, workers = setup.opened, setup.options, setup.workers
@@ -101,7 +101,7 @@ class TorchReads:
         """Be a DataLoader's worker: what asks torch is told of the user's data set."""
         info = get_worker_info()
         assert info is not None, "torch calls it in a worker"
-        tell_worker_info(number, info.num_workers, info.seed, self._dataset)
+        set_worker_info(number, info.num_workers, info.seed, self._dataset)
         if self._init is not None:
             try:
                 self._init(number)
@@ -131,15 +131,15 @@ class TorchReads:
         samples: list[Any] = []
         for sample_id, key in zip(ids, keys, strict=True):
             generators.seed(key)
-            samples.append(self._one(sample_id))
+            samples.append(self._read_sample(sample_id))
         generators.seed(keys[0])
         return self._collate(samples)
 
     def _read(self, ids: list[int]) -> Any:
         many = getattr(self._dataset, "__getitems__", None)
-        return [self._one(sample_id) for sample_id in ids] if many is None else many(ids)
+        return [self._read_sample(sample_id) for sample_id in ids] if many is None else many(ids)
 
-    def _one(self, sample_id: int) -> Any:
+    def _read_sample(self, sample_id: int) -> Any:
         try:
             return self._dataset[sample_id]
         except Exception as error:
@@ -174,12 +174,12 @@ class TorchBatches:
         self._sampler.asked = asked
         if self._loader is None or self._pid != os.getpid():
             self._of_the_parent = self._loader
-            self._loader, self._pid = self._made(setup), os.getpid()
+            self._loader, self._pid = self._make_loader(setup), os.getpid()
         assert self._loader.generator is not None
         self._loader.generator.manual_seed(seed)
         return deaths_seen_late(iter(self._loader))
 
-    def _made(self, setup: PipelineSetup) -> DataLoader[Any]:
+    def _make_loader(self, setup: PipelineSetup) -> DataLoader[Any]:
         options, count = setup.options, setup.workers.count
         dataset: Any = setup.opened.dataset
         if count and (options.workers.start_method or default_start_method()) != "fork":
@@ -252,22 +252,22 @@ class TorchPass:
         self._index = planned.first
         self._under_way: deque[tuple[Serve, AskedBatch]] = deque()
         self._a_worker_died = False
-        self._begin(_asked(planned, self._under_way))
+        self._begin(_ask_batches(planned, self._under_way))
 
     def __iter__(self) -> Iterator[TakenBatch]:
-        return sent_ahead(self._taken(), self._feed)
+        return send_ahead(self._take_batches(), self._feed)
 
     def _begin(self, asked: Iterator[AskedBatch]) -> None:
         seed = seed_of_workers(self._setup, self._order.pass_index)
         self._asked, self._made = asked, self._batches.begin(self._setup, seed, asked)
 
-    def _taken(self) -> Iterator[TakenBatch]:
+    def _take_batches(self) -> Iterator[TakenBatch]:
         while self._index < self._ending.batches:
             yield self._take()
 
     def _take(self) -> TakenBatch:
         if self._pid != os.getpid():
-            raise begun_elsewhere()
+            raise other_process_error()
         if not self._batches.makes(self._asked):
             raise PassEnded(OTHER_ITERATOR)
         begun, order = time.perf_counter(), self._order
@@ -340,7 +340,7 @@ def _tensors(sample: Any) -> list[Any]:
     return [as_tensor(leaf) if isinstance(leaf, Image) else leaf for leaf in leaves_of(sample)]
 
 
-def _asked(
+def _ask_batches(
     planned: PlannedPass, under_way: deque[tuple[Serve, AskedBatch]]
 ) -> Iterator[AskedBatch]:
     """The batches of a pass as workers are asked for them. `under_way` notes them."""

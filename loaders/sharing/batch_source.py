@@ -146,7 +146,7 @@ class BatchSource:
         self._batches = iter(loader)
 
 
-def whole(serving: Serving) -> Serving:
+def without_limit(serving: Serving) -> Serving:
     """Return how a pass is served, without what only one view has: the end of its pass."""
     return replace(serving, pass_limit=None)
 

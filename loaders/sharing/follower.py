@@ -3,13 +3,13 @@
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter
 
 from loaders.arguments import Serving
 from loaders.sharing.batch_source import Identity, PassServing
 from loaders.sharing.lockstep import Mark
+from loaders.workers.bell import Bell
 from loaders.workers.precedence import Precedence
 
 OnWait = Callable[[tuple[str, ...]], bool | None]
@@ -71,7 +71,7 @@ class Followers:
     def add(self, follower: Follower) -> None:
         self._held.append(weakref.ref(follower))
 
-    def all(self) -> list[Follower]:
+    def living(self) -> list[Follower]:
         found = [follower for ref in self._held if (follower := ref()) is not None]
         if len(found) < len(self._held):
             self._held = [weakref.ref(follower) for follower in found]
@@ -79,7 +79,7 @@ class Followers:
 
     def present(self) -> list[Follower]:
         """Those for which others wait."""
-        return [follower for follower in self.all() if follower.present]
+        return [follower for follower in self.living() if follower.present]
 
     def precedences(self) -> list[Precedence]:
         """Those of all that take batches. Workers ask without a lock."""
@@ -95,7 +95,7 @@ class Waiters:
     """One stream's. `ring` takes no lock."""
 
     def __init__(self) -> None:
-        self._bells: set[threading.Lock] = set()
+        self._bells: set[Bell] = set()
         self._waited_for: dict[str, float] = {}
         self._lock = threading.Lock()
 
@@ -105,24 +105,22 @@ class Waiters:
         with self._lock:
             return dict(self._waited_for)
 
-    def bell(self) -> threading.Lock:
+    def add_bell(self) -> Bell:
         """Return a bell that rings from now on. Wait for it with `wait`."""
-        bell = threading.Lock()
-        bell.acquire()
+        bell = Bell()
         self._bells.add(bell)
         return bell
 
     def ring(self) -> None:
         """Have everybody who waits look again."""
         for bell in tuple(self._bells):
-            with suppress(RuntimeError):  # somebody else has rung
-                bell.release()
+            bell.ring()
 
-    def wait(self, bell: threading.Lock, names: tuple[str, ...]) -> float:
+    def wait(self, bell: Bell, names: tuple[str, ...]) -> float:
         """Wait for these views until something has changed, and return the seconds."""
         begun = perf_counter()
         try:
-            bell.acquire(timeout=LOOK_SECONDS)
+            bell.wait(LOOK_SECONDS)
         finally:
             self._bells.discard(bell)
         seconds = perf_counter() - begun

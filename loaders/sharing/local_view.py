@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any
 from loaders.arguments import Serving
 from loaders.errors import SharingError, StateError
 from loaders.passes.pass_position import PassPosition
-from loaders.sharing.batch_source import BatchSource, Identity, PassServing, SharedBatch, whole
+from loaders.sharing.batch_source import (
+    BatchSource,
+    Identity,
+    PassServing,
+    SharedBatch,
+    without_limit,
+)
 from loaders.sharing.follower import Follower, OnWait, Standing
 from loaders.sharing.lockstep import Mark
 from loaders.sharing.shared_view import SharedView, ViewFacts, ViewPlace, replaced_iterator
@@ -44,7 +50,7 @@ class LocalView(SharedView):
         """`position` counts batches of the stream; each is cut into `pieces` of the view's.
         `is_late`: its counters begin with 0, and not with those of the loader."""
         loader = stream.loader
-        super().__init__(ViewFacts.of(follower.name, pieces, loader), loader.dataset)
+        super().__init__(ViewFacts.from_loader(follower.name, pieces, loader), loader.dataset)
         self.last_batch: BatchInfo | None = None
         self._position = _times(position, pieces)
         self.stream = stream
@@ -57,7 +63,9 @@ class LocalView(SharedView):
         self._alone: BatchSource | None = None
         self._failed = False
         """Whether the first batch of this pass could not be read: then the next try is alone."""
-        self._stats = LoaderStats() if is_late else LoaderStats.of(self.facts.constants["stats"])
+        self._stats = (
+            LoaderStats() if is_late else LoaderStats.from_state(self.facts.constants["stats"])
+        )
         self._copies: BatchCopies | None = None
         self.on_pass: Callable[[], None] | None = None
         """Called before the first batch that an iterator takes: the view may move then."""
@@ -172,7 +180,7 @@ class LocalView(SharedView):
                 f"the saved state counts batches cut into {state.get('pieces', 1)} pieces, this"
                 f" view cuts them into {self.pieces}: make the view with the batch_size it had"
             )
-        position = PassPosition.of(state)
+        position = PassPosition.from_state(state)
         full, _ = self._in_batches(position)
         checked = self.stream.apart()
         checked.load_state_dict(
@@ -181,8 +189,10 @@ class LocalView(SharedView):
         )
         self._leave()
         self._position, self._failed = position, False
-        self._stats = LoaderStats.of(state["stats"])
-        self._stand(full, position.serving, state.get("identity", self.facts.constants["identity"]))
+        self._stats = LoaderStats.from_state(state["stats"])
+        self._set_standing(
+            full, position.serving, state.get("identity", self.facts.constants["identity"])
+        )
 
     # ---- one pass -------------------------------------------------------------------------------
 
@@ -195,7 +205,7 @@ class LocalView(SharedView):
         at.begin()
         token = self._iteration = object()
         try:
-            self._stand(self._in_batches(at)[0], at.running)
+            self._set_standing(self._in_batches(at)[0], at.running)
             if self._failed:
                 self._read_alone("its first batch could not be read before")
             for served in range(at.served, self._batches):
@@ -223,7 +233,7 @@ class LocalView(SharedView):
         """Take a batch of the stream, and return those of its pieces that come next."""
         shared, is_own, stalled = None, True, 0.0
         if self._alone is None:
-            shared, is_own, stalled = self.stream.take(self.follower, self._after)
+            shared, is_own, stalled = self.stream.take(self.follower, self._standing_after)
             if shared is None:
                 self._read_alone("it cannot wait, or the stream is elsewhere or serves otherwise")
         if shared is None:
@@ -243,7 +253,7 @@ class LocalView(SharedView):
         size = self.position.running.batch_size // self.pieces
         return cut_batch(batch, shared.info, self.pieces, size)[skipped:]
 
-    def _after(self, shared: SharedBatch) -> Standing:
+    def _standing_after(self, shared: SharedBatch) -> Standing:
         """Return where this view stands when it has taken this batch."""
         mark, at = shared.following, self.position
         if shared.info is not None and mark[1]:
@@ -252,7 +262,7 @@ class LocalView(SharedView):
             if at.served - skipped + pieces >= self._batches:  # the view ends its passes early
                 mark = (mark[0] + 1, 0)
         serving = at.running if mark[0] == at.pass_index else at.next
-        return Standing(mark, whole(serving), whole(at.next), shared.identity)
+        return Standing(mark, without_limit(serving), without_limit(at.next), shared.identity)
 
     def _copy(self, shared: SharedBatch) -> Any:
         try:
@@ -282,7 +292,7 @@ class LocalView(SharedView):
         assert self._alone is not None
         at = self.position
         mark = (at.pass_index, self._in_batches(at)[0])
-        wanted = PassServing(whole(at.running), self.follower.standing.identity)
+        wanted = PassServing(without_limit(at.running), self.follower.standing.identity)
         with self.stream.reading:
             shared = self._alone.read(mark, wanted)
         standing = self.follower.standing
@@ -293,7 +303,7 @@ class LocalView(SharedView):
 
     def _standing(self, mark: Mark, serving: Serving, identity: Identity | None = None) -> Standing:
         identity = self.follower.standing.identity if identity is None else identity
-        return Standing(mark, whole(serving), whole(self.position.next), identity)
+        return Standing(mark, without_limit(serving), without_limit(self.position.next), identity)
 
     def _in_batches(self, at: PassPosition) -> tuple[int, int]:
         """Return the batch of the stream that a position is in, and how many pieces of it are
@@ -303,7 +313,7 @@ class LocalView(SharedView):
         share = self.stream.loader.share
         return batch_of_piece(at.served, share, at.running, self.pieces, self.mode)
 
-    def _stand(self, batch: int, serving: Serving, identity: Identity | None = None) -> None:
+    def _set_standing(self, batch: int, serving: Serving, identity: Identity | None = None) -> None:
         """Tell the stream that this view comes for batch `batch` of its pass."""
         mark = (self.position.pass_index, batch)
         self.follower.standing = self._standing(mark, serving, identity)

@@ -42,7 +42,7 @@ class ReadAlone:
     """The stream cannot give this batch."""
 
 
-def in_reach(
+def is_in_reach(
     mark: Mark,
     others: Sequence[Mark],
     kept: Sequence[Mark],

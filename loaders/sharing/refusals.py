@@ -66,7 +66,7 @@ def check_other_thread(
         )
 
 
-def who_waits(name: str, names: tuple[str, ...], seconds: float, window: int) -> str:
+def describe_wait(name: str, names: tuple[str, ...], seconds: float, window: int) -> str:
     """Say who has waited for whom."""
     return (
         f"{name} has waited {seconds:.0f} s for {', '.join(names)}, which is"

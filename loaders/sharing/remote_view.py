@@ -85,8 +85,8 @@ class RemoteView(SharedView):
         self._leaving = b""
         """What is said where the pass is left."""
         self._iteration: object | None = None
-        self._talking = threading.Lock()  # held by the thread that asks and gets an answer
-        self._saying = threading.Lock()  # held while something is sent
+        self._conversation = threading.Lock()  # held by the thread that asks and gets an answer
+        self._sending = threading.Lock()  # held while something is sent
 
     # ---- what a training loop uses --------------------------------------------------------------
 
@@ -98,7 +98,7 @@ class RemoteView(SharedView):
     @property
     def stats(self) -> LoaderStats:
         """What this view was served. Its memory is in the process of the stream."""
-        return replace(self._known.counters, **self._memory)
+        return replace(self._current_place.counters, **self._memory)
 
     def set_reuse(
         self, reuse: int, *, reaugment: bool | None = None, batch_size: int | None = None
@@ -109,10 +109,10 @@ class RemoteView(SharedView):
         self._set_next("limit_pass", batches)
 
     def state_dict(self) -> dict[str, Any]:
-        return self._known.state(self.facts.constants, self.pieces)
+        return self._current_place.state(self.facts.constants, self.pieces)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        with self._talking:
+        with self._conversation:
             place, _ = self._call("load_state_dict", state)
             self._iteration = None
             self._drop_pending()
@@ -123,7 +123,7 @@ class RemoteView(SharedView):
         opened it. One that was used goes on where it stands, when it is used again."""
         if self._link is not None and os.getpid() != self._pid:
             return  # this is a fork of the process that uses it
-        with self._talking:
+        with self._conversation:
             if self._link is not None:
                 self._hang_up()
             elif self._place is None:
@@ -143,13 +143,13 @@ class RemoteView(SharedView):
 
     def _serve_pass(self) -> Iterator[Any]:
         token = object()
-        with self._talking:
+        with self._conversation:
             self._open()
-            place = self._known
+            place = self._current_place
             position = copy.copy(place.position)
             position.begin()
             self._drop_pending()
-            self._say(BeginPass(self._pass_number, self._blocks.returned()))
+            self._send(BeginPass(self._pass_number, self._blocks.returned()))
             self._place, self._iteration = replace(place, position=position), token
         try:
             over = False
@@ -163,7 +163,7 @@ class RemoteView(SharedView):
 
     def _next_batch(self, token: object) -> tuple[list[Any], bool]:
         """Return the batch, or none in an empty pass, and whether the pass is over."""
-        with self._talking:
+        with self._conversation:
             self._check_process()
             if self._iteration is not token:
                 raise replaced_iterator(self.name)
@@ -174,18 +174,18 @@ class RemoteView(SharedView):
             stalled = perf_counter() - begun
             shipment = served.shipment
             batches = [] if shipment is None else [self._blocks.open(shipment)]
-            self._stand(served, stalled)
+            self._note_served(served, stalled)
             over = shipment is None or not served.place.position.served
             if over:
                 self._iteration = None
-            self._say(TookBatch(self._blocks.returned()))
+            self._send(TookBatch(self._blocks.returned()))
             if served.failure is not None:
                 raise served.failure.error(self._server)
             return batches, over
 
-    def _stand(self, served: Served, stalled: float) -> None:
+    def _note_served(self, served: Served, stalled: float) -> None:
         """Note that the training loop has this. What it wished meanwhile was not known there."""
-        before, place = self._known, served.place
+        before, place = self._current_place, served.place
         position = replace(place.position, next=before.position.next)
         seconds = before.counters.stall_seconds + stalled
         counters = replace(place.counters, stall_seconds=seconds)
@@ -196,13 +196,13 @@ class RemoteView(SharedView):
         """Say that the pass is left. The garbage collector may call this, also while something is
         sent: then it is not said, and the next pass that begins says it."""
         self._iteration, link = None, self._link
-        if link is None or os.getpid() != self._pid or not self._saying.acquire(blocking=False):
+        if link is None or os.getpid() != self._pid or not self._sending.acquire(blocking=False):
             return
         try:
             with suppress(PeerGone):
                 link.send_pickled(self._leaving)
         finally:
-            self._saying.release()
+            self._sending.release()
 
     def _drop_pending(self) -> None:
         """Forget what was sent for the pass before, and what is still sent for it."""
@@ -222,17 +222,17 @@ class RemoteView(SharedView):
     @property
     def position(self) -> PassPosition:
         """Where the training loop is. Nobody changes it."""
-        return self._known.position
+        return self._current_place.position
 
     @property
     def _server(self) -> str:
         return f"process {self._address.pid}, which has the shared stream"
 
     @property
-    def _known(self) -> ViewPlace:
+    def _current_place(self) -> ViewPlace:
         """Where the training loop is. The first who asks opens the view."""
         if self._place is None:
-            with self._talking:
+            with self._conversation:
                 self._open()
         assert self._place is not None
         return self._place
@@ -252,7 +252,7 @@ class RemoteView(SharedView):
         try:
             self._link, self._pid = connect(self._address, opening), os.getpid()
         except PeerGone as error:
-            raise self._gone() from error
+            raise self._stream_lost() from error
         try:
             self._place, self._memory = self._answer()
             self.last_batch = self._place.last_batch
@@ -262,20 +262,20 @@ class RemoteView(SharedView):
 
     def _call(self, method: str, *arguments: Any, **options: Any) -> tuple[ViewPlace, Any]:
         self._open()
-        self._say(ViewCall(method, arguments, options))
+        self._send(ViewCall(method, arguments, options))
         return self._answer()
 
     def _set_next(self, method: str, *arguments: Any, **options: Any) -> None:
-        with self._talking:
+        with self._conversation:
             there, _ = self._call(method, *arguments, **options)
             assert self._place is not None
             position = replace(self._place.position, next=there.position.next)
             self._place = replace(self._place, position=position)
 
-    def _say(self, message: object) -> None:
+    def _send(self, message: object) -> None:
         """Send a message. If nobody is there, waiting for the answer will tell."""
         assert self._link is not None
-        with self._saying, suppress(PeerGone):
+        with self._sending, suppress(PeerGone):
             self._link.send(message)
 
     def _answer(self) -> tuple[ViewPlace, dict[str, int]]:
@@ -297,7 +297,7 @@ class RemoteView(SharedView):
                 self._blocks.receive(message.shipment, file)
         except PeerGone as error:
             self._hang_up()
-            raise self._gone() from error
+            raise self._stream_lost() from error
         except BaseException:
             # A Ctrl-C may have come within a message. Whoever uses the view again opens it again.
             self._hang_up()
@@ -312,7 +312,7 @@ class RemoteView(SharedView):
         if link is not None:
             link.close()
 
-    def _gone(self) -> PassEnded:
+    def _stream_lost(self) -> PassEnded:
         lost = "nothing is lost, state_dict() of this view says where it stands; "
         return PassEnded(
             f"process {self._address.pid}, which has the shared stream of {self.name}, has closed"

@@ -19,11 +19,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
-from loaders.errors import PassEnded, SharingError, at_least_one, one_of
+from loaders.errors import PassEnded, SharingError, check_at_least_one, check_word
 from loaders.loader import ReuseLoader
 from loaders.passes.pass_position import PassPosition
 from loaders.sharing import refusals
-from loaders.sharing.batch_source import BatchSource, PassServing, SharedBatch, whole
+from loaders.sharing.batch_source import BatchSource, PassServing, SharedBatch, without_limit
 from loaders.sharing.follower import Follower, Followers, Standing, Waiters
 from loaders.sharing.local_view import LocalView
 from loaders.sharing.lockstep import (
@@ -33,7 +33,7 @@ from loaders.sharing.lockstep import (
     ReadNext,
     TakeKept,
     WaitFor,
-    in_reach,
+    is_in_reach,
     next_action,
     oldest_needed,
 )
@@ -59,8 +59,8 @@ class SharedStream:
         """`lead` batches are made before the fastest view asks for them. The fastest view is at
         most `window` batches ahead of the slowest, and, but for one, `kept_bytes`. `source`: what
         reads instead of the loader."""
-        at_least_one("lead", lead)
-        at_least_one("window", window)
+        check_at_least_one("lead", lead)
+        check_at_least_one("window", window)
         refusals.check_loader(loader)
         loader.made_ahead = lead
         self.window = window
@@ -75,7 +75,7 @@ class SharedStream:
         self._followers = Followers()
         loader.precedence = JointPrecedence(self._followers.precedences)
         self._views = 0
-        self._latest = whole(loader.position.next)
+        self._latest = without_limit(loader.position.next)
         """How the pass is served that was begun last."""
         self._reader: Follower | None = None
         self._ended = ""
@@ -95,19 +95,21 @@ class SharedStream:
     ) -> LocalView:
         """A loader of its own for one consumer. docs/loader/sharing.md says what a late one sees.
         `batch_size` must divide that of the stream's loader. `name` is used where views wait."""
-        one_of("join", join, ("next pass", "now"))
+        check_word("join", join, ("next pass", "now"))
         self.check_process("a shared stream")
         with self._lock:
             self.check_open()
             self._views += 1
             name = name or f"view {self._views}"
-            if name in [follower.name for follower in self._followers.all()]:
+            if name in [follower.name for follower in self._followers.living()]:
                 raise SharingError(f"two views are called {name!r}: give each a name of its own")
             position, identity = self._joining(join)
             size = position.serving.batch_size
             pieces = refusals.pieces_for(self._loader, size, batch_size)
             mark = (position.pass_index, position.served)
-            standing = Standing(mark, whole(position.serving), whole(position.next), identity)
+            standing = Standing(
+                mark, without_limit(position.serving), without_limit(position.next), identity
+            )
             follower = Follower(name, standing)
             self._followers.add(follower)
             is_late = self._following is not None
@@ -196,7 +198,7 @@ class SharedStream:
                 return False
             others = [one.standing.mark for one in self._followers.present() if one is not member]
             place = list(self._kept), self._following, self._most, member is not None
-            return in_reach(standing.mark, others, *place)
+            return is_in_reach(standing.mark, others, *place)
 
     def has_begun(self, number: int) -> bool:
         """Whether a pass was begun, and is not over for all views."""
@@ -262,14 +264,16 @@ class SharedStream:
                     refusals.check_other_thread(
                         follower, names, self._followers.present(), self._most
                     )
-                    bell = self._waiters.bell()
+                    bell = self._waiters.add_bell()
             if to_read is not None:
                 stalled += self._read(*to_read)
             elif bell is not None:
                 stalled += self._waiters.wait(bell, names)
                 if names and stalled > warn_after:
                     warn_after *= 2
-                    log.warning("%s", refusals.who_waits(follower.name, names, stalled, self._most))
+                    log.warning(
+                        "%s", refusals.describe_wait(follower.name, names, stalled, self._most)
+                    )
             elif follower.on_wait is not None:
                 if follower.on_wait(names) is False:
                     return None, False, stalled

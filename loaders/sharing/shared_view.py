@@ -64,7 +64,7 @@ class ViewFacts:
     """A state of the stream's loader."""
 
     @classmethod
-    def of(cls, name: str, pieces: int, loader: ReuseLoader) -> "ViewFacts":
+    def from_loader(cls, name: str, pieces: int, loader: ReuseLoader) -> "ViewFacts":
         """Return the facts of a view of this loader's stream."""
         return cls(name, pieces, loader.rank, loader.share, loader.state_dict())
 

@@ -103,21 +103,21 @@ class BatchCopies:
         places = [t.untyped_storage().data_ptr() for t in tensors_of(batch) if t.nbytes]
         with torch.inference_mode(False):
             # Only a deep copy keeps two tensors together that share their memory.
-            return self._own(batch) if len({*places}) == len(places) else own_object(batch)
+            return self._copy_part(batch) if len({*places}) == len(places) else own_object(batch)
 
-    def _own(self, part: Any) -> Any:
+    def _copy_part(self, part: Any) -> Any:
         if isinstance(part, torch.Tensor) and not part.requires_grad:
-            plain = self._own_tensor(part.as_subclass(torch.Tensor))
+            plain = self._copy_tensor(part.as_subclass(torch.Tensor))
             return as_kind(plain, kind_of(part), attributes_of(part))
         if type(part) is dict:
-            return {key: self._own(value) for key, value in part.items()}
+            return {key: self._copy_part(value) for key, value in part.items()}
         if isinstance(part, tuple) and hasattr(part, "_fields"):
-            return type(part)(*(self._own(value) for value in part))
+            return type(part)(*(self._copy_part(value) for value in part))
         if type(part) in (list, tuple):
-            return type(part)(self._own(value) for value in part)
+            return type(part)(self._copy_part(value) for value in part)
         return own_object(part)
 
-    def _own_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _copy_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         order = sorted(range(tensor.ndim), key=lambda n: -tensor.stride(n))
         rows = tensor.permute(order)
         if tensor.nbytes < LARGE or not rows.is_contiguous() or tensor.device.type != "cpu":

@@ -115,7 +115,7 @@ class PeerGone(Exception):
 
 
 @contextmanager
-def peer_may_go() -> Iterator[None]:
+def translate_peer_errors() -> Iterator[None]:
     """Say of an error of a connection that the peer is gone."""
     try:
         yield
@@ -134,7 +134,7 @@ class ViewLink:
         self._process = Connection(os.pidfd_open(pid), writable=False)
 
     def send(self, message: object) -> None:
-        with peer_may_go():
+        with translate_peer_errors():
             self._connection.send(message)
 
     def send_pickled(self, message: bytes) -> None:
@@ -147,21 +147,21 @@ class ViewLink:
     def receive(self) -> Any:
         """Wait for a message, as long as the other process lives."""
         self.wait()
-        with peer_may_go():
+        with translate_peer_errors():
             return self._connection.recv()
 
     def wait(self, seconds: float | None = None) -> None:
         """Wait until there is a message, or the other side has hung up."""
-        with peer_may_go():
+        with translate_peer_errors():
             if self._connection not in wait([self._connection, self._process], seconds):
                 raise PeerGone
 
     def has_message(self) -> bool:
-        with peer_may_go():
+        with translate_peer_errors():
             return self._connection.poll()
 
     def send_file(self, file: int) -> None:
-        with peer_may_go():
+        with translate_peer_errors():
             reduction.send_handle(self._connection, file, os.getpid())
 
     def receive_file(self) -> int:
@@ -187,7 +187,7 @@ def shut(connection: Connection) -> None:
 
 def connect(address: ViewAddress, first: OpenView) -> ViewLink:
     """Return a link to the process of a stream, on which `first` was said."""
-    with peer_may_go():
+    with translate_peer_errors():
         connection = Client(address.socket, "AF_UNIX")
         try:
             link = ViewLink(connection, address.pid)
@@ -201,23 +201,23 @@ def connect(address: ViewAddress, first: OpenView) -> ViewLink:
     return link
 
 
-def let_in(connection: Connection, key: bytes) -> tuple[OpenView, ViewLink]:
+def accept_consumer(connection: Connection, key: bytes) -> tuple[OpenView, ViewLink]:
     """Return what a consumer wants that knows the key, and the link to it."""
-    with peer_may_go():
+    with translate_peer_errors():
         deliver_challenge(connection, key)
         answer_challenge(connection, key)
         first = connection.recv()
         return first, ViewLink(connection, first.pid)
 
 
-def missing_of_system() -> list[str]:
+def missing_system_calls() -> list[str]:
     """Return what serving other processes takes, and this system lacks."""
     return [name for name in ("memfd_create", "pidfd_open") if not hasattr(os, name)]
 
 
 def check_machine() -> None:
     """Refuse to serve other processes where the system lacks what that takes."""
-    if missing := missing_of_system():
+    if missing := missing_system_calls():
         raise SharingError(
             f"views for other processes need {' and '.join(missing)} of the system, which Linux has"
             " from 5.3 on: use view() in threads of one process"

@@ -37,8 +37,8 @@ from loaders.sharing.view_link import (
     ViewAddress,
     ViewCall,
     ViewLink,
+    accept_consumer,
     check_machine,
-    let_in,
     shut,
 )
 from loaders.stats import MEMORY
@@ -84,7 +84,7 @@ class ViewSession:
         if place is not None:
             self._desk.taken = place
             self._view.leave_at(place)
-        self._tell()
+        self._send_place()
 
     def run(self) -> None:
         """Serve until the consumer has gone."""
@@ -135,15 +135,15 @@ class ViewSession:
         try:
             getattr(self._view, call.method)(*call.arguments, **call.options)
         except Exception as error:
-            self._link.send(Answered(None, {}, Failure.of(error)))
+            self._link.send(Answered(None, {}, Failure.from_error(error)))
             return
         if call.method == "load_state_dict":
             self._batches = None
             self._sent.clear()
             self._desk.taken = self._view.place
-        self._tell()
+        self._send_place()
 
-    def _tell(self) -> None:
+    def _send_place(self) -> None:
         self._link.send(Answered(self._view.place, self._memory))
 
     def _serve(self) -> None:
@@ -155,14 +155,14 @@ class ViewSession:
         except StopIteration:
             pass  # The pass is over. The consumer learns it from an answer without a batch.
         except BaseException as error:
-            failure = Failure.of(error)
+            failure = Failure.from_error(error)
         else:
             try:
                 packed = pack(batch)
             except LoaderError as error:
                 # The view has given this batch, but its consumer does not get it.
                 self._view.leave_at(self._sent[-1] if self._sent else self._desk.taken)
-                failure = Failure.of(error)
+                failure = Failure.from_error(error)
         place = self._view.place
         if packed is None or not place.position.served:  # an error, or the pass is over
             self._batches = None
@@ -206,7 +206,7 @@ class ViewServer:
                 self._listener = socket.socket(socket.AF_UNIX)
                 self._listener.bind(self._address)
                 self._listener.listen(BACKLOG)
-                self._start(self._let_in, "perfect-views", self._listener)
+                self._start(self._accept_consumers, "perfect-views", self._listener)
             self._desks[view.name] = ViewDesk(view)
         return ViewAddress(self._address, self._key, self._pid, view.name)
 
@@ -238,7 +238,7 @@ class ViewServer:
         self._threads.append(thread)
         thread.start()
 
-    def _let_in(self, listener: socket.socket) -> None:
+    def _accept_consumers(self, listener: socket.socket) -> None:
         with listener:
             while not self._closed:
                 try:
@@ -259,7 +259,7 @@ class ViewServer:
     def _attend(self, connection: Connection) -> None:
         """Serve who has connected, if it knows the key."""
         try:
-            asked, link = let_in(connection, self._key)
+            asked, link = accept_consumer(connection, self._key)
             with closing(link):
                 self._open(asked, link)
         except PeerGone as gone:
@@ -274,7 +274,7 @@ class ViewServer:
         if desk is None:  # it was withdrawn
             return
         if not desk.busy.acquire(timeout=BUSY_SECONDS):
-            link.send(Answered(None, {}, Failure.of(_busy(asked.name, desk.pid))))
+            link.send(Answered(None, {}, Failure.from_error(_busy(asked.name, desk.pid))))
             return
         try:
             desk.pid = asked.pid

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from loaders.errors import LoaderError, at_least_one
+from loaders.errors import LoaderError, check_at_least_one
 from loaders.pixels.decoding import Room
 from loaders.slots.leaves import as_tensor, leaves_of
 from loaders.streams.stream_source import Place, RawSample, StreamReading, StreamTurn
@@ -45,7 +45,7 @@ class IterableSamples:
         self.dataset: Any = dataset
         self.sharded = sharded
         if samples is not None:
-            at_least_one("samples", samples)
+            check_at_least_one("samples", samples)
         self.given = samples
 
     @property

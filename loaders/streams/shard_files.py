@@ -150,15 +150,15 @@ class ShardFile:
         seconds = min(FIRST_WAIT * 2 ** (failed - 1), MOST_WAIT)
         log.warning(
             "reading %s at byte %d failed (%s); it is tried again in %.1f s (%d of %d)",
-            self.path, self._at, _said(error), seconds, failed, self._retries,
+            self.path, self._at, _describe(error), seconds, failed, self._retries,
         )  # fmt: skip
         self._access.wait(seconds)
 
     def _given_up(self, error: Exception, failed: int) -> DecodeError:
         tried = f" in {failed} tries" if failed > 1 else ""
         return DecodeError(
-            f"cannot read {self.path} from byte {self._at} on{tried}: {_said(error)}; look whether"
-            " the file is whole and its server answers"
+            f"cannot read {self.path} from byte {self._at} on{tried}: {_describe(error)}; look"
+            " whether the file is whole and its server answers"
         )
 
 
@@ -178,5 +178,5 @@ def _size_of(file: Any) -> int | None:
     return getattr(file, "size", None)
 
 
-def _said(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from loaders.errors import DecodeError, SourceError, StateError, at_least_one
+from loaders.errors import DecodeError, SourceError, StateError, check_at_least_one
 from loaders.order.keyed_permutation import KeyedPermutation
 from loaders.order.source_order import SourceOrder
 from loaders.pixels.decoding import PictureDecoder, Room
@@ -60,7 +60,7 @@ class TarShards:
         if decode is not None and size is not None:
             raise ValueError(f"size={size} has no effect on samples of decode: leave it out")
         if samples is not None:
-            at_least_one("samples", samples)
+            check_at_least_one("samples", samples)
         self.paths = expanded(paths)
         self.samples = self.given = samples  # a tar does not say how much is in it
         self._decode = decode

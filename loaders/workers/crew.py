@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from loaders.errors import WorkerDied
-from loaders.workers.precedence import Attendance, Precedence, everyone
+from loaders.workers.bell import Bell
+from loaders.workers.precedence import Attendance, Precedence, process_workers
 
 JOIN_SECONDS = 10.0
 LOOK_SECONDS = 1.0
@@ -80,8 +81,7 @@ class ThreadCrew:
         self._failed: BaseException | None = None
         """The first failure of all."""
         self._something_to_do = threading.Condition(self.lock)
-        self._doorbell = threading.Lock()
-        """It is locked unless somebody rang. The consumer waits by locking it again."""
+        self._doorbell = Bell()
         self._threads: list[threading.Thread] = []
         self._at_work = 0
         """So many threads have begun and not said that they end."""
@@ -108,8 +108,7 @@ class ThreadCrew:
 
     def ring(self) -> None:
         """Have the consumer look again."""
-        if self._doorbell.locked():
-            self._doorbell.release()
+        self._doorbell.ring()
 
     # ---- the consumer's side --------------------------------------------------------------------
 
@@ -124,16 +123,16 @@ class ThreadCrew:
                 found = look()
                 if found is None:
                     self.waiting = True
-                    self._doorbell.acquire(blocking=False)
-                    if self._precedence.behind:
-                        everyone.tell()  # it is in front as long as somebody waits
+                    self._doorbell.reset()
+                    if self._precedence.gives_way:
+                        process_workers.wake_all()  # it is in front as long as somebody waits
             if isinstance(found, FoundThing):
                 return found.thing
             if found is not None:
                 self._do(found)
                 continue
             started = self._clock()
-            rung = self._doorbell.acquire(timeout=LOOK_SECONDS)
+            rung = self._doorbell.wait(LOOK_SECONDS)
             self.waiting = False
             self.stall_seconds += self._clock() - started
             waited = 0.0 if rung else waited + LOOK_SECONDS
@@ -159,7 +158,7 @@ class ThreadCrew:
             self.stopping = True
             self.wake()
             self.ring()
-        everyone.tell()
+        process_workers.wake_all()
         for thread in self._threads:
             if thread is not threading.current_thread() and thread.is_alive():
                 thread.join(JOIN_SECONDS)
@@ -216,7 +215,7 @@ class ThreadCrew:
                 attendance.wait()
 
     def _gives_way(self) -> bool:
-        return self._precedence.behind and not self.waiting
+        return self._precedence.gives_way and not self.waiting
 
     def _do(self, job: CrewJob) -> None:
         made = error = None

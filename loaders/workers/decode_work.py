@@ -40,11 +40,11 @@ class PassJobs:
         return self.may_follow if end is None else range(self.may_follow.start, end)
 
     @classmethod
-    def all(cls, samples: int) -> "PassJobs":
+    def whole_pass(cls, samples: int) -> "PassJobs":
         return cls(np.zeros(0, dtype=np.int64), range(samples))
 
     @classmethod
-    def after(cls, residents: Residents, samples: int) -> "PassJobs":
+    def from_residents(cls, residents: Residents, samples: int) -> "PassJobs":
         """What a pass of `samples` samples still has to read where it is entered."""
         return cls(residents.positions, range(residents.entered, samples))
 

@@ -5,7 +5,7 @@ import signal
 from loaders.errors import SampleTimeout
 
 
-def how_it_ended(code: int | None) -> str:
+def describe_exit(code: int | None) -> str:
     """What the exit code of a process says."""
     if code is None or code >= 0:
         return f"with exit code {code}"
@@ -17,7 +17,7 @@ def how_it_ended(code: int | None) -> str:
     return f"by signal {signal.Signals(-code).name}{why.get(signal.Signals(-code), '')}"
 
 
-def too_long(doing: str, sample_id: int, timeout: float) -> SampleTimeout:
+def sample_timeout(doing: str, sample_id: int, timeout: float) -> SampleTimeout:
     """The error for a sample at which a worker hangs. `doing`: what it tries, "read" say."""
     return SampleTimeout(
         f"it took longer than timeout={timeout:g} seconds to {doing} sample {sample_id}:"

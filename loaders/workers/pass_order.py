@@ -54,7 +54,7 @@ class PassOrder:
             found = np.array([replaced.get(*each) for each in own], dtype=np.int64)
         return found
 
-    def every(self, start: int, step: int) -> "PassOrder":
+    def strided(self, start: int, step: int) -> "PassOrder":
         """Every `step`-th position from `start` on, with a progress of its own."""
         mine = slice(start, None, step)
         again = None if self.again is None else self.again[mine]

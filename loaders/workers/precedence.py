@@ -16,9 +16,9 @@ miss each other: then there is one too many, until it has read what it began wit
 """
 
 import os
-import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+
+from loaders.workers.bell import Bell
 
 
 def may_begin(is_behind: bool, others: int, workers: int) -> bool:
@@ -32,57 +32,51 @@ class Attendance:
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
-        self._bell = threading.Lock()
-        """It is locked unless somebody rang. The worker waits by locking it again."""
+        self.bell = Bell()
 
     def begins(self, is_behind: Callable[[], bool]) -> bool:
         """Return whether it may begin something; if not, it is at work no more."""
         if not is_behind():
-            everyone.working.add(self)
+            process_workers.working.add(self)
             return True
-        self._bell.acquire(blocking=False)  # what changes from here on rings
-        everyone.waiting.add(self)
-        others = len(everyone.working - {self})
+        self.bell.reset()  # what changes from here on rings
+        process_workers.waiting.add(self)
+        others = len(process_workers.working - {self})
         if may_begin(is_behind(), others, self._workers):
-            everyone.waiting.discard(self)
-            everyone.working.add(self)
+            process_workers.waiting.discard(self)
+            process_workers.working.add(self)
             return True
         self.rests()
         return False
 
     def wait(self) -> None:
         """Wait until something has changed since it was told that it may not begin."""
-        self._bell.acquire()
-        everyone.waiting.discard(self)
+        self.bell.wait()
+        process_workers.waiting.discard(self)
 
     def rests(self) -> None:
         """Say that it is at work no more."""
-        if self in everyone.working:
-            everyone.working.discard(self)
-            everyone.tell()
-
-    def ring(self) -> None:
-        """Have it look again if it waits."""
-        with suppress(RuntimeError):  # somebody else has rung
-            self._bell.release()
+        if self in process_workers.working:
+            process_workers.working.discard(self)
+            process_workers.wake_all()
 
     def leave(self) -> None:
         """Be at work no more, nor wait for it. It is safe to call this again."""
         self.rests()
-        everyone.waiting.discard(self)
+        process_workers.waiting.discard(self)
 
 
-class Everyone:
+class ProcessWorkers:
     """The workers of this process: those at work, and those that wait until they may begin."""
 
     def __init__(self) -> None:
         self.working: set[Attendance] = set()
         self.waiting: set[Attendance] = set()
 
-    def tell(self) -> None:
+    def wake_all(self) -> None:
         """Have all that wait look again. Any thread may call this."""
-        for one in self.waiting.copy():
-            one.ring()
+        for attendance in self.waiting.copy():
+            attendance.bell.ring()
 
     def begin_anew(self) -> None:
         """Forget all workers, because a forked process has none of them."""
@@ -90,9 +84,9 @@ class Everyone:
         self.waiting.clear()
 
 
-everyone = Everyone()
+process_workers = ProcessWorkers()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=everyone.begin_anew)
+    os.register_at_fork(after_in_child=process_workers.begin_anew)
 
 
 class Precedence:
@@ -103,14 +97,14 @@ class Precedence:
         self._behind = False
 
     @property
-    def behind(self) -> bool:
+    def gives_way(self) -> bool:
         """Whether its workers give way to those of loaders in front."""
         return self._is_behind()
 
-    @behind.setter
-    def behind(self, value: bool) -> None:
+    @gives_way.setter
+    def gives_way(self, value: bool) -> None:
         self._behind = value
-        everyone.tell()
+        process_workers.wake_all()
 
     def _is_behind(self) -> bool:
         return self._behind
@@ -128,4 +122,4 @@ class JointPrecedence(Precedence):
 
     def _is_behind(self) -> bool:
         consumers = self._consumers()
-        return len(consumers) > 0 and all(one.behind for one in consumers)
+        return len(consumers) > 0 and all(one.gives_way for one in consumers)

@@ -36,7 +36,7 @@ from loaders.errors import PassEnded, SampleTimeout, SourceError, WorkerDied
 from loaders.slots.leaves import Chunk, Sample
 from loaders.sources.datasets import counts_of
 from loaders.workers import fork_server, worker
-from loaders.workers.endings import how_it_ended, too_long
+from loaders.workers.endings import describe_exit, sample_timeout
 from loaders.workers.staging import IDLE, PROGRESS, Staging, mapped, unpack
 from loaders.workers.worker import Reply, Request, WorkerPlace
 
@@ -223,7 +223,7 @@ class WorkerProcess:
             sample_id,
             self.timeout,
         )
-        return too_long(doing, sample_id, self.timeout or 0)
+        return sample_timeout(doing, sample_id, self.timeout or 0)
 
     def _send(self, pipe: Connection, request: Request, outbox: Staging | None = None) -> None:
         try:
@@ -271,7 +271,7 @@ class WorkerProcess:
             if reply.failure is None and self.place.init is not None:
                 init = self._receive(ours).failure
         except (OSError, _Gone) as error:
-            how = how_it_ended(self._end())
+            how = describe_exit(self._end())
             if self._stopping:
                 self._refuse()
             guard = "" if forked else f". {self.start_method!r} imports the script: {GUARDED}"
@@ -339,7 +339,7 @@ class WorkerProcess:
 
     def _restart(self, ids: list[int]) -> None:
         at = self._at()
-        how = how_it_ended(self._end())
+        how = describe_exit(self._end())
         if self._stopping:
             self._refuse()
         sample = f"sample {ids[at]}" if 0 <= at < len(ids) else f"one of the samples {ids}"

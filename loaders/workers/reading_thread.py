@@ -19,7 +19,7 @@ from typing import Any
 
 from loaders.errors import PassEnded
 from loaders.slots.leaves import Chunk
-from loaders.workers.endings import too_long
+from loaders.workers.endings import sample_timeout
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class ReadingThread:
                 sample_id,
                 self._timeout,
             )
-            return Chunk(samples, too_long("read", sample_id, self._timeout))
+            return Chunk(samples, sample_timeout("read", sample_id, self._timeout))
         except BaseException:  # a Ctrl-C: answers under way would be taken for the next ones
             self._leave()
             raise

@@ -27,7 +27,7 @@ from loaders.errors import LoaderError
 from loaders.pixels.decode_counts import DecodeCounts
 from loaders.slots.leaves import Sample, own
 from loaders.sources.datasets import counts_of
-from loaders.torch_seams import tell_worker_info
+from loaders.torch_seams import set_worker_info
 from loaders.workers.dataset_reads import DrawWatch, read_at_once
 from loaders.workers.staged_rows import PackedRows, RowsBeingWritten
 from loaders.workers.staging import IDLE, Staging, mapped, unpack
@@ -48,7 +48,7 @@ class Failure:
     trace: str
 
     @classmethod
-    def of(cls, error: BaseException) -> "Failure":
+    def from_error(cls, error: BaseException) -> "Failure":
         trace = error.__traceback__ and error.__traceback__.tb_next  # without our own frame
         lines = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
         if (more := len(lines) - MOST_TRACE) > 0:
@@ -125,7 +125,7 @@ class WorkerPlace:
         """Be this worker: say so to whoever asks torch."""
         seed = self.seed + self.number
         probed = getattr(dataset, "probed", dataset)  # what `ProbedReads` reads
-        tell_worker_info(self.number, self.workers, seed, probed)
+        set_worker_info(self.number, self.workers, seed, probed)
 
     def call_init(self) -> None:
         """Call the user's function under generators that are seeded as a DataLoader's are. (Each
@@ -152,7 +152,7 @@ def work(pipe: Connection, inherited: tuple[Connection, Any, WorkerPlace] | None
                 dataset = pickle.loads(payload)
                 place: WorkerPlace = pickle.loads(pipe.recv_bytes())
             except Exception as error:
-                _send(pipe, staging, None, [], Failure.of(error))
+                _send(pipe, staging, None, [], Failure.from_error(error))
                 return
             del payload
         else:
@@ -164,7 +164,7 @@ def work(pipe: Connection, inherited: tuple[Connection, Any, WorkerPlace] | None
             try:
                 place.call_init()
             except BaseException as error:
-                _send(pipe, staging, None, [], Failure.of(error))
+                _send(pipe, staging, None, [], Failure.from_error(error))
                 return
             _send(pipe, staging, None, [], None)
         counts = counts_of(dataset)
@@ -179,7 +179,7 @@ def work(pipe: Connection, inherited: tuple[Connection, Any, WorkerPlace] | None
                 continue
             if request.area_bytes:
                 changes.area = mapped(pipe, request.area_bytes)
-            _send(pipe, staging, *_made(pipe, staging, request, changes.of), counts)
+            _send(pipe, staging, *_made(pipe, staging, request, changes.change_sample), counts)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -213,7 +213,7 @@ class SeededReads:
         self._seeds, self._together = True, None
         return True
 
-    def of(self, request: Request, number: int) -> Sample:
+    def read_sample(self, request: Request, number: int) -> Sample:
         if self._together is not None:
             return self._together[number]
         if self._seeds and request.keys:
@@ -231,7 +231,7 @@ class SampleChanges:
         """The parent's staging area."""
         self._change: Change | None = None
 
-    def of(self, request: Request, number: int) -> Sample:
+    def change_sample(self, request: Request, number: int) -> Sample:
         if request.change and number == 0:
             self._change = pickle.loads(request.change)
         assert self._change is not None and self.area is not None and request.samples is not None
@@ -251,10 +251,10 @@ def _read(
     try:
         reads.begin(request)
     except LoaderError as error:
-        return _send(pipe, staging, None, [], Failure.of(error), counts)
-    made = _made(pipe, staging, request, reads.of)
+        return _send(pipe, staging, None, [], Failure.from_error(error), counts)
+    made = _made(pipe, staging, request, reads.read_sample)
     if reads.must_read_again(request):
-        made = _made(pipe, staging, request, reads.of)
+        made = _made(pipe, staging, request, reads.read_sample)
     _send(pipe, staging, *made, counts)
 
 
@@ -280,7 +280,7 @@ def _made(
             if rows is None or samples or not rows.put(sample):
                 samples.append(staging.pack(sample, sample_id))
         except BaseException as error:
-            failure = Failure.of(error)
+            failure = Failure.from_error(error)
             break
     staging.note(IDLE)
     return rows.packed() if rows and rows.count else None, samples, failure

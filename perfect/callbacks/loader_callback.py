@@ -23,7 +23,7 @@ import lightning as L
 
 from loaders import LoaderError, ReuseLoader
 from loaders.order.source_order import samples_per_rank
-from loaders.stats import UNTOLD, LoaderStats
+from loaders.stats import NOT_LOGGED, LoaderStats
 from perfect.callbacks.train_loaders import LoaderState, TrainLoader, next_pass, served_in_pass
 from trainers.lightning_seams import (
     data_source,
@@ -163,7 +163,7 @@ class LoaderCallback(L.Callback):
 
 def _counters(stats: LoaderStats) -> dict[str, float]:
     """Name the counters `loader/...`. `loader/serves/1` counts the first serves of samples."""
-    named = {f"loader/{name}": float(stats[name]) for name in stats if name not in UNTOLD}
+    named = {f"loader/{name}": float(stats[name]) for name in stats if name not in NOT_LOGGED}
     return named | {f"loader/serves/{n}": float(k) for n, k in enumerate(stats.serves, 1)}
 
 

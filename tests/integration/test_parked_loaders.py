@@ -20,7 +20,7 @@ from loaders import ReuseLoader, SharedStream, Workers
 from loaders.order.serve import Serve
 from loaders.workers import prefetcher
 from loaders.workers.decode_work import DecodeWork, Done, PassJobs
-from loaders.workers.precedence import Precedence, everyone
+from loaders.workers.precedence import Precedence, process_workers
 from loaders.workers.prefetcher import Prefetcher
 from trainers.fleet import Fleet
 
@@ -34,7 +34,7 @@ class Source:
 
     def __init__(self, slots: int, workers: int, lets: int, behind: bool = False) -> None:
         self.precedence = Precedence()
-        self.precedence.behind = behind
+        self.precedence.gives_way = behind
         self.pool = Prefetcher(slots=slots, workers=workers, precedence=self.precedence)
         self.begun: list[int] = []
         self.let = threading.Semaphore(lets)
@@ -47,7 +47,7 @@ class Source:
                 assert self.let.acquire(timeout=60)
                 done(position)
 
-        return DecodeWork(PassJobs.all(40), read, lambda _, serve, slots: serve.positions, 1)
+        return DecodeWork(PassJobs.whole_pass(40), read, lambda _, serve, slots: serve.positions, 1)
 
     def take(self, position: int) -> Any:
         self.pool.plan(position, Serve(np.array([position]), np.zeros(1, np.int64)))
@@ -66,7 +66,7 @@ def sources(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Source]]:
     yield made
     for one in made:
         one.close()
-    assert not everyone.working and not everyone.waiting
+    assert not process_workers.working and not process_workers.waiting
 
 
 def in_front_and_behind(made: list[Source], workers: int = 2) -> tuple[Source, Source]:
@@ -81,14 +81,14 @@ def in_front_and_behind(made: list[Source], workers: int = 2) -> tuple[Source, S
 
 def test_a_parked_loader_fills_its_buffer_when_the_holders_is_full(sources: list[Source]) -> None:
     front, behind = in_front_and_behind(sources)
-    eventually(lambda: len(everyone.waiting) == 2)
+    eventually(lambda: len(process_workers.waiting) == 2)
     assert behind.begun == [], "both workers of the holder's loader read"
     front.let.release(4)  # it fills its buffer
     eventually(lambda: sorted(behind.begun) == list(range(5)))
     eventually(lambda: sorted(front.begun) == list(range(4)))
     assert front.take(0) == [0]  # one slot falls free
     eventually(lambda: len(front.begun) == 5)
-    eventually(lambda: len(everyone.working) == 1)
+    eventually(lambda: len(process_workers.working) == 1)
     assert sorted(behind.begun) == list(range(5)), "it is bounded by its own buffer"
 
 
@@ -100,8 +100,8 @@ def test_whoever_waits_for_a_parked_loader_gets_its_batch(sources: list[Source])
 
 def test_a_parked_loader_that_comes_to_the_front_waits_no_more(sources: list[Source]) -> None:
     _, behind = in_front_and_behind(sources)
-    eventually(lambda: len(everyone.waiting) == 2)
-    behind.precedence.behind = False
+    eventually(lambda: len(process_workers.waiting) == 2)
+    behind.precedence.gives_way = False
     eventually(lambda: sorted(behind.begun) == list(range(5)))
 
 
@@ -112,9 +112,9 @@ def test_more_workers_than_the_holders_use_what_is_free(sources: list[Source]) -
 
 def test_a_parked_loader_ends_while_another_one_reads(sources: list[Source]) -> None:
     front, behind = in_front_and_behind(sources)
-    eventually(lambda: len(everyone.waiting) == 2)
+    eventually(lambda: len(process_workers.waiting) == 2)
     assert behind.pool.close()
-    assert not everyone.waiting and len(everyone.working) == 2
+    assert not process_workers.waiting and len(process_workers.working) == 2
     assert len(front.begun) == 2
 
 
@@ -132,7 +132,7 @@ def test_batches_have_the_same_bits_wherever_their_loaders_stand(kind: Any) -> N
     while len(got[0]) < len(wanted[0]) or len(got[1]) < len(wanted[1]):
         holder = chance.randrange(2)
         for number, loader in enumerate(loaders):
-            loader.precedence.behind = number != holder or chance.random() < 0.2
+            loader.precedence.gives_way = number != holder or chance.random() < 0.2
         got[holder] += itertools.islice(both[holder], chance.randrange(6))
     for mine, theirs in zip(got, wanted, strict=True):
         for (x, y), (x2, y2) in zip(mine, theirs, strict=True):
@@ -143,25 +143,25 @@ def test_batches_have_the_same_bits_wherever_their_loaders_stand(kind: Any) -> N
 
 def test_copies_of_a_parked_loader_are_in_front() -> None:
     loader = ReuseLoader(Pictures(8), batch_size=4)
-    loader.precedence.behind = True
-    assert not loader.apart().precedence.behind and loader.precedence.behind
+    loader.precedence.gives_way = True
+    assert not loader.apart().precedence.gives_way and loader.precedence.gives_way
 
 
 def test_a_shared_loader_is_behind_while_all_its_views_are() -> None:
     loader = ReuseLoader(Pictures(24), batch_size=4, reuse=1, workers=1)
     with SharedStream(loader) as stream, SharedStream(loader.apart()) as other:
         views = [stream.view(), stream.view()]
-        assert not loader.precedence.behind
-        views[0].precedence.behind = True
-        assert not loader.precedence.behind
-        views[1].precedence.behind = True
-        assert loader.precedence.behind
+        assert not loader.precedence.gives_way
+        views[0].precedence.gives_way = True
+        assert not loader.precedence.gives_way
+        views[1].precedence.gives_way = True
+        assert loader.precedence.gives_way
         views[1].move_to(other)
-        assert views[1].precedence.behind and other._loader.precedence.behind
-        views[0].precedence.behind = False
-        assert not loader.precedence.behind and other._loader.precedence.behind
+        assert views[1].precedence.gives_way and other._loader.precedence.gives_way
+        views[0].precedence.gives_way = False
+        assert not loader.precedence.gives_way and other._loader.precedence.gives_way
         views[1].close()
-        assert not other._loader.precedence.behind, "nobody is there to give way for"
+        assert not other._loader.precedence.gives_way, "nobody is there to give way for"
 
 
 class Looking(L.LightningModule):
@@ -177,7 +177,7 @@ class Looking(L.LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         if self.trainer.train_dataloader is not None:  # a view of a stream
             self.loaders[f"{self.name} train"] = self.trainer.train_dataloader
-        self.seen.append({n: one.precedence.behind for n, one in self.loaders.items()})
+        self.seen.append({n: one.precedence.gives_way for n, one in self.loaders.items()})
         return self.net(batch[0].flatten(1).float() / 255).square().mean()
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:

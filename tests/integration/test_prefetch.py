@@ -34,7 +34,7 @@ def work(
         for position in positions:
             done(position)
 
-    return DecodeWork(PassJobs.all(count), read_all, made, reuse)
+    return DecodeWork(PassJobs.whole_pass(count), read_all, made, reuse)
 
 
 def serve(*positions: int, number: int = 0) -> Serve:
@@ -240,7 +240,7 @@ def test_a_sample_that_takes_long_does_not_hold_up_those_before_it() -> None:
     def made(_index: int, batch: Serve, _slots: NDArray[np.int64]) -> list[int]:
         return batch.positions.tolist()
 
-    ours.begin(DecodeWork(PassJobs.all(8), read, made, 1))
+    ours.begin(DecodeWork(PassJobs.whole_pass(8), read, made, 1))
     for index in range(4):
         ours.plan(index, serve(2 * index, 2 * index + 1))
     assert [ours.take() for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
@@ -382,7 +382,7 @@ def test_an_end_that_strikes_a_worker_under_its_lock_ends_all_of_them(
             done(position)
 
     plan = iter([(index, serve(index)) for index in range(40)])
-    ours.begin(DecodeWork(PassJobs.all(40), read, made, 1), plan)
+    ours.begin(DecodeWork(PassJobs.whole_pass(40), read, made, 1), plan)
     with pytest.raises(PassEnded):
         for _ in range(40):
             ours.take()

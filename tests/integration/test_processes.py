@@ -294,7 +294,7 @@ def test_a_forked_process_that_dies_at_its_start_is_told_nothing_of_imports() ->
 
 
 def test_a_huge_traceback_is_cut_in_its_middle() -> None:
-    error = Failure.of(ValueError(f"begins {'x' * 10 * MOST_TRACE} ends")).error("worker 1")
+    error = Failure.from_error(ValueError(f"begins {'x' * 10 * MOST_TRACE} ends")).error("worker 1")
     assert type(error) is ValueError
     assert len(notes(error)) < 2 * MOST_TRACE
     for part in ("begins", "letters are left out", "ends"):

@@ -217,7 +217,7 @@ def test_torch_has_what_we_need_of_it(name: str) -> None:
 
 def test_torch_says_which_worker_this_process_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.utils.data._utils.worker, "_worker_info", None)
-    loaders.torch_seams.tell_worker_info(2, 3, 5, "the data set")
+    loaders.torch_seams.set_worker_info(2, 3, 5, "the data set")
     info = torch.utils.data.get_worker_info()
     assert info is not None
     assert (info.id, info.num_workers, info.seed) == (2, 3, 5)

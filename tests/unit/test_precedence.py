@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from loaders.workers import precedence
-from loaders.workers.precedence import Attendance, Everyone, Precedence, may_begin
+from loaders.workers.precedence import Attendance, Precedence, ProcessWorkers, may_begin
 
 
 def in_front() -> bool:
@@ -19,9 +19,9 @@ def is_behind() -> bool:
 
 
 @pytest.fixture
-def everyone(monkeypatch: pytest.MonkeyPatch) -> Everyone:
-    fresh = Everyone()
-    monkeypatch.setattr(precedence, "everyone", fresh)
+def process_workers(monkeypatch: pytest.MonkeyPatch) -> ProcessWorkers:
+    fresh = ProcessWorkers()
+    monkeypatch.setattr(precedence, "process_workers", fresh)
     return fresh
 
 
@@ -37,21 +37,25 @@ def test_a_loader_behind_begins_while_fewer_than_its_own_workers_are_at_work(wor
     assert begins[0], "so one can always begin, and nobody waits for ever"
 
 
-def test_workers_are_counted_from_their_first_job_until_they_rest(everyone: Everyone) -> None:
+def test_workers_are_counted_from_their_first_job_until_they_rest(
+    process_workers: ProcessWorkers,
+) -> None:
     front, behind = Attendance(2), Attendance(1)
-    assert front.begins(in_front) and front.begins(in_front) and len(everyone.working) == 1
-    assert not behind.begins(is_behind) and len(everyone.working) == 1
+    assert front.begins(in_front) and front.begins(in_front) and len(process_workers.working) == 1
+    assert not behind.begins(is_behind) and len(process_workers.working) == 1
     front.rests()
-    assert behind.begins(is_behind) and front.begins(in_front) and len(everyone.working) == 2
+    assert behind.begins(is_behind) and front.begins(in_front) and len(process_workers.working) == 2
     assert not behind.begins(is_behind), "its next sample waits"
-    assert len(everyone.working) == 1
-    assert behind.begins(in_front) and len(everyone.working) == 2, "it has come to the front"
+    assert len(process_workers.working) == 1
+    assert behind.begins(in_front) and len(process_workers.working) == 2, "it has come to the front"
     front.leave()
     behind.leave()
-    assert len(everyone.working) == 0
+    assert len(process_workers.working) == 0
 
 
-def test_whoever_waits_is_told_even_of_a_change_before_it_waited(everyone: Everyone) -> None:
+def test_whoever_waits_is_told_even_of_a_change_before_it_waited(
+    process_workers: ProcessWorkers,
+) -> None:
     front, behind = Attendance(1), Attendance(1)
     front.begins(in_front)
     assert not behind.begins(is_behind)
@@ -62,22 +66,22 @@ def test_whoever_waits_is_told_even_of_a_change_before_it_waited(everyone: Every
     waits = threading.Thread(target=behind.wait, daemon=True)
     waits.start()
     assert waits.is_alive()
-    Precedence().behind = False
+    Precedence().gives_way = False
     waits.join(60)
     assert not waits.is_alive()
 
 
 def test_a_loader_that_comes_to_the_front_while_its_worker_asks_is_not_missed(
-    everyone: Everyone,
+    process_workers: ProcessWorkers,
 ) -> None:
     ours = Precedence()
-    ours.behind = True
+    ours.gives_way = True
     asked: list[bool] = []
 
     def asks() -> bool:
-        asked.append(ours.behind)
+        asked.append(ours.gives_way)
         if len(asked) == 1:
-            ours.behind = False  # nobody hears of it: the worker does not wait yet
+            ours.gives_way = False  # nobody hears of it: the worker does not wait yet
         return asked[-1]
 
     front, worker = Attendance(1), Attendance(1)
@@ -89,4 +93,4 @@ def test_copies_are_in_front() -> None:
     behind = Precedence()
     behind.behind = True
     copies = (copy.copy(behind), copy.deepcopy(behind), pickle.loads(pickle.dumps(behind)))
-    assert behind.behind and not any(one.behind for one in copies)
+    assert behind.behind and not any(one.gives_way for one in copies)

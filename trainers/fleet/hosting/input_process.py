@@ -13,7 +13,7 @@ import socket
 import threading
 from multiprocessing.connection import Connection, wait
 
-from loaders.sharing.view_link import missing_of_system
+from loaders.sharing.view_link import missing_system_calls
 from trainers.fleet.hosting.child_manners import ChildManners
 from trainers.fleet.inputs.input_link import InputAddress
 from trainers.fleet.inputs.input_service import InputService
@@ -62,7 +62,7 @@ class InputProcess:
 
 def reads_for_all(in_processes: bool, devices: int) -> bool:
     """Whether there are processes that could read together."""
-    return in_processes and devices > 1 and not missing_of_system()
+    return in_processes and devices > 1 and not missing_system_calls()
 
 
 def _serve(listener: socket.socket, key: bytes, manners: ChildManners) -> None:

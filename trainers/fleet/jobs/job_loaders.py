@@ -16,7 +16,7 @@ def put_behind(trainer: L.Trainer | None, behind: bool) -> None:
     for loader in (*_each(trainer.train_dataloader), *_each(trainer.val_dataloaders)):
         precedence = getattr(loader, "precedence", None)
         if isinstance(precedence, Precedence):
-            precedence.behind = behind
+            precedence.gives_way = behind
 
 
 def _each(loaders: Any) -> Iterator[Any]:
