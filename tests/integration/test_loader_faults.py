@@ -212,15 +212,6 @@ def test_a_refused_change_of_reuse_changes_nothing() -> None:
 # ---- threads ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("batches", [1, 2, 5])
-def test_breaking_out_of_the_loop_leaves_no_thread(batches: int) -> None:
-    loader = in_threads(Numbers(100), 4, 2, workers=3)
-    for number, _ in enumerate(loader, 1):
-        if number == batches:
-            break
-    assert not decode_threads()
-
-
 def test_an_error_in_the_loop_leaves_no_thread() -> None:
     loader = in_threads(Numbers(100), 4, 2, workers=3)
 

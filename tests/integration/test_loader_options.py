@@ -361,10 +361,3 @@ def test_the_counters_add_up_whatever_was_done(data: st.DataObject) -> None:
         read = stats.decoded + stats.extra_decodes
         assert 0 <= len(calls) - read <= 7
     del loader
-
-
-@pytest.mark.parametrize("name", ["reuse", "batch_size", "buffer_batches"])
-@pytest.mark.parametrize("value", [1.5, "3", None])
-def test_what_is_counted_must_be_a_whole_number(name: str, value: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match=f"{name} must be a (whole )?number"):
-        ReuseLoader(sets.Pictures(8), **{"batch_size": 4, "reuse": 2, name: value})

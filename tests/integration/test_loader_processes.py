@@ -114,18 +114,6 @@ def test_a_resume_may_change_who_reads(batches: int) -> None:
 # ---- deaths -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("deadly", [0, 17])
-def test_of_a_worker_that_is_killed_nothing_is_lost_and_nothing_served_twice(
-    deadly: int, tmp_path: Path
-) -> None:
-    with apart(sets.Pictures(40), workers=Workers(kind="thread")) as threads:
-        expected = sets.served(threads)
-    with apart(sets.Killed(40, deadly, 1, tmp_path / "killed")) as loader:
-        assert sets.served(loader) == expected
-        assert (loader.stats.decoded, loader.stats.served) == (40, 120)
-    assert (tmp_path / "killed").stat().st_size == 1
-
-
 def test_every_worker_may_be_killed_from_outside_once() -> None:
     with apart(sets.Pictures(200), workers=Workers(kind="thread")) as threads:
         expected = sets.served(threads)
@@ -143,15 +131,6 @@ def test_every_worker_may_be_killed_from_outside_once() -> None:
                     assert child.pid
                     os.kill(child.pid, signal.SIGKILL)
         assert got == expected
-
-
-def test_a_second_death_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
-    with (
-        apart(sets.Killed(40, 17, 9, tmp_path / "killed"), workers=1) as loader,
-        pytest.raises(WorkerDied, match=r"SIGKILL.*sample 17, and had been restarted before"),
-    ):
-        list(loader)
-    assert (tmp_path / "killed").stat().st_size == 2
 
 
 def test_batches_before_a_second_death_were_served_whole(tmp_path: Path) -> None:
@@ -366,10 +345,3 @@ def test_a_pickled_loader_goes_on_with_the_next_pass_and_its_state_in_the_middle
             resumed.load_state_dict(loader.state_dict())
             assert sets.served(resumed) == sets.served(loader)
             resumed.close()
-
-
-def test_what_a_pickled_loader_weighs_does_not_depend_on_its_buffer() -> None:
-    with apart(sets.Pictures(200), workers=Workers(kind="thread"), buffer_batches=40) as loader:
-        next(iter(loader))
-        assert loader.stats.buffer_bytes > 30_000
-        assert len(pickle.dumps(loader)) < 20_000

@@ -351,15 +351,6 @@ def test_closing_ends_a_consumer_that_waits_and_may_be_done_twice() -> None:
     assert not threads()
 
 
-def test_the_workers_are_named_and_do_not_hold_the_process() -> None:
-    ours = pool(slots=1, workers=2)
-    ours.begin(work(9))
-    assert len(threads()) == 2
-    assert all(thread.daemon for thread in threads())
-    ours.close()
-    assert not threads()
-
-
 def test_an_end_that_strikes_a_worker_under_its_lock_ends_all_of_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import multiprocessing
 import os
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,10 @@ from PIL import Image
 from support import worker_datasets as sets
 
 from loaders.errors import LoaderError, SourceError, WorkerDied
-from loaders.slots.leaves import Chunk, Picture, own, structure_of
+from loaders.slots.leaves import Chunk, Picture, own
 from loaders.slots.slab import Slab
 from loaders.workers.processes import StartMethod, WorkerProcess, default_start_method
-from loaders.workers.worker import MOST_TRACE, Failure, Staging, WorkerPlace
+from loaders.workers.worker import WorkerPlace
 
 every_method = pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 # A spawned process is as one of the fork server's, but for the second that it takes to start.
@@ -104,14 +103,6 @@ def test_slots_hold_the_same_whether_a_process_or_a_thread_read_the_sample() -> 
                 assert np.array_equal(one, other)
 
 
-def test_a_slab_can_be_laid_out_after_a_sample_that_a_process_read() -> None:
-    source = sets.Everything()
-    with WorkerProcess(source, None, "reader") as worker:
-        slab = Slab(worker.read([0]).samples[0], 2)
-    assert slab.nbytes == Slab(source[0], 2).nbytes
-    slab.write(1, source[1], 1)
-
-
 def test_pictures_can_be_had_back_as_pillow_s() -> None:
     with WorkerProcess(sets.Everything(), None, "reader") as worker:
         pictures = own(worker.read([3]).samples[0])["picture"]
@@ -130,21 +121,6 @@ def test_the_staging_area_grows_with_what_it_has_to_hold(method: StartMethod) ->
             for i, sample in zip(ids, worker.read(ids).samples, strict=True):
                 assert sample.shape == (i,)
                 assert bool((sample == i % 251).all())
-
-
-def test_what_a_read_returned_stays_mapped_after_more_reads_and_the_end() -> None:
-    with WorkerProcess(sets.Sized(), None, "reader") as worker:
-        [old] = worker.read([1000]).samples
-        worker.read([8_000_000])
-    assert old.shape == (1000,)
-    assert old.sum() >= 0  # other bytes by now, but bytes
-
-
-def test_pixels_do_not_go_through_the_pipe() -> None:
-    staging = Staging()
-    told = [staging.place(torch.zeros(3, 448, 448, dtype=torch.uint8)) for _ in range(3)]
-    assert len(pickle.dumps(told)) < 1000
-    assert len(staging.area) >= 3 * 3 * 448 * 448
 
 
 @without_spawning
@@ -178,20 +154,6 @@ def test_a_worker_computes_on_one_thread_in_a_process_of_its_own(method: StartMe
 def test_the_processes_are_started_as_a_dataloaders_are() -> None:
     assert default_start_method() == multiprocessing.get_context().get_start_method() == "fork"
     assert WorkerProcess(sets.Sized(), None, "reader").start_method == "fork"
-
-
-def test_nothing_starts_before_the_first_read() -> None:
-    with WorkerProcess(sets.Sized(), None, "reader") as worker:
-        assert worker.pid is None
-        assert not multiprocessing.active_children()
-        worker.read([])
-        assert [p.name for p in multiprocessing.active_children()] == ["reader"]
-
-
-def test_leaves_are_found_where_the_slab_finds_them() -> None:
-    with WorkerProcess(sets.Everything(), None, "reader") as worker:
-        [sample] = worker.read([2]).samples
-    assert structure_of(sample) == structure_of(sets.Everything()[2])
 
 
 # ---- several samples at once --------------------------------------------------------------------
@@ -267,11 +229,6 @@ def test_a_data_set_that_cannot_be_pickled_is_named_with_what_to_do(method: Star
         assert worker.pid is None
 
 
-def test_a_fork_needs_no_pickling() -> None:
-    with WorkerProcess(sets.Unpicklable(), "fork", "reader") as worker:
-        assert values(worker.read([1, 2])) == [1, 2]
-
-
 def test_a_data_set_that_cannot_be_rebuilt_says_why() -> None:
     with WorkerProcess(sets.NotRebuilt(), "forkserver", "reader") as worker:
         with pytest.raises(SourceError, match=r"NotRebuilt.*cannot be rebuilt.*no number"):
@@ -291,11 +248,3 @@ def test_a_forked_process_that_dies_at_its_start_is_told_nothing_of_imports() ->
     worker = WorkerProcess(sets.Faulty(), "fork", "reader", place=place)
     with worker, pytest.raises(WorkerDied, match=r"exit code 9 before it could read.*stderr$"):
         worker.read([0])
-
-
-def test_a_huge_traceback_is_cut_in_its_middle() -> None:
-    error = Failure.from_error(ValueError(f"begins {'x' * 10 * MOST_TRACE} ends")).error("worker 1")
-    assert type(error) is ValueError
-    assert len(notes(error)) < 2 * MOST_TRACE
-    for part in ("begins", "letters are left out", "ends"):
-        assert part in notes(error)

@@ -19,7 +19,7 @@ from support.shared_streams import BATCH, BATCHES, SIZE, Counted, lone, passes, 
 
 from loaders import SharedStream
 from loaders.errors import PassEnded, SharingError
-from perfect import LoaderCallback, Phase, PhaseSwitch
+from perfect import LoaderCallback
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="remote views need Linux"),
@@ -214,17 +214,6 @@ def test_a_trainer_goes_on_with_it_from_a_checkpoint_of_the_middle_of_a_pass(
     assert first.ids[:20] + second.ids == alone.ids
     assert torch.equal(torch.cat(first.pixels[:20] + second.pixels), torch.cat(alone.pixels))
     assert torch.equal(second.net.weight, alone.net.weight)
-
-
-def test_phases_are_those_of_a_lone_loader() -> None:
-    phases = [Phase("reuse", passes=2, reuse=3), Phase("fresh", passes=1, reuse=1)]
-    alone, module = Module(), Module()
-    make_trainer(PhaseSwitch(phases), max_epochs=-1).fit(alone, make_loader())
-    with SharedStream(make_loader(), window=999) as stream, stream.remote_view() as view:
-        make_trainer(PhaseSwitch(phases), max_epochs=-1).fit(module, view)
-    assert module.ids == alone.ids
-    assert torch.equal(torch.cat(module.pixels), torch.cat(alone.pixels))
-    assert torch.equal(module.net.weight, alone.net.weight)
 
 
 # ---- who leaves ---------------------------------------------------------------------------------

@@ -239,21 +239,6 @@ def test_a_lead_and_a_window_are_at_least_one(number: Any) -> None:
         SharedStream(lone(), **{number: 0})
 
 
-def test_the_lead_is_what_the_loaders_workers_make_ahead() -> None:
-    with (
-        lone(buffer_batches=8) as loader,
-        SharedStream(loader, lead=5) as stream,
-        stream.view() as view,
-    ):
-        first = iter(view)
-        next(first)
-        assert loader._pipeline.open is not None and loader._pipeline.open.pool is not None
-        planned = loader._pipeline.open.pool._batches
-        while len(planned) < 5:  # the test's own limit ends this
-            threading.Event().wait(0.01)
-        assert len(planned) == 5
-
-
 def test_what_cannot_be_shared_is_refused_by_name(stream: SharedStream) -> None:
     with pytest.raises(TypeError, match="shares a ReuseLoader, not list"):
         SharedStream([1])  # type: ignore[arg-type]

@@ -165,17 +165,6 @@ def test_memory_is_shared_out_among_the_views(stream: SharedStream) -> None:
     other.close()
 
 
-def test_a_view_that_is_closed_keeps_no_memory_for_its_copies() -> None:
-    large = torch.utils.data.TensorDataset(torch.ones(8, 3, 160, 160), torch.arange(8))
-    with SharedStream(lone(dataset=large), window=99) as stream:
-        copies, takes_last = stream.view(), stream.view()
-        served(copies)
-        assert copies.stats.batch_bytes > takes_last.stats.batch_bytes
-        copies.close()
-        takes_last.close()
-        assert copies.stats.batch_bytes == takes_last.stats.batch_bytes
-
-
 # ---- in a Trainer -------------------------------------------------------------------------------
 
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
@@ -102,21 +101,6 @@ def test_a_forked_worker_is_seen_to_die_where_its_siblings_hold_its_pipe() -> No
         worker.close()
 
 
-def test_a_death_is_seen_even_where_others_hold_all_that_would_tell_of_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with WorkerProcess(sets.Faulty(), "fork", "reader") as worker:
-        worker.read([1])
-        dead, wait = worker.pid, connection.wait
-        os.kill(dead or 0, signal.SIGKILL)
-
-        def wait_in_vain(things: Any, timeout: float) -> list[Any]:
-            return [] if worker.pid == dead else wait(things, timeout)
-
-        monkeypatch.setattr("loaders.workers.processes.connection.wait", wait_in_vain)
-        assert values(worker.read([2])) == [2]
-
-
 def test_a_ctrl_c_at_the_terminal_does_not_reach_the_worker() -> None:
     with WorkerProcess(sets.Faulty(), None, "reader") as worker:
         worker.read([1])
@@ -173,16 +157,6 @@ def test_a_closed_worker_reads_no_more() -> None:
         worker.read([1])
 
 
-def test_a_worker_that_was_killed_can_be_closed(watch: Any) -> None:
-    worker = WorkerProcess(sets.Sized(), None, "reader")
-    worker.read([1])
-    ended = watch(worker.pid)
-    os.kill(worker.pid or 0, signal.SIGKILL)
-    assert ended()
-    worker.close()
-    assert worker.pid is None
-
-
 def test_after_a_read_that_was_interrupted_the_next_one_gets_its_own_samples(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -200,13 +174,6 @@ def test_after_a_read_that_was_interrupted_the_next_one_gets_its_own_samples(
                 worker.read([2, 3])
         assert values(worker.read([4, 5])) == [4, 5]
         assert worker.restarts == 0
-
-
-def test_a_worker_that_never_read_can_be_closed() -> None:
-    worker = WorkerProcess(sets.Sized(), None, "reader")
-    worker.close()
-    with pytest.raises(PassEnded):
-        worker.read([1])
 
 
 class Reading:

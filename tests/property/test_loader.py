@@ -245,13 +245,6 @@ def test_the_counters_count_what_was_served(options: dict[str, Any], passes: int
         assert stats.extra_decodes == 0
 
 
-def test_the_buffers_bytes_are_those_of_its_slots() -> None:
-    ours = loader(20, batch_size=4, buffer_batches=2)
-    assert ours.stats.buffer_bytes == 0
-    list(ours)
-    assert ours.stats.buffer_bytes == 4 * 2 * (3 * 4 * 5 + 8)  # pixels and an int64 number
-
-
 def test_decodes_that_were_not_served_are_counted_apart() -> None:
     calls: list[int] = []
     data = Made(40, lambda i: calls.append(i) or (Numbered(40)[i]))

@@ -167,15 +167,6 @@ def test_another_number_of_ranks_may_resume_between_passes_only() -> None:
     assert take(alone, 5) == take(uninterrupted, 5)
 
 
-def test_a_resume_after_a_change_of_reuse_within_the_pass_gives_the_same_tail() -> None:
-    ours = loader(16)
-    take(ours, 2)
-    ours.set_reuse(1)
-    resumed = loader(16)
-    resumed.load_state_dict(ours.state_dict())
-    assert take(resumed, 5) == take(loader(16), 7)[2:]
-
-
 def test_counters_go_on_after_a_resume() -> None:
     saved = loader(20)
     take(saved, 5)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from loaders import ReuseLoader
 from loaders.arguments import Serving
 from loaders.errors import SharingError
 from loaders.order.reuse import batches_per_pass
@@ -109,11 +108,3 @@ def test_a_tensor_of_another_class_stays_one() -> None:
 
     made = BatchCopies(pin_memory=False).copy([torch.ones(2).as_subclass(Marked)])
     assert type(made[0]) is Marked
-
-
-def test_a_second_loader_has_a_position_of_its_own() -> None:
-    loader = ReuseLoader(torch.utils.data.TensorDataset(torch.arange(8)), batch_size=2, workers=1)
-    second = loader.apart()
-    next(iter(second))
-    assert (loader.position.served, second.position.served) == (0, 1)
-    second.close()

@@ -109,13 +109,6 @@ def test_a_tensor_of_a_subclass_keeps_its_class_and_attributes() -> None:
     assert got[0].tolist() == numbers.tolist()
 
 
-def test_what_needs_a_gradient_is_pickled() -> None:
-    learned = numbers.clone().requires_grad_()
-    got = sent([learned])
-    assert got[0].requires_grad
-    assert torch.equal(got[0], learned)
-
-
 def test_tensors_may_be_changed_though_they_arrived_in_inference_mode() -> None:
     with torch.inference_mode():
         got = sent(numbers)
@@ -187,21 +180,3 @@ def test_who_keeps_all_batches_keeps_few_blocks_and_files() -> None:
     del kept, ends
     gc.collect()
     assert open_files() == before
-
-
-@needs_linux
-def test_batches_of_another_size_get_blocks_that_fit_and_the_others_go() -> None:
-    ends = BothEnds()
-    for rows in (100, 60, 100, 5000, 100):
-        assert torch.equal(ends.serve(torch.arange(rows)), torch.arange(rows))
-    assert ends.lent.nbytes <= (5000 + 2 * 100) * 8
-    assert len(ends.borrowed._areas) == len(ends.lent._areas)
-
-
-@needs_linux
-def test_a_batch_that_is_not_wanted_gives_its_block_back() -> None:
-    ends = BothEnds()
-    ends.borrowed.leave(ends.send(torch.ones(10)))
-    assert ends.borrowed.returned() == [0]
-    assert ends.borrowed.returned() == []
-    assert ends.borrowed.open(Shipment(pack(["a word"]).parcel, None, 0, ())) == ["a word"]

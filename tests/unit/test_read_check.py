@@ -15,7 +15,7 @@ from torchvision.transforms import v2
 
 from loaders import Cache, LoaderError, ReuseLoader, Workers
 from loaders.adopting import probing
-from loaders.adopting.probing import READS, SAMPLES, schedule
+from loaders.adopting.probing import READS, schedule
 from loaders.errors import CacheError
 
 SIZE = 30
@@ -315,19 +315,6 @@ def test_reading_that_takes_long_is_looked_at_twice(monkeypatch: pytest.MonkeyPa
     assert read == [0, 0]
     with pytest.raises(LoaderError, match="sample 0 was read again"):
         ReuseLoader(Augmenting("aug", RARE), 4, reuse=2, workers=Workers(1, "thread"))
-
-
-@pytest.mark.parametrize("samples", [1, 2, 3, 5, 6, 7, 100, 10**6])
-def test_the_schedule_reads_samples_from_first_to_last_in_no_rhythm(samples: int) -> None:
-    ids = schedule(samples)
-    assert len(ids) <= READS
-    assert len(ids) > READS - SAMPLES
-    assert set(ids) <= set(range(samples)) and {0, samples - 1} <= set(ids)
-    assert ids[0] == ids[1] == 0
-    if samples >= SAMPLES:
-        for rhythm in (2, 3, 4, 5):
-            views = {i: {n % rhythm for n, each in enumerate(ids) if each == i} for i in ids}
-            assert max(map(len, views.values())) > 1, "a view that comes every so many reads"
 
 
 # ---- what is taken apart ------------------------------------------------------------------------
