@@ -5,7 +5,6 @@ ids of the pass -> workers fill slots of the Slab -> ReuseBuffer says who forms 
 """
 
 import copy
-import logging
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 from typing import Any, Literal
@@ -30,22 +29,20 @@ from loaders.dataloader_face import DataLoaderFace
 from loaders.identity.loader_identity import LoaderIdentity
 from loaders.options import Device, LoaderOptions, Workers
 from loaders.order.reuse import ORDER_VERSION, Mode, ReuseBuffer
+from loaders.pass_runner import PassRunner
 from loaders.passes.own_batches import OwnOrder, OwnPass
 from loaders.passes.pass_position import PassPosition
 from loaders.passes.pass_run import PassRun, ServedPass
 from loaders.passes.rank_order import LoaderRanks, RankOrder
 from loaders.passes.stream_order import StreamOrder
-from loaders.passes.torch_pass import TorchBatches, TorchPass, is_served_by_torch
-from loaders.pipeline import AHEAD, Pipeline, PipelineSetup
+from loaders.passes.torch_pass import TorchPass, is_served_by_torch
+from loaders.pipeline import Pipeline, PipelineSetup
 from loaders.pixels.augmentation import Augmentation
-from loaders.process_pipeline import ProcessPipeline
 from loaders.served_data import ServedData
 from loaders.stats import BatchInfo, LoaderStats
 from loaders.summary import Announcement, log_choice
 from loaders.workers.precedence import Precedence
 from loaders.workers.reader import OnError
-
-log = logging.getLogger(__name__)
 
 
 class ReuseLoader(DataLoaderFace):
@@ -107,16 +104,10 @@ class ReuseLoader(DataLoaderFace):
         self.recommended_reuse = serving.reuse
         """By reuse="auto", from the end of a pass on: what keeps up with training."""
         self.announcement = Announcement(self._tuner is not None)
-        self.buffer_batches, self.buffer_bytes = buffer_batches, buffer_bytes
-        self.mode: Mode = mode
-        self.shuffle, self.drop_last, self.on_error = shuffle, drop_last, on_error
-        self.made_ahead = AHEAD
-        self.precedence = Precedence()  # `behind`: its workers give way to other loaders'
+        self.precedence = Precedence()
         self.last_batch: BatchInfo | None = None
-        self._feed = None if to_device is None else DeviceFeed(torch.device(to_device.to))
-        self._pipeline = ProcessPipeline()
-        self._torch = TorchBatches()
-        self.run: PassRun | TorchPass | OwnPass | None = None
+        feed = None if to_device is None else DeviceFeed(torch.device(to_device.to))
+        self.runner = PassRunner(feed)
         self._stats = LoaderStats()
 
     @classmethod
@@ -151,7 +142,7 @@ class ReuseLoader(DataLoaderFace):
 
     @property
     def stats(self) -> LoaderStats:
-        taken = self.setup.opened.counted | self._pipeline.bytes_taken
+        taken = self.setup.opened.counted | self.runner.pipeline.bytes_taken
         return replace(self._stats, skipped=len(self.skipped), **taken)
 
     @property
@@ -174,6 +165,30 @@ class ReuseLoader(DataLoaderFace):
     @property
     def identity(self) -> LoaderIdentity:
         return self._data.identity
+
+    @property
+    def mode(self) -> Mode:
+        return self.options.mode
+
+    @property
+    def shuffle(self) -> bool:
+        return self.options.shuffle
+
+    @property
+    def drop_last(self) -> bool:
+        return self.options.drop_last
+
+    @property
+    def buffer_batches(self) -> int:
+        return self.options.buffer_batches
+
+    @property
+    def buffer_bytes(self) -> int | None:
+        return self.options.buffer_bytes
+
+    @property
+    def on_error(self) -> OnError:
+        return self.options.on_error
 
     @property
     def workers(self) -> int:
@@ -211,7 +226,7 @@ class ReuseLoader(DataLoaderFace):
     @property
     def skipped(self) -> dict[int, str]:
         """The samples that could not be read so far, and why (on_error="skip")."""
-        return self._pipeline.skipped
+        return self.runner.pipeline.skipped
 
     def set_reuse(
         self, reuse: int, *, reaugment: bool | None = None, batch_size: int | None = None
@@ -234,15 +249,12 @@ class ReuseLoader(DataLoaderFace):
 
     def stop_shuffling(self) -> None:
         """Serve passes in the order of the data set from now on, so that all are alike."""
-        self.shuffle = self._data.stop_shuffling()
+        self._data.stop_shuffling()
         self.close()
 
     def close(self) -> None:
         """End the workers and free memory. The loader may be used, and closed, again."""
-        self._leave()
-        self._count_extra(self._pipeline.stop())
-        self._pipeline.close()
-        self._torch.close()
+        self._count_extra(self.runner.close())
         self.order.close()
 
     def __enter__(self) -> "ReuseLoader":
@@ -253,9 +265,8 @@ class ReuseLoader(DataLoaderFace):
 
     def __getstate__(self) -> dict[str, Any]:
         """Another process gets the arguments and the position, but no threads and no memory."""
-        copied = ("_data", "_pipeline", "_torch", "position", "precedence")
-        copies = {name: copy.copy(self.__dict__[name]) for name in copied}
-        return self.__dict__ | copies | {"run": None}
+        copied = ("_data", "runner", "position", "precedence")
+        return self.__dict__ | {name: copy.copy(self.__dict__[name]) for name in copied}
 
     def apart(self) -> "ReuseLoader":
         """A second loader with the same arguments at the same position. It keeps no cache."""
@@ -285,8 +296,8 @@ class ReuseLoader(DataLoaderFace):
         position = PassPosition.from_state(state)
         self._data.reads.check(position.running, position.next)
         self.order.resume(state.get("stream"), position.served)
-        self._leave()
-        self._pipeline.stop()  # what was decoded ahead is not what comes next
+        self._count_extra(self.runner.leave())
+        self.runner.pipeline.stop()  # what was decoded ahead is not what comes next
         self.position = position
         self._stats = LoaderStats.from_state(state["stats"])
         self.identity.expect(state.get("identity") if position.resuming else None)
@@ -300,14 +311,14 @@ class ReuseLoader(DataLoaderFace):
             self.close()
 
     def _serve_pass(self) -> Generator[Batch]:
-        self._leave()  # another iterator may have been left open
+        self._count_extra(self.runner.leave())  # another iterator may have been left open
         self.refresh()
         self.use_drawn_seed(self._data.seed_of_first_rank())
         batches = self.order.batches(self.position.serving, self.mode, self.drop_last)
         resumed = self.position.resuming
         self.position.begin()
         self.position.resuming = resumed  # if it cannot begin, the next iter() tries it again
-        run = self.run = self._begin(batches)
+        run = self.runner.run = self._begin(batches)
         self.position.resuming = False
         try:
             for taken in run:
@@ -316,15 +327,15 @@ class ReuseLoader(DataLoaderFace):
                 if self._tuner and taken.measured and (choice := self._tuner.feed(taken.measured)):
                     log_choice(choice, self.reuse)
                 if taken.last:
-                    self._end(run)
+                    self._end_pass()
                 else:
-                    self._look_ahead(run)
+                    self.runner.follow_next_pass(self.order, self.position)
                 yield taken.batch
-            if self.run is run:  # a stream has ended, and nobody knew before
-                self._end(run)
+            if self.runner.run is run:  # a stream has ended, and nobody knew before
+                self._end_pass()
         finally:
-            if self.run is run:
-                self._leave()
+            if self.runner.run is run:
+                self._count_extra(self.runner.leave())
 
     def refresh(self) -> bool:
         """Serve the data set as it is now; returns whether it has changed since it was opened."""
@@ -344,59 +355,43 @@ class ReuseLoader(DataLoaderFace):
         if by_torch or isinstance(self.order, OwnOrder):
             self.announcement.announce(self.setup, self.order, serving, None)
         if isinstance(self.order, OwnOrder):
-            return OwnPass(self._torch, self.setup, at, self._stats, self._feed)
+            return OwnPass(self.runner.torch, self.setup, at, self._stats, self.runner.feed)
         pipeline, buffered = (None, self.buffer_batches) if by_torch else self._prepared(serving)
         plan = self._data.plan(at.pass_index, serving, buffered)
-        order, in_vain = self._pipeline.followed(at.pass_index, plan.slots)
+        order, in_vain = self.runner.pipeline.followed(at.pass_index, plan.slots)
         self._count_extra(in_vain)
         order = order or self.order.of_pass(at.pass_index)
         self.identity.begin(self.order.check_ranks(order, batches and batches - at.served))
         planned = self.order.planned(plan, order, at.served, batches or serving.pass_limit)
-        if pipeline is not None and pipeline is not self._pipeline.open:
+        if pipeline is not None and pipeline is not self.runner.pipeline.open:
             pipeline, _ = self._prepared(serving)  # it was closed, because a worker had failed
         if pipeline is None:
-            self._pipeline.close()
-            return TorchPass(self._torch, self.setup, planned, self._stats, self._feed)
-        self._torch.close()
+            self.runner.pipeline.close()
+            return TorchPass(self.runner.torch, self.setup, planned, self._stats, self.runner.feed)
+        self.runner.torch.close()
         order, jobs = planned.order, planned.jobs
         with torch.inference_mode(False):  # Lightning's; outside it such tensors are read-only
-            pool = pipeline.ready_for(plan.slots, order, jobs, self.made_ahead)
+            pool = pipeline.ready_for(plan.slots, order, jobs, self.runner.made_ahead)
         self.announcement.announce(
             self.setup, self.order, serving, pipeline.buffer(serving.batch_size)
         )
         pipeline.begin(order, jobs, serving.reuse, serving.reaugment, planned.serves)
-        return PassRun(pipeline, pool, planned, self._stats, self._feed)
+        return PassRun(pipeline, pool, planned, self._stats, self.runner.feed)
 
     def _prepared(self, serving: Serving) -> tuple[Pipeline, int]:
         """A pipeline for such a pass, and how many batches it buffers."""
         pipeline = self.pipeline_of_this_process()
         return pipeline, pipeline.prepare(serving, self.buffer_batches)
 
-    def _look_ahead(self, run: PassRun | TorchPass | OwnPass) -> None:
-        """Let the workers go on with the next pass when this one's samples are all taken."""
-        serving = self.position.running
-        free = self._pipeline.following is None and run.leaves_room
-        known = self.order.foreseen and self.batch_size == serving.batch_size
-        if free and known and self.setup.opened.decoded is None:
-            self._pipeline.follow(self.order.of_pass(self.position.pass_index + 1), serving.reuse)
-
-    def _end(self, run: PassRun | TorchPass | OwnPass) -> None:
-        run.finish()
-        self._count_extra(run.extra_decodes())
-        self.run = None
+    def _end_pass(self) -> None:
+        self._count_extra(self.runner.finish())
         self.position.end()
         if self._tuner:
             # Ranks must serve alike, so the same is recommended to all of them.
             self.recommended_reuse = self.order.ranks.largest(self._tuner.reuse or 1)
 
-    def _leave(self) -> None:
-        """Stop a pass that was not served to its end."""
-        run, self.run = self.run, None
-        if run is not None:
-            self._count_extra(self._pipeline.stop() + run.extra_decodes())
-
     def _count_extra(self, decodes: int) -> None:
         self._stats = replace(self._stats, extra_decodes=self._stats.extra_decodes + decodes)
 
     def pipeline_of_this_process(self) -> Pipeline:
-        return self._pipeline.get(self.setup, self.rank, self.precedence)
+        return self.runner.pipeline.get(self.setup, self.rank, self.precedence)

@@ -89,11 +89,10 @@ class ServedData:
         second.setup = replace(self.setup, options=second.options)
         return second
 
-    def stop_shuffling(self) -> bool:
-        """Have the order of the data set for all passes from now on. Returns that: no shuffling."""
+    def stop_shuffling(self) -> None:
+        """Have the order of the data set for all passes from now on."""
         self.options = replace(self.options, shuffle=False, sampler=None)
         self._open()
-        return self.options.shuffle
 
     def refresh(self, serving: Serving) -> bool:
         """Open the data set anew, if it holds something else than when it was opened, or if passes

@@ -300,7 +300,7 @@ class LaneLoader:
             loader = self.loader
             self._pipeline, self._order, self._following = pipeline, None, None
             crew = self._crew = LaneCrew(
-                pipeline, max(loader.workers, 1), loader.made_ahead, loader.precedence
+                pipeline, max(loader.workers, 1), loader.runner.made_ahead, loader.precedence
             )
             self._closer = weakref.finalize(self, crew.close)
         elif pipeline is not self._pipeline:

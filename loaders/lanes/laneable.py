@@ -56,7 +56,7 @@ def check_place(loader: ReuseLoader) -> None:
 
 
 def check_alone(loader: ReuseLoader) -> None:
-    if loader.run is not None:
+    if loader.runner.run is not None:
         raise LaneError(
             "a pass of the loader is under way in another iterator: end or close that iterator"
             " before its lanes are served"

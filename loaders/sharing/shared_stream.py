@@ -62,7 +62,7 @@ class SharedStream:
         check_at_least_one("lead", lead)
         check_at_least_one("window", window)
         refusals.check_loader(loader)
-        loader.made_ahead = lead
+        loader.runner.made_ahead = lead
         self.window = window
         self._kept_bytes, self._largest = kept_bytes, 1
         self._loader = loader

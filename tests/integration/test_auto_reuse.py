@@ -12,7 +12,8 @@ from typing import Any, cast
 import pytest
 import torch
 
-from loaders import Cache, ReuseLoader, Workers, passes
+from loaders import Cache, ReuseLoader, Workers
+from loaders.passes import pass_run
 from loaders.workers.prefetcher import Prefetcher
 
 BATCH = 4
@@ -34,7 +35,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(passes, "time", types.SimpleNamespace(perf_counter=clock))
+    monkeypatch.setattr(pass_run, "time", types.SimpleNamespace(perf_counter=clock))
     monkeypatch.setitem(cast(Any, Prefetcher.__init__).__kwdefaults__, "clock", clock)
     return clock
 

@@ -253,7 +253,7 @@ def test_a_pass_has_at_least_one_batch(batches: int) -> None:
 def test_close_lets_go_of_the_slots() -> None:
     loader = ReuseLoader(sets.Pictures(20), 4, 2, workers=1)
     list(loader)
-    pipeline = loader._pipeline.open  # pyright: ignore[reportPrivateUsage]
+    pipeline = loader.runner.pipeline.open
     assert pipeline is not None
     assert pipeline.slab is not None
     slab = weakref.ref(pipeline.slab)
