@@ -5,6 +5,7 @@ tape | cut | tape                 two: what is made before a cut and used after 
                                   until the step is over, as a weight has for good
 """
 
+import logging
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +28,8 @@ from offload.measuring.kept_costs import KeptCosts, MeasuredCosts
 from offload.measuring.profiling import measured
 from offload.memory.cpu_shim import available
 from offload.running.collector import collector_paused
+
+log = logging.getLogger(__name__)
 
 GROUP, GROUP_BYTES = 32, 1 << 20
 """A group of small kernels has at most so many, which touch at most so many bytes: an engine's
@@ -182,6 +185,11 @@ class PlannedTapes:
         graph = split_updates(whole_updates(graph))
         lowered = lower(measured(graph, self._measured))
         few = grouped(lowered, GROUP, GROUP_BYTES, any_kind=True)
+        log.info(
+            "a part of a step was captured: %d calls, %d tasks after the passes",
+            len(reader.calls),
+            len(few.tasks),
+        )
         self._plans.add(key, drawing_apart(few))
         unwritten = {s: reader.nbytes[s] for s in (kept & reader.allocated) - reader.written}
         varying = frozenset(reader.varying)

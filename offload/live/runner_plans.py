@@ -5,6 +5,7 @@ budget 60%    of what the largest part of a step needs if nothing ever leaves th
 budget None   every part has a plan as fast as it can be
 """
 
+import logging
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ from offload.plans.plan import Budget, Plan, fullest, plan, reserve_of
 from offload.running.runner import Runner
 from offload.running.runner_memory import Migration
 from offload.sizes import is_share, parse_share, say_size
+
+log = logging.getLogger(__name__)
 
 
 class TapePlanner(Protocol):
@@ -156,6 +159,7 @@ class RunnerPlans:
             self.runner = self._planner.runner(found, key)
         else:
             moved = self.runner.move_to(found, key, beside=self._budget is None)
+            log.debug("weights moved: %d bytes in %.3f s", moved.nbytes, moved.seconds)
         self._plans, self._planned_with = {}, self._bytes_of(self._budget)
         self._note(key, found)
         return moved

@@ -15,6 +15,7 @@ another operation      the rest is recorded as another tape
 Without a budget a tape runs as it was issued, as without us, until it comes for the second time.
 """
 
+import logging
 import warnings
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -36,6 +37,8 @@ from offload.live.runner_plans import PlainPlanner, RunnerPlans, TapePlanner, Un
 from offload.live.weights import LiveWeights
 from offload.plans.plan import Budget, Plan
 from offload.program.frames import say_frame, user_frame
+
+log = logging.getLogger(__name__)
 
 MOST_NEW = 32
 """If so many steps in a row were each a new one, the next new ones are not planned."""
@@ -330,6 +333,7 @@ class LiveSession:
         if why not in self._told:
             self._told.add(why)
             text = f"a step runs as it is issued, without a plan and a budget: {why}"
+            log.info("step %s has no plan: %s", self.name, why)
             warnings.warn(text, RuntimeWarning, stacklevel=4)
 
 

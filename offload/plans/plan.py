@@ -5,6 +5,7 @@ budget |=================================================|
                                                                         kernels allocate outside
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -27,6 +28,8 @@ from offload.plans.kept_plans import proved_plan
 from offload.plans.reserve import reserve_bytes
 from offload.plans.same_tensors import renamed_as, with_idle
 from offload.sizes import parse_size, say_size
+
+log = logging.getLogger(__name__)
 
 PLACEMENTS = ("auto", "shim", "copy")
 Budget = str | int | Mapping[int, str | int] | None
@@ -258,7 +261,11 @@ def _planned(options: PlanningOptions, graph: TaskGraph, homes: Mapping[int, Pla
     )  # fmt: skip
     found = proved_plan(wanted, options.cache, options.proven)
     same = {option.name: getattr(options, option.name) for option in fields(options)}
-    return Plan(source=graph, found=found, **same)
+    plan = Plan(source=graph, found=found, **same)
+    log.info("%r, bound by %s", plan, plan.bound.lane)
+    if log.isEnabledFor(logging.DEBUG):
+        log.debug("%s", plan.explain())
+    return plan
 
 
 def _budgets(budget: Budget, devices: list[int]) -> dict[int, int | None]:

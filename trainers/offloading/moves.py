@@ -6,6 +6,7 @@
 Only the transfer delays the training. A move for which there is no room changes nothing.
 """
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -23,6 +24,8 @@ from offload.running.runner_memory import Migration
 from trainers.offloading.run import StrategyRun
 from trainers.steps.plan_request import PlanRequest
 from trainers.steps.target import Target, accelerator_for, target_of
+
+log = logging.getLogger(__name__)
 
 UNCHANGED = "same"
 """The value of `budget` for a move that keeps the present budget."""
@@ -130,6 +133,7 @@ class PendingMoves:
             request.target.check_room(plan)
             return relocate(request)
         migration = live.plans.move_to(request.budget, plan)
+        log.info("the run goes on within budget %s", request.budget)
         self._run.replace_request(request)
         return migration
 

@@ -10,6 +10,7 @@ The module's Python runs in every step as in plain Lightning, and its bits are t
 (offload/live). Between two steps everything runs at once.
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -47,6 +48,8 @@ from trainers.sharing.high_priority import HighPriority
 from trainers.steps.meter import MeasuredPlan, TimeSpent
 from trainers.steps.plan_request import PlanRequest
 from trainers.steps.target import ON_CPU, Target, accelerator_for, check_engine, target_of
+
+log = logging.getLogger(__name__)
 
 
 class PlannedStrategy(Strategy):
@@ -371,6 +374,7 @@ class PlannedStrategy(Strategy):
             f"moved here from {old.name} before step {self._run.module.trainer.global_step}:"
             f" {say_size(moved.nbytes)} in {moved.seconds:.2f} s"
         )
+        log.info("the run %s", self._run.remark)
         if old.name != new.name:
             rank_zero_warn(
                 f"the training moved from {old.name} to {new.name}: the weights are equal, and"
