@@ -116,7 +116,7 @@ docs: .venv/docs
 
 readme: .venv/dev
 	$(BIN)/python scripts/readme_numbers.py --write $(if $(DEMO),--demo $(DEMO))
-	$(BIN)/python benchmarks/readme_picture.py
+	$(BIN)/python -m benchmarks.readme_picture
 
 check: .venv/dev
 	$(BIN)/ruff check .

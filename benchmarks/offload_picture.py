@@ -1,6 +1,6 @@
 """The README's picture: memory over a step of ResNet-18 in 60 % of its peak.
 
-python benchmarks/offload_picture.py docs/images/offload_memory.png
+python -m benchmarks.offload_picture docs/images/offload_memory.png
 """
 
 import sys
@@ -8,9 +8,10 @@ from functools import partial
 
 import torch
 import torchvision
-from offloading.live_steps import LiveSteps, training_step
-from offloading.steps import planned
 from torch.nn.functional import cross_entropy
+
+from benchmarks.offloading.live_steps import LiveSteps, training_step
+from benchmarks.offloading.steps import planned
 
 
 def main(path: str) -> None:

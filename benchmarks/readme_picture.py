@@ -1,6 +1,6 @@
 """The README's picture: the four promises of `make demo`, from results/promises.json.
 
-python benchmarks/readme_picture.py        benchmarks/results/promises.json -> docs/images/
+python -m benchmarks.readme_picture        benchmarks/results/promises.json -> docs/images/
 """
 
 import json

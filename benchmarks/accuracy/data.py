@@ -1,4 +1,4 @@
-"""All pictures of a task as uint8 tensors on one device.
+"""All pictures of a task as uint8 tensors.
 
     CIFAR-10's training set   train | hold-out: curves, plateau rule | selection: between variants
     CIFAR-10's test set       looked at once, when a run is over
@@ -14,8 +14,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-
-from accuracy.recipes import Task
 
 CLASSES = 10
 SUBSET_SEED = 20231
@@ -43,33 +41,23 @@ class Pictures:
     """Of the train part, per channel, in units of 0 to 255."""
     std: torch.Tensor
 
+    def normalise(self, pixels: torch.Tensor) -> torch.Tensor:
+        images = (pixels.float() - self.mean) / self.std
+        return images.contiguous(memory_format=torch.channels_last)
+
 
 Raw = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
-def cifar_pictures(root: Path, task: Task, device: torch.device) -> Pictures:
-    """As many pictures of CIFAR-10's training set as the task says, and its whole test set."""
+def load_cifar(root: Path, sizes: tuple[int, int, int]) -> Pictures:
+    """Pictures of CIFAR-10's training set, as many as `Task.sizes` says, and its whole test set."""
     folder = root / FOLDER
     if not folder.is_dir():
         raise SystemExit(f"--data: no folder {folder}; unpack CIFAR-10 (python version) there")
     batches = [_read(folder / f"data_batch_{number}") for number in range(1, 6)]
     pixels = np.concatenate([batch[0] for batch in batches])
     labels = np.concatenate([batch[1] for batch in batches])
-    return _split((pixels, labels), _read(folder / "test_batch"), task, device)
-
-
-def synthetic_pictures(task: Task, device: torch.device) -> Pictures:
-    """Noise with a class-dependent tint: learnable within a few steps, for the smoke preset."""
-    rng = np.random.default_rng(0)
-
-    def draw(count: int) -> Raw:
-        labels = np.arange(count, dtype=np.int64) % CLASSES
-        tint = 25 * labels[:, None, None, None] * np.array([1, 0, -1]).reshape(1, 3, 1, 1)
-        noise = rng.normal(128, 40, (count, 3, 32, 32))
-        return np.clip(noise + tint, 0, 255).astype(np.uint8), labels
-
-    held = task.train + task.holdout + task.selection
-    return _split(draw(held), draw(100), task, device)
+    return _split((pixels, labels), _read(folder / "test_batch"), sizes)
 
 
 def _read(path: Path) -> Raw:
@@ -79,23 +67,21 @@ def _read(path: Path) -> Raw:
     return pixels, np.asarray(batch[b"labels"], dtype=np.int64)
 
 
-def _split(raw: Raw, test: Raw, task: Task, device: torch.device) -> Pictures:
-    train, holdout, selection = _balanced(raw[1], (task.train, task.holdout, task.selection))
+def _split(raw: Raw, test: Raw, sizes: Sequence[int]) -> Pictures:
+    train, holdout, selection = _balanced(raw[1], sizes)
     pixels = raw[0][train].astype(np.float64)
     mean, std = pixels.mean(axis=(0, 2, 3)), pixels.std(axis=(0, 2, 3))
 
     def part(source: Raw, ids: NDArray[np.int64]) -> Part:
-        on_device = (torch.from_numpy(array[ids]).to(device) for array in source)
-        return Part(*on_device)
+        return Part(*(torch.from_numpy(array[ids]) for array in source))
 
     def channels(values: NDArray[np.float64]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=device).view(1, 3, 1, 1)
+        return torch.tensor(values, dtype=torch.float32).view(1, 3, 1, 1)
 
-    held = part(raw, holdout)
     return Pictures(
         train=part(raw, train),
-        holdout=held,
-        selection=part(raw, selection) if task.selection else held,
+        holdout=part(raw, holdout),
+        selection=part(raw, selection),
         test=part(test, np.arange(len(test[1]))),
         mean=channels(mean),
         std=channels(std),

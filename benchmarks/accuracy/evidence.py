@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from accuracy.paired import Sample, paired, parity, slope
-from accuracy.registered import (
+from benchmarks.accuracy.paired import Sample, paired, parity, slope
+from benchmarks.accuracy.registered import (
     BUFFERS,
     LONG_FIXED,
     LONG_RULE,

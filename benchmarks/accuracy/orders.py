@@ -19,7 +19,7 @@ from loaders.order.serve import Serve
 Order = Mode | Literal["in-batch", "echoed"]
 
 
-def plan(
+def plan_pass(
     order: Order, samples: int, batch_size: int, reuse: int, buffer: int, seed: tuple[int, ...]
 ) -> Iterator[Serve]:
     """Full batches only; `buffer` counts batches."""

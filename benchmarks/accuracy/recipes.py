@@ -1,10 +1,9 @@
-"""A task, a run on it, and the few ways in which a run's phases are made.
+"""A task, a run on it, and the ways in which a run's phases are made.
 
 A recipe is a list of stretches `(reuse, epochs)` walked under one learning-rate curve:
 
     wsd        warm-up, constant, then linear to 0 from `stable` on       ____\\
     cosine     one cosine over the whole run                              ~~\\_
-    re-raised  a cosine that is left at the switch, then one OneCycle     ~~|/\\
 
 Time is in epoch-equivalents. A curve's corner cuts a stretch in two phases, so reuse and learning
 rate may change at different moments.
@@ -13,7 +12,7 @@ rate may change at different moments.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from accuracy.orders import Order
+from benchmarks.accuracy.orders import Order
 from perfect.method.phases import Phase, PlateauRule
 from perfect.method.schedule import Schedule
 
@@ -38,11 +37,11 @@ class Task:
     """Held-out pictures read at a run's end, to choose between variants; 0: the hold-out's."""
     ema_epochs: float = 2.0
     """Horizon of the weight average."""
-    cutout: int = 0
-    """Side of the square that every serve loses, in pixels."""
-    label_smoothing: float = 0.0
-    bfloat16: bool = True
-    """Autocast. A CPU without instructions for it takes ten times as long as in 32 bits."""
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Pictures to train on, of the hold-out and of the selection."""
+        return self.train, self.holdout, self.selection
 
     @property
     def epoch_steps(self) -> int:
@@ -63,15 +62,6 @@ class Run:
     order: Order = "immediate"
     buffer_batches: int = 1
     plateau: PlateauRule | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """What the difference between two rows stands for."""
-
-    says: str
-    row: str
-    other: str
 
 
 def wsd(
@@ -103,37 +93,19 @@ def cosine(
     stretches: Sequence[Stretch],
     *,
     reaugment: bool = True,
-    total: float | None = None,
-    lr: float | None = None,
 ) -> tuple[Phase, ...]:
-    """One cosine to 0 at epoch `total` (the end of the stretches unless said)."""
-    whole = total or sum(epochs for _, epochs in stretches)
+    """One cosine over all stretches."""
+    whole = sum(epochs for _, epochs in stretches)
     phases: list[Phase] = []
     begin = 0.0
     for reuse, epochs in stretches:
         end = begin + epochs
         curve = Schedule(
-            "cosine", lr or task.lr, warmup=task.warmup / whole, part=(begin / whole, end / whole)
+            "cosine", task.lr, warmup=task.warmup / whole, part=(begin / whole, end / whole)
         )
         phases.append(_phase(task, phases, reuse, (begin, end), reaugment, curve))
         begin = end
     return tuple(phases)
-
-
-def re_raised(
-    task: Task,
-    first: Stretch,
-    fresh: float,
-    *,
-    reaugment: bool = True,
-    curve: Schedule | None = None,
-    batch_size: int | None = None,
-) -> tuple[Phase, ...]:
-    """The thesis: leave the run's cosine at the switch, then a OneCycle up to the full peak."""
-    before = cosine(task, [first], reaugment=reaugment, total=task.epochs)
-    steps = round(fresh * (task.train // (batch_size or task.batch_size)))
-    lr = curve or Schedule("onecycle", task.lr, ramp=0.15)
-    return (*before, Phase("finetune", steps=steps, lr=lr, batch_size=batch_size))
 
 
 def with_ema(phases: Sequence[Phase]) -> tuple[Phase, ...]:

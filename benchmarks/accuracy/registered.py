@@ -18,9 +18,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from accuracy.orders import Order
-from accuracy.pilot import PILOT, STABLE, pilot_runs
-from accuracy.recipes import Run, Stretch, Task, cosine, with_ema, without_reuse, wsd
+from benchmarks.accuracy.orders import Order
+from benchmarks.accuracy.recipes import Run, Stretch, Task, cosine, with_ema, without_reuse, wsd
 from perfect.method.phases import Phase
 from perfect.method.plateau import PlateauRule
 
@@ -28,6 +27,9 @@ CONTROL = "no reuse, wsd, late decay, ema"
 RECIPE = "best: wsd55 roll12 re ema"
 SMALL_BUFFER = "wsd55 roll3 re ema"
 
+PILOT = Task("pilot", 8000, 1000, batch_size=320, epochs=24, lr=0.3, warmup=2, selection=10_000)
+STABLE = 0.6
+"""Share of a constant-then-decay run before the decay, where nothing else is said."""
 LATER, LATEST = "2026-11-24", "2026-11-26"
 """The second registration, and the third."""
 KEYED = "keyed order: "
@@ -43,7 +45,6 @@ SHARE = 0.12
 LONG_CONTROL, LONG_FIXED = "T120 no reuse, late decay", "T120 switch at the latest start"
 LONG_RULE = "T120 switch by the plateau rule"
 REPEATS, BUFFERS = (2, 3, 4, 6, 8), (1, 3, 12)
-TASK = replace(PILOT, bfloat16=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,25 +86,32 @@ def registered_tables() -> dict[str, Table]:
 
 
 def _parity() -> tuple[Entry, ...]:
-    known = {run.name: run for run in pilot_runs()}
-    control = without_reuse(CONTROL, known[SMALL_BUFFER].phases)
-    reusing = (replace(known[name], against=CONTROL) for name in (RECIPE, SMALL_BUFFER))
-    return tuple(Entry(TASK, run) for run in (control, *reusing))
+    """The recipe's buffer has decoded further ahead, so its reuse lasts a little longer; the rate
+    falls from the same epoch on."""
+
+    def reusing(name: str, epochs: float, buffer: int) -> Run:
+        stretches = [(3, epochs), (1, PILOT.epochs - epochs)]
+        phases = with_ema(wsd(PILOT, stretches, LATE))
+        return Run(name, phases, CONTROL, "rolling", buffer)
+
+    small = reusing(SMALL_BUFFER, LATE, 3)
+    control = without_reuse(CONTROL, small.phases)
+    return tuple(Entry(PILOT, run) for run in (control, reusing(RECIPE, 20.3, 12), small))
 
 
 def _parity_again() -> tuple[Entry, ...]:
     control, recipe, _ = (entry.run for entry in _parity())
     against = KEYED + control.name
     return (
-        Entry(TASK, replace(control, name=against)),
-        Entry(TASK, replace(recipe, name=KEYED + recipe.name, against=against)),
+        Entry(PILOT, replace(control, name=against)),
+        Entry(PILOT, replace(recipe, name=KEYED + recipe.name, against=against)),
     )
 
 
 def _equal_decodes() -> Iterator[Entry]:
     for batch in (80, 144, 320):
         for factor in (0.5, 1.0, 2.0):
-            rate = round(factor * TASK.lr * math.sqrt(batch / TASK.batch_size), 3)
+            rate = round(factor * PILOT.lr * math.sqrt(batch / PILOT.batch_size), 3)
             yield _without_reuse(batch, rate)
 
 
@@ -115,10 +123,10 @@ def _equal_decodes_extended() -> Iterator[Entry]:
 
 def _without_reuse(batch: int, rate: float) -> Entry:
     """Warm-up and the average's horizon are the share of the run that they are in our recipe."""
-    epochs = DECODES / (TASK.train // batch * batch)
+    epochs = DECODES / (PILOT.train // batch * batch)
     twelfth = epochs / 12
     task = replace(
-        TASK, batch_size=batch, lr=rate, epochs=epochs, warmup=twelfth, ema_epochs=twelfth
+        PILOT, batch_size=batch, lr=rate, epochs=epochs, warmup=twelfth, ema_epochs=twelfth
     )
     phases = with_ema(wsd(task, [(1, epochs)], STABLE * epochs))
     return Entry(
@@ -130,7 +138,7 @@ def _buffer_share() -> Iterator[Entry]:
     """As many epoch-equivalents for every set. The rows of 8,000 pictures are those of parity,
     where three batches are also 12 % of the set."""
     for train, selection in ((24_000, 10_000), (40_000, 9000)):
-        task = replace(TASK, train=train, selection=selection)
+        task = replace(PILOT, train=train, selection=selection)
         base = f"{train // 1000}k no reuse"
         yield Entry(task, Run(base, with_ema(wsd(task, [(1, task.epochs)], LATE))))
         share = round(SHARE * train / task.batch_size)
@@ -157,22 +165,22 @@ def _repeats_and_buffer() -> Iterator[Entry]:
         for buffer in BUFFERS:
             name = repeats_row(reuse, buffer)
             if name != SMALL_BUFFER:
-                stretches = [(reuse, LATE), (1, TASK.epochs - LATE)]
-                phases = with_ema(wsd(TASK, stretches, LATE))
-                yield Entry(TASK, Run(name, phases, CONTROL, "rolling", buffer))
+                stretches = [(reuse, LATE), (1, PILOT.epochs - LATE)]
+                phases = with_ema(wsd(PILOT, stretches, LATE))
+                yield Entry(PILOT, Run(name, phases, CONTROL, "rolling", buffer))
 
 
 def _plateau_rule() -> Iterator[Entry]:
     """Five times as long as the other tables, with the rule that best_plateau.yaml has."""
-    total = 5 * TASK.epochs
-    latest = LATE / TASK.epochs * total
-    yield Entry(TASK, Run(LONG_CONTROL, with_ema(wsd(TASK, [(1, total)], latest))))
+    total = 5 * PILOT.epochs
+    latest = LATE / PILOT.epochs * total
+    yield Entry(PILOT, Run(LONG_CONTROL, with_ema(wsd(PILOT, [(1, total)], latest))))
     rule = PlateauRule(not_before=0.25 * total)
     for name, end, plateau in (
         (LONG_FIXED, latest, None), ("T120 switch at 72", 72.0, None), (LONG_RULE, latest, rule)
     ):  # fmt: skip
-        phases = with_ema(wsd(TASK, [(3, end), (1, total - end)], end))
-        yield Entry(TASK, Run(name, phases, LONG_CONTROL, "rolling", 12, plateau=plateau))
+        phases = with_ema(wsd(PILOT, [(3, end), (1, total - end)], end))
+        yield Entry(PILOT, Run(name, phases, LONG_CONTROL, "rolling", 12, plateau=plateau))
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +196,7 @@ class Competitor:
     """Epochs of three serves."""
 
     def stretches(self) -> Sequence[Stretch]:
-        return (3, self.thrice), (2, TASK.epochs - self.thrice)
+        return (3, self.thrice), (2, PILOT.epochs - self.thrice)
 
 
 COMPETITORS = (
@@ -203,7 +211,7 @@ COMPETITORS = (
 
 def _competitors() -> Iterator[Entry]:
     for rate in (0.15, 0.3, 0.6):
-        task = replace(TASK, lr=rate)
+        task = replace(PILOT, lr=rate)
 
         def row(name: str, phases: Sequence[Phase], order: Order, buffer: int, task: Task) -> Entry:
             run = Run(f"{name}, rate {task.lr:g}", with_ema(phases), RECIPE, order, buffer)
@@ -217,5 +225,5 @@ def _competitors() -> Iterator[Entry]:
             for rates, phases in under.items():
                 yield row(f"{other.name}, {rates}", phases, other.order, other.buffer, task)
         # Without a corner no pass is cut at epoch 19.96: a little fewer epochs make our decodes.
-        ours = cosine(task, [(3, 20.08), (1, TASK.epochs - 20.08)])
+        ours = cosine(task, [(3, 20.08), (1, PILOT.epochs - 20.08)])
         yield row("our recipe, cosine", ours, "rolling", 12, task)

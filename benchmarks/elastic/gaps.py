@@ -10,11 +10,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from offloading.report import Asked, Report, table
-
+from benchmarks.harness.command import Options
+from benchmarks.harness.report import Report, Target, format_table
 from benchmarks.swarms.faults import PHASES
 from benchmarks.swarms.swarm import Nursery, Process, Swarm, free_ports, until
-from elastic.setting import Setting
 
 PEERS, STEPS, AT, ANCHOR_AT = 4, 40, 20, 12
 HEARTBEAT = 2.0
@@ -79,13 +78,13 @@ def without_anchor(folder: Path, nursery: Nursery, and_peer: bool) -> dict[str, 
         }  # fmt: skip
 
 
-def measure(asked: Setting) -> Report:
+def measure(options: Options) -> Report:
     """`repeats`: of everything. More of them say more of p95."""
     report = Report("gaps", "a swarm goes on at once", {"peers": PEERS, "heartbeat": HEARTBEAT})
     with tempfile.TemporaryDirectory() as place, Nursery() as nursery:
-        for turn in range(asked.repeats):
+        for turn in range(options.rounds):
             folder = Path(place) / str(turn)
-            for phase in PHASES[:2] if asked.smoke else PHASES:
+            for phase in PHASES[:2] if options.smoke else PHASES:
                 report.rows.append(killed(folder / phase, nursery, phase))
             report.rows.append(frozen(folder / "frozen", nursery))
             report.rows.append(without_anchor(folder / "anchor", nursery, and_peer=False))
@@ -93,19 +92,20 @@ def measure(asked: Setting) -> Report:
     kinds: dict[str, list[float]] = {}
     for row in report.rows:
         kinds.setdefault(row["what"], []).append(row["gap"])
-    report.tables["Seconds that a step took longer"] = table(
+    report.tables["Seconds that a step took longer"] = format_table(
         ["what", "times", "median", "p95", "most"],
         [[what, str(len(found)), f"{statistics.median(found):.3f}", f"{p95(found):.3f}",
           f"{max(found):.3f}"] for what, found in kinds.items()],
     )  # fmt: skip
     deaths = kinds["a death"]
     report.asked = [
-        Asked("gap after a death, p95", 0.5, p95(deaths), "s"),
-        Asked("gap after a death, most", 1.0, max(deaths), "s"),
-        Asked("gap of a frozen peer", HEARTBEAT + 0.5, max(kinds["a frozen peer"]), "s"),
-        Asked("steps lost by an anchor's death", 0,
+        Target("gap after a death, p95", 0.5, p95(deaths), "s"),
+        Target("gap after a death, most", 1.0, max(deaths), "s"),
+        Target("gap of a frozen peer", HEARTBEAT + 0.5, max(kinds["a frozen peer"]), "s"),
+        Target("steps lost by an anchor's death", 0,
               max(row.get("steps lost", 0) for row in report.rows)),
-        Asked("anchor and peer die: formed anew", 1.0, max(kinds["an anchor and a peer die"]), "s"),
+        Target("anchor and peer die: formed anew", 1.0,
+               max(kinds["an anchor and a peer die"]), "s"),
     ]  # fmt: skip
     report.remarks = ["Processes are forked, and a step of these peers takes milliseconds."]
     return report

@@ -12,11 +12,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from offloading.report import Asked, Report, table
-
+from benchmarks.harness.command import Options
+from benchmarks.harness.report import Report, Target, format_table
 from benchmarks.swarms.network import Network, available
 from benchmarks.swarms.swarm import Nursery, Swarm, until
-from elastic.setting import Setting
 
 WIDTH, SMOKE_WIDTH = 16_800_000 // 13, 20_000
 """Of a net with 13 parameters a unit."""
@@ -67,9 +66,9 @@ def one(folder: Path, nursery: Nursery, width: int, net: Network | None) -> dict
             "most": max(copying), "steps until it is in": joined - asked_at}  # fmt: skip
 
 
-def measure(asked: Setting) -> Report:
+def measure(options: Options) -> Report:
     """`repeats`: swarms."""
-    width = SMOKE_WIDTH if asked.smoke else WIDTH
+    width = SMOKE_WIDTH if options.smoke else WIDTH
     emulated = available()
     report = Report(
         "joining", "a newcomer comes in, and holds nobody up",
@@ -78,15 +77,15 @@ def measure(asked: Setting) -> Report:
     )  # fmt: skip
     network = Network(3, MEGABITS) if emulated else nullcontext()
     with tempfile.TemporaryDirectory() as place, network as net, Nursery() as nursery:
-        for turn in range(asked.repeats):
+        for turn in range(options.rounds):
             report.rows.append(one(Path(place) / str(turn), nursery, width, net))
     keys = ["before", "while it copies", "most", "steps until it is in"]
-    report.tables["Seconds of a step"] = table(
+    report.tables["Seconds of a step"] = format_table(
         keys, [[f"{row[key]:.3g}" for key in keys] for row in report.rows]
     )
     slower = statistics.median(row["while it copies"] / row["before"] for row in report.rows)
     report.asked = [
-        Asked("a step while a newcomer copies, over one before", 1.2, slower),
-        Asked("newcomers that came in", asked.repeats, len(report.rows), at_least=True),
+        Target("a step while a newcomer copies, over one before", 1.2, slower),
+        Target("newcomers that came in", options.rounds, len(report.rows), at_least=True),
     ]
     return report

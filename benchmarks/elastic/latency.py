@@ -5,10 +5,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from offloading.report import Asked, Report, table
-
+from benchmarks.harness.command import Options
+from benchmarks.harness.report import Report, Target, format_table
 from benchmarks.swarms.swarm import Nursery, Swarm
-from elastic.setting import Setting
 
 PEERS, STEPS, SMOKE_STEPS = (4, 2), 200, 20
 """Four is what was asked; two are as many as a small machine has cores for."""
@@ -17,12 +16,12 @@ HEADERS = 2
 """A step without a fault has two rounds of headers: before the lanes and after them."""
 
 
-def measure(asked: Setting) -> Report:
+def measure(options: Options) -> Report:
     """`repeats`: swarms."""
-    steps = SMOKE_STEPS if asked.smoke else STEPS
+    steps = SMOKE_STEPS if options.smoke else STEPS
     report = Report("latency", "a commit costs milliseconds", {"peers": PEERS, "steps": steps})
     with tempfile.TemporaryDirectory() as place, Nursery() as nursery:
-        for turn in range(asked.repeats):
+        for turn in range(options.rounds):
             for count in PEERS:
                 report.rows += one(Path(place) / f"{count} {turn}", nursery, count, steps)
     rows = []
@@ -33,8 +32,8 @@ def measure(asked: Setting) -> Report:
         }
         both = HEADERS * medians["_exchanged"] + medians["_voted"]
         rows.append([str(count), *(f"{medians[name]:.2f}" for name in CALLS), f"{both:.2f}"])
-        report.asked.append(Asked(f"headers and vote of {count} peers, p50", 10.0, both, "ms"))
-    report.tables["Milliseconds, median of all peers' medians"] = table(
+        report.asked.append(Target(f"headers and vote of {count} peers, p50", 10.0, both, "ms"))
+    report.tables["Milliseconds, median of all peers' medians"] = format_table(
         ["peers", *CALLS.values(), "headers and vote"], rows
     )
     report.remarks = [

@@ -6,10 +6,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from offloading.report import Asked, Report, ratios, spread, table
-
+from benchmarks.harness.command import Options
+from benchmarks.harness.report import Report, Target, format_spread, format_table, round_ratios
 from benchmarks.swarms.swarm import Nursery, Swarm
-from elastic.setting import Setting
 
 LANES, MICRO, WIDTH = 16, 64, 2048
 STEPS, SMOKE_STEPS, WARM = 40, 6, 2
@@ -34,15 +33,15 @@ def one(folder: Path, nursery: Nursery, steps: int, plain: bool) -> dict[str, fl
     return found
 
 
-def measure(asked: Setting) -> Report:
+def measure(options: Options) -> Report:
     """`repeats`: of both, in turns."""
-    steps = SMOKE_STEPS if asked.smoke else STEPS
+    steps = SMOKE_STEPS if options.smoke else STEPS
     report = Report(
         "overhead", "the strategy alone costs next to nothing",
         {"lanes": LANES, "samples of a lane": MICRO, "width": WIDTH, "steps": steps},
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as place, Nursery() as nursery:
-        for turn in range(asked.repeats):
+        for turn in range(options.rounds):
             for plain in (True, False) if turn % 2 else (False, True):
                 found = one(Path(place) / f"{turn}{plain}", nursery, steps, plain)
                 report.rows.append({"turn": turn, "plain": plain, **found})
@@ -50,11 +49,11 @@ def measure(asked: Setting) -> Report:
     for key, name in (("seconds", "wall"), ("cpu", "CPU")):
         ours = [row[key] for row in report.rows if not row["plain"]]
         theirs = [row[key] for row in report.rows if row["plain"]]
-        ratio = ratios(ours, theirs)
-        tables.append([name, spread(ours), spread(theirs), spread(ratio)])
-        report.asked.append(Asked(f"{name} time over plain Lightning's", 1.03,
+        ratio = round_ratios(ours, theirs)
+        tables.append([name, format_spread(ours), format_spread(theirs), format_spread(ratio)])
+        report.asked.append(Target(f"{name} time over plain Lightning's", 1.03,
                                   statistics.median(ratio)))  # fmt: skip
-    report.tables["Seconds of a step, median of a run"] = table(
+    report.tables["Seconds of a step, median of a run"] = format_table(
         ["", "ElasticStrategy", "plain", "ratio"], tables
     )
     return report

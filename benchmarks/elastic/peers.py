@@ -21,11 +21,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from offloading.report import Report, table
-
+from benchmarks.elastic.gaps import gap, happened
+from benchmarks.harness.command import Options
+from benchmarks.harness.report import Report, format_table
 from benchmarks.swarms.swarm import Nursery, Swarm, free_ports
-from elastic.gaps import gap, happened
-from elastic.setting import Setting
 
 HERE = Path(__file__).resolve().parents[1] / "elastic_peers"
 PEERS, STEPS, AT, SMOKE_STEPS = 3, 40, 12, 24
@@ -234,34 +233,34 @@ def family_of(pid: int) -> list[int]:
     return found
 
 
-def measure(asked: Setting) -> Report:
+def measure(options: Options) -> Report:
     """Without `--peers` only ours is measured."""
-    steps = SMOKE_STEPS if asked.smoke else STEPS
+    steps = SMOKE_STEPS if options.smoke else STEPS
     report = Report("peers", "a death costs others steps, seconds or equal weights",
                     {"peers": PEERS, "killed at step": AT})  # fmt: skip
     with tempfile.TemporaryDirectory() as place:
         with Nursery() as nursery:
-            for turn in range(asked.repeats):
+            for turn in range(options.rounds):
                 report.rows.append(ours(Path(place) / f"ours{turn}", nursery, steps))
-        for other in OTHERS if asked.work else ():
-            assert asked.work is not None
+        for other in OTHERS if options.work else ():
+            assert options.work is not None
             try:
-                python = python_of(other, asked.work)
-                for turn in range(asked.repeats):
+                python = python_of(other, options.work)
+                for turn in range(options.rounds):
                     # They end when enough was seen, so they are given more steps than that.
                     folder = Path(place) / f"{other.probe}{turn}"
-                    share = (turn + 0.5) / asked.repeats
+                    share = (turn + 0.5) / options.rounds
                     report.rows.append(measured(other, python, folder, 100 * STEPS, share))
             except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
                 report.remarks.append(f"{other.name}: {error}")
     keys = ("gap", "steps made again", "unequal before", "unequal after")
-    report.tables["One of three peers is killed"] = table(
+    report.tables["One of three peers is killed"] = format_table(
         ["", *keys], [[row["name"], *(f"{row[key]:.3g}" for key in keys)] for row in report.rows]
     )
     report.remarks.append(
         "A gap is what a survivor's longest step after the death took longer than a usual one, in"
         " seconds. Unequal: steps after which the survivors' weights differed in a bit."
     )
-    if not asked.work:
+    if not options.work:
         report.remarks.append("The others were not measured: give --peers DIR.")
     return report

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from offloading.report import Asked, Report, ratios, spread, table
 from torch.distributed import AllreduceOptions, ReduceOp
 
+from benchmarks.harness.command import Options
+from benchmarks.harness.report import Report, Target, format_spread, format_table, round_ratios
 from benchmarks.swarms.network import Network, available
 from benchmarks.swarms.swarm import Nursery, Process
-from elastic.setting import Setting
 from trainers.elastic.reducing import (
     Graveyard,
     GroupPlace,
@@ -89,9 +89,9 @@ def ring(group: Any, tensor: torch.Tensor) -> None:
     group._living().allreduce([tensor], options).wait()
 
 
-def measure(asked: Setting) -> Report:
+def measure(options: Options) -> Report:
     """`repeats`: groups."""
-    numbers = SMOKE_NUMBERS if asked.smoke else NUMBERS
+    numbers = SMOKE_NUMBERS if options.smoke else NUMBERS
     emulated = available()
     report = Report(
         "reduce",
@@ -101,7 +101,7 @@ def measure(asked: Setting) -> Report:
     )  # fmt: skip
     network = Network(MEMBERS, MEGABITS) if emulated else nullcontext()
     with tempfile.TemporaryDirectory() as place, network as net, Nursery() as nursery:
-        for turn in range(asked.repeats):
+        for turn in range(options.rounds):
             folder = Path(place) / str(turn)
             (folder / "store").mkdir(parents=True)
             members = []
@@ -113,7 +113,7 @@ def measure(asked: Setting) -> Report:
                 members.append(Process(nursery, {
                     "program": "call", "function": "benchmarks.elastic.reduce:member", **where,
                     "out": str(folder / f"m{rank}"), "store": str(folder / "store"), "rank": rank,
-                    "numbers": numbers, "turns": 1 if asked.smoke else TURNS,
+                    "numbers": numbers, "turns": 1 if options.smoke else TURNS,
                 }))  # fmt: skip
             found = [one.result(600) for one in members]
             for name in ("ours", "ring"):
@@ -121,11 +121,11 @@ def measure(asked: Setting) -> Report:
                 report.rows.append({"turn": turn, "what": name, "seconds": slowest})
     ours = [statistics.median(r["seconds"]) for r in report.rows if r["what"] == "ours"]
     theirs = [statistics.median(r["seconds"]) for r in report.rows if r["what"] == "ring"]
-    report.tables["Seconds of a reduce"] = table(
-        ["what", "seconds"], [["ours", spread(ours)], ["gloo's ring", spread(theirs)]]
+    report.tables["Seconds of a reduce"] = format_table(
+        ["what", "seconds"], [["ours", format_spread(ours)], ["gloo's ring", format_spread(theirs)]]
     )
-    ratio = statistics.median(ratios(ours, theirs))
-    report.asked = [Asked("ours over the ring", 1.05, ratio)]
+    ratio = statistics.median(round_ratios(ours, theirs))
+    report.asked = [Target("ours over the ring", 1.05, ratio)]
     if not emulated:
         report.remarks.append("No namespaces could be made here: this is localhost, not a network.")
     return report

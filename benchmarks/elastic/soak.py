@@ -14,12 +14,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from offloading.report import Asked, Report, table
-
+from benchmarks.harness.command import Options
+from benchmarks.harness.report import Report, Target, format_table
 from benchmarks.swarms.faults import PHASES
 from benchmarks.swarms.ledger import account
 from benchmarks.swarms.swarm import Nursery, Process, Swarm, until
-from elastic.setting import Setting
 
 KILLS, SMOKE_KILLS = 100, 3
 PEERS = 4
@@ -78,12 +77,12 @@ def mortal(dice: random.Random, usual: dict[str, Any], steps: int) -> dict[str, 
     return {**usual, "faults": [*usual.get("faults", []), death]}
 
 
-def measure(asked: Setting) -> Report:
+def measure(options: Options) -> Report:
     """`repeats` says nothing here: there are rounds until there were enough kills."""
-    wanted, steps = (SMOKE_KILLS, 30) if asked.smoke else (KILLS, STEPS)
+    wanted, steps = (SMOKE_KILLS, 30) if options.smoke else (KILLS, STEPS)
     report = Report("soak", "no death costs a sample or a bit", {"peers": PEERS, "steps": steps})
     with (
-        nullcontext(str(asked.work)) if asked.work else tempfile.TemporaryDirectory() as place,
+        nullcontext(str(options.work)) if options.work else tempfile.TemporaryDirectory() as place,
         Nursery() as nursery,
     ):
         done = Path(place) / "rounds.jsonl"
@@ -98,13 +97,13 @@ def measure(asked: Setting) -> Report:
     total = {key: sum(row[key] for row in rows) for key in
              ("kills", "joins", "serves", "lost", "twice", "diverged", "mismatches")}  # fmt: skip
     errors = [error for row in rows for error in row["errors"]]
-    report.tables["All rounds together"] = table([*total, "errors"], [
+    report.tables["All rounds together"] = format_table([*total, "errors"], [
         [*(str(value) for value in total.values()), str(len(errors))]
     ])  # fmt: skip
     report.asked = [
-        Asked("kills", wanted, total["kills"], at_least=True),
-        *(Asked(key, 0, total[key]) for key in ("lost", "twice", "diverged", "mismatches")),
-        Asked("peers that ended with an error", 0, len(errors)),
+        Target("kills", wanted, total["kills"], at_least=True),
+        *(Target(key, 0, total[key]) for key in ("lost", "twice", "diverged", "mismatches")),
+        Target("peers that ended with an error", 0, len(errors)),
     ]
     report.remarks = [*errors, "mismatches: rounds whose replay had another digest at any step"]
     return report

@@ -12,10 +12,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from offloading.report import Asked, Report, spread, table
-
+from benchmarks.harness.command import Options
+from benchmarks.harness.report import Report, Target, format_spread, format_table
 from benchmarks.swarms.swarm import Nursery, Swarm
-from elastic.setting import Setting
 
 SPEEDS = (1, 2, 3)
 LANES = 16 * len(SPEEDS)
@@ -55,19 +54,19 @@ def lanes_of(log: Path) -> list[dict[str, int]]:
     ]
 
 
-def measure(asked: Setting) -> Report:
+def measure(options: Options) -> Report:
     """`repeats`: swarms."""
-    steps, slowest = (SMOKE_STEPS, SLOWEST / 10) if asked.smoke else (STEPS, SLOWEST)
+    steps, slowest = (SMOKE_STEPS, SLOWEST / 10) if options.smoke else (STEPS, SLOWEST)
     report = Report("speeds", "no peer waits for a slower one", {"lanes": LANES, "steps": steps})
     with tempfile.TemporaryDirectory() as place, Nursery() as nursery:
-        for turn in range(asked.repeats):
+        for turn in range(options.rounds):
             report.rows.append(one(Path(place) / str(turn), nursery, steps, slowest))
     keys = ("step", "lanes", "ideal", "share", "share of lanes", "asleep", "share by sleeps")
-    report.tables["Peers of speeds 1 : 2 : 3"] = table(
+    report.tables["Peers of speeds 1 : 2 : 3"] = format_table(
         ["step", "its lanes", "ideal step", "share of the ideal", "of lanes alone",
          "ideal by sleeps", "share of that"],
-        [[spread([row[key] for row in report.rows]) for key in keys]],
+        [[format_spread([row[key] for row in report.rows]) for key in keys]],
     )  # fmt: skip
     share = statistics.median(row["share"] for row in report.rows)
-    report.asked = [Asked("of the ideal, the whole step", 0.96, share, at_least=True)]
+    report.asked = [Target("of the ideal, the whole step", 0.96, share, at_least=True)]
     return report

@@ -18,10 +18,11 @@ from typing import Any
 
 import lightning as L
 import torch
-from offloading.report import Asked, Report
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.harness.command import Options
+from benchmarks.harness.report import Report, Target
 from trainers.fleet import Fleet
 from trainers.fleet.deciding.events import Event, Finished, Planned
 from trainers.fleet.deciding.fleet_state import FleetState
@@ -150,7 +151,8 @@ def fifo(grid: Grid) -> float:
     return seconds
 
 
-def measure(smoke: bool, repeats: int) -> Report:
+def measure(options: Options) -> Report:
+    smoke, repeats = options.smoke, options.rounds
     report = Report(
         "devices",
         "jobs of several devices end at the lower bound, which one trial a device misses",
@@ -175,7 +177,7 @@ def measure(smoke: bool, repeats: int) -> Report:
             f"| {grid.name} | {bound:.1f} | {fleet:.3f} ({min(ours):.3f} to {max(ours):.3f})"
             f" | {statistics.median(moves):g} | {other:.3f} |"
         )
-        report.asked.append(Asked(f"{grid.name}: fleet over the bound", 1.05, fleet))
+        report.asked.append(Target(f"{grid.name}: fleet over the bound", 1.05, fleet))
     report.tables["time over max(longest, sum / devices)"] = "\n".join(lines)
     report.remarks.append(
         "Steps wait and compute nothing, on both sides, so that two cores can be four devices."

@@ -11,10 +11,11 @@ from typing import Any
 
 import lightning as L
 import torch
-from offloading.report import Asked, Report
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.harness.command import Options
+from benchmarks.harness.report import Report, Target
 from trainers.dice import Dice
 from trainers.fleet import Fleet
 
@@ -41,7 +42,8 @@ class Stamped(L.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.01)
 
 
-def measure(smoke: bool) -> Report:
+def measure(options: Options) -> Report:
+    smoke = options.smoke
     steps = 20 if smoke else 500
     stamps: list[tuple[float, str, str]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -80,5 +82,5 @@ def measure(smoke: bool) -> Report:
             f" | {sorted(dice)[180]:.3f} | {len(dice)} |",
         ]
     )
-    report.asked = [Asked("hand-over, nothing parked", 1.0, median, "ms")]
+    report.asked = [Target("hand-over, nothing parked", 1.0, median, "ms")]
     return report

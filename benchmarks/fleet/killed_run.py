@@ -1,6 +1,6 @@
 """A fleet that is killed at events given by number, and goes on each time; and what it became.
 
-    python benchmarks/fleet/killed_run.py FOLDER 7 13
+    python -m benchmarks.fleet.killed_run FOLDER 7 13
     a child: SIGKILL at its 7th event | another: SIGKILL at its 13th | another: to the end
 
 Children are forks of a process that has only imported, so that a run costs no second import.
@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.jobs.fleet_jobs import BUDGET, KINDS
 from trainers.fleet import Fleet, Halving
 from trainers.fleet.deciding.events import Event
@@ -30,6 +29,7 @@ from trainers.fleet.jobs.job_checkpoint import FINAL
 NAMES = ("adam", "sgd", "plain")
 EPOCHS = 3
 ANSWER = "outcome.json"
+ROOT = Path(__file__).parents[2]
 
 
 def run(folder: Path, die_at: int | None = None) -> int:
@@ -77,8 +77,10 @@ def digest(checkpoint: Path) -> str | None:
 def outcome(folder: Path, moments: Sequence[int] = ()) -> dict[str, Any]:
     """Return what the fleet becomes in another process that is killed at these events, one after
     the other, and then runs to its end. Its `kills` are those that came before the end."""
-    command = [sys.executable, __file__, str(folder), *map(str, moments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    command = [sys.executable, "-m", "benchmarks.fleet.killed_run", str(folder), *map(str, moments)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=100, cwd=ROOT
+    )
     if done.returncode:
         raise AssertionError(f"the run ended with {done.returncode}: {done.stderr[-3000:]}")
     return json.loads((folder / ANSWER).read_text()) | {"kills": json.loads(done.stdout)}

@@ -5,14 +5,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from offloading.report import Asked, Report
-
 from benchmarks.fleet.killed_run import outcome
+from benchmarks.harness.command import Options
+from benchmarks.harness.report import Report, Target
 
 SAME = ("jobs", "metrics", "weights")
 
 
-def measure(smoke: bool) -> Report:
+def measure(options: Options) -> Report:
+    smoke = options.smoke
     count = 1 if smoke else 30
     with tempfile.TemporaryDirectory() as folder:
         whole = outcome(Path(folder))
@@ -32,5 +33,5 @@ def measure(smoke: bool) -> Report:
         rows=rows,
     )
     what = f"of {count} kills: resumed with the same stops, metrics and weights"
-    report.asked = [Asked(what, count, same, at_least=True)]
+    report.asked = [Target(what, count, same, at_least=True)]
     return report

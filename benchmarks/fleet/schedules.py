@@ -7,12 +7,13 @@ checkpoint with another plan (benchmarks/jobs/fleet_jobs.py).
 import tempfile
 from pathlib import Path
 
-from offloading.report import Asked, Report
-
+from benchmarks.harness.command import Options
+from benchmarks.harness.report import Report, Target
 from benchmarks.jobs.fleet_jobs import KINDS, AnySchedule, JobKind, Outcome, alone
 
 
-def measure(smoke: bool) -> Report:
+def measure(options: Options) -> Report:
+    smoke = options.smoke
     count = 2 if smoke else 100
     lone = {name: alone(kind) for name, kind in KINDS.items()}
     report = Report("schedules", "every schedule leaves every bit", {"schedules": count})
@@ -30,7 +31,7 @@ def measure(smoke: bool) -> Report:
         differ = {name: lone[name].differences(found[name]) for name in KINDS}
         wrong += sum(map(bool, differ.values()))
         report.rows.append({"seed": 1000 + seed, "differences": differ})
-    report.asked = [Asked(f"jobs with other bits than alone, of {count * len(KINDS)}", 0, wrong)]
+    report.asked = [Target(f"jobs with other bits than alone, of {count * len(KINDS)}", 0, wrong)]
     report.remarks.append(
         "Compared: weights, optimizer-driven statistics, draws of torch, numpy and Python in every"
         " step, and each pass's mean loss as it was logged."

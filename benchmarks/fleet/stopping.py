@@ -8,11 +8,12 @@ from typing import Any
 
 import lightning as L
 import torch
-from fleet_peers.gpt_jobs import GptJob, GptSize
-from offloading.report import Report
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.fleet_peers.gpt_jobs import GptJob, GptSize
+from benchmarks.harness.command import Options
+from benchmarks.harness.report import Report
 from trainers.fleet import Fleet, Halving
 from trainers.fleet.search.optuna_pruner import OptunaPruner
 
@@ -70,7 +71,8 @@ def run(size: GptSize, jobs: int, stop: Any) -> tuple[str, float, dict[str, Any]
     return result.best, seconds, kept
 
 
-def measure(smoke: bool) -> Report:
+def measure(options: Options) -> Report:
+    smoke = options.smoke
     import optuna
 
     size, jobs = (TINY, 3) if smoke else (SIZE, 12)

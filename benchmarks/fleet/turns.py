@@ -21,15 +21,15 @@ from collections.abc import Callable
 from dataclasses import asdict
 from importlib.util import find_spec
 from multiprocessing.synchronize import Barrier
-from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
 import lightning as L
 import torch
-from fleet_peers.gpt_jobs import GptSize, configurations, make
-from offloading.report import Asked, Report
 
+from benchmarks.fleet_peers.gpt_jobs import GptSize, configurations, make
+from benchmarks.harness.command import Options
+from benchmarks.harness.report import Report, Target
 from trainers import OffloadStrategy
 from trainers.fleet import Fleet
 
@@ -98,10 +98,12 @@ def processes(configs: list[dict[str, Any]]) -> tuple[float, float]:
 
 def ray_tune(jobs: int, size: GptSize) -> dict[str, Any]:
     """Return what the peer's own program prints: Ray leaves threads in its process."""
-    program = Path(__file__).parents[1] / "fleet_peers" / "ray_tune.py"
     options = [f"--jobs={jobs}", f"--size={json.dumps(asdict(size))}", f"--budget={BUDGET}"]
     done = subprocess.run(
-        [sys.executable, program, *options], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "benchmarks.fleet_peers.ray_tune", *options],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise AssertionError(f"Ray Tune ended with {done.returncode}: {done.stderr[-3000:]}")
@@ -114,7 +116,8 @@ def timed(run: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], float, flo
     return weights, perf_counter() - wall, process_time() - cpu
 
 
-def measure(smoke: bool, repeats: int) -> Report:
+def measure(options: Options) -> Report:
+    smoke, repeats = options.smoke, options.rounds
     size = TINY if smoke else SIZE
     configs = configurations(3 if smoke else 12, size)
     ways: dict[str, Callable[[], dict[str, Any]]] = {
@@ -163,8 +166,8 @@ def measure(smoke: bool, repeats: int) -> Report:
         lines.append(f"| {way} | | | | {said} |")
     report.tables["CPU seconds of all jobs"] = "\n".join(lines)
     report.asked = [
-        Asked("fleet over the jobs one after the other, CPU time", 1.03, ratios["fleet"]),
-        Asked("tensors with other bits than alone, all rounds and ways", 0, wrong),
+        Target("fleet over the jobs one after the other, CPU time", 1.03, ratios["fleet"]),
+        Target("tensors with other bits than alone, all rounds and ways", 0, wrong),
     ]
     report.remarks.append(
         "serial is also FIFO on one device. The rows of processes and Ray Tune have wall seconds"

@@ -1,7 +1,7 @@
 """Ray Tune trains the jobs: one trial after the other on one device.
 
-    python benchmarks/fleet_peers/ray_tune.py --jobs 12               prints one line of JSON
-    python benchmarks/fleet_peers/ray_tune.py --jobs 12 --budget 70%  with an OffloadStrategy
+    python -m benchmarks.fleet_peers.ray_tune --jobs 12               prints one line of JSON
+    python -m benchmarks.fleet_peers.ray_tune --jobs 12 --budget 70%  with an OffloadStrategy
 
 `seconds` is from `ray.init` to the last result. `trial_seconds` is what each trial took by itself,
 as Tune says. `peak_bytes` is of all processes: Tune's, Ray's, and the one that trains.
@@ -9,17 +9,15 @@ as Tune says. `peak_bytes` is of all processes: Tune's, Ray's, and the one that 
 
 import argparse
 import json
-import sys
 import tempfile
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-HERE = Path(__file__).resolve()
-sys.path.insert(0, str(HERE.parents[1]))
+from benchmarks.fleet_peers.gpt_jobs import GptSize, configurations, make
+from benchmarks.fleet_peers.tree_memory import TreeMemory
 
-from fleet_peers.gpt_jobs import GptSize, configurations, make  # noqa: E402
-from fleet_peers.tree_memory import TreeMemory  # noqa: E402
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(jobs: int, size: GptSize, budget: str | None, *, reuse_processes: bool) -> dict[str, Any]:
@@ -33,13 +31,12 @@ def run(jobs: int, size: GptSize, budget: str | None, *, reuse_processes: bool) 
     offload = {"budget": budget} if budget else False
     begun = perf_counter()
     with tempfile.TemporaryDirectory() as folder, TreeMemory() as memory:
-        paths = [str(HERE.parents[1]), str(HERE.parents[2])]
         ray.init(
             num_cpus=1,
             include_dashboard=False,
             log_to_driver=False,
             object_store_memory=100 * 2**20,
-            runtime_env={"env_vars": {"PYTHONPATH": ":".join(paths)}},
+            runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}},
         )
         try:
             started = perf_counter()

@@ -1,7 +1,6 @@
 """benchmarks/gpu/run.sh PART [--smoke] [--out DIR] [--minutes 8.5] [--retry] [--only WORD ...]
-    [--data DIR]
 
-    a ceilings   b equality   c peaks   d speed   e peers   g loading   h accuracy   i fleet
+    a ceilings   b equality   c peaks   d speed   e peers   i fleet
     j sharing
 
 Run it again until it says that nothing is missing; start with a. `--smoke`: every path with tiny
@@ -18,13 +17,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from offloading.report import table, write
 
-from gpu.child import launch
-from gpu.machine import absent, device_name, record
-from gpu.part import MODULES, Found, Job, Outcome, Part, Step, load
-from gpu.picture import draw
-from gpu.store import Store
+from benchmarks.gpu.child import launch
+from benchmarks.gpu.gpu_machine import absent, device_name, record
+from benchmarks.gpu.part import MODULES, Found, Job, Outcome, Part, Step, load
+from benchmarks.gpu.picture import draw
+from benchmarks.gpu.store import Store
+from benchmarks.harness.report import format_table, write_report
 
 RESULTS = Path(__file__).parents[1] / "results"
 TAIL = 0.25
@@ -64,7 +63,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("part", choices=list(MODULES))
     parser.add_argument("--smoke", action="store_true", help="tiny models: that it works")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--data", default="", metavar="DIR", help="with cifar-10-batches-py")
     parser.add_argument("--minutes", type=float, default=8.5, help="begin nothing after so many")
     parser.add_argument("--retry", action="store_true", help="measure again what failed")
     parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="of a cell's name")
@@ -101,7 +99,7 @@ def _measure(steps: list[Step], store: Store, args: argparse.Namespace, device: 
             print(f"{step.run}: {', '.join(cells)}", flush=True)
             work = str(store.path.with_suffix(".work"))
             job = Job(
-                step.run, tuple(cells), step.arguments, device, args.smoke, args.data, work
+                step.run, tuple(cells), step.arguments, device, args.smoke, work
             )  # fmt: skip
             problem, late = launch(job, store, max(1.0, left), step.environment)
             still = store.missing(cells)
@@ -127,7 +125,7 @@ def _written(part: Part, found: Found, args: argparse.Namespace, device: str) ->
     report = outcome.report
     if found.problems:
         lines = [[cell, problem.replace("|", "/")] for cell, problem in found.problems.items()]
-        report.tables["What failed"] = table(["cell", "why"], lines)
+        report.tables["What failed"] = format_table(["cell", "why"], lines)
     if found.missing:
         report.asked = [asked for asked in report.asked if asked.measured is not None]
         report.tables["Not yet measured"] = ", ".join(found.missing)
@@ -139,7 +137,7 @@ def _written(part: Part, found: Found, args: argparse.Namespace, device: str) ->
     if found.smoke:
         report.remarks.append("A smoke run: that it works. Its numbers say nothing.")
     words = ["benchmarks/gpu/run.sh", args.part, *(["--smoke"] if args.smoke else [])]
-    return write(report, stem, record(device), " ".join(words))
+    return write_report(report, stem, record(device), " ".join(words))
 
 
 if __name__ == "__main__":

@@ -120,7 +120,10 @@ class Ballast:
         """`command`: another helper, to be given the bytes to leave as its last word."""
         self.leave = budget + spare
         self.held = 0
-        self._command = [*(command or (sys.executable, "-m", "gpu.ballast")), str(self.leave)]
+        self._command = [
+            *(command or (sys.executable, "-m", "benchmarks.gpu.ballast")),
+            str(self.leave),
+        ]
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> "Ballast":

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 import torch
-from offloading.report import Asked, Report, spread, table
 
-from gpu.part import Found, Job, Outcome, Row, Rows, Step
-from gpu.picture import Panel
-from gpu.timing import Call, each, often, rounds
+from benchmarks.gpu.part import Found, Job, Outcome, Row, Rows, Step
+from benchmarks.gpu.picture import Panel
+from benchmarks.gpu.timing import Call, each, often, rounds
+from benchmarks.harness.report import Report, Target, format_spread, format_table
 from offload.graph.rates import Sample, costs_of
 from offload.measuring.calibration import Sizes, measure, sizes_on
 from offload.measuring.stopwatch import Cpu, Gpu, TimedDevice
@@ -138,8 +138,8 @@ def _scaled(values: Sequence[float], unit: str) -> Row:
 def report(found: Found) -> Outcome:
     said = Report(NAME, CLAIM, {"warm-up": "1 to 3", "repeats": "3 to 50"})
     order = [cell for cell in (*RATES, *OTHERS) if "values" in found.rows.get(cell, {})]
-    rows = [[c, spread(found.rows[c]["values"]), found.rows[c]["unit"]] for c in order]
-    said.tables["Ceilings"] = table(["what", "median [least, most]", "unit"], rows)
+    rows = [[c, format_spread(found.rows[c]["values"]), found.rows[c]["unit"]] for c in order]
+    said.tables["Ceilings"] = format_table(["what", "median [least, most]", "unit"], rows)
     said.remarks = [
         "while: both directions copy at once, timed by events on their streams.",
         "host: the fused AdamW kernel, 28 bytes a parameter, a tensor a worker; in one call: one"
@@ -154,14 +154,14 @@ def report(found: Found) -> Outcome:
     return Outcome(said, panels)
 
 
-def _enough(found: Found) -> Asked:
+def _enough(found: Found) -> Target:
     """At least five of each: what everything else is divided by should be no accident."""
     few = [c for c, row in found.rows.items() if len(row.get("values", range(5))) < 5]
-    return Asked("ceilings measured fewer than five times", 0, len(few))
+    return Target("ceilings measured fewer than five times", 0, len(few))
 
 
-def _placed(found: Found) -> Asked:
+def _placed(found: Found) -> Target:
     """Without it every other part runs, and measures copies that nobody needs."""
     row = found.rows.get("shim")
     lacks = None if row is None else float(bool(row["why_not"]))
-    return Asked("the allocator shim cannot be built here", 0, lacks)
+    return Target("the allocator shim cannot be built here", 0, lacks)

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from gpu.part import Job, Rows
-from gpu.store import Store
+from benchmarks.gpu.part import Job, Rows
+from benchmarks.gpu.store import Store
 from offload.measuring import calibration
 
 LAST_WORDS = 1200
@@ -33,7 +33,7 @@ def launch(
     handed = json.dumps({"job": asdict(job), "store": [str(store.path.parent), store.path.stem]})
     with log.open("w", encoding="utf-8") as said:
         child = subprocess.Popen(
-            [sys.executable, "-m", "gpu.child", store.device],
+            [sys.executable, "-m", "benchmarks.gpu.child", store.device],
             stdin=subprocess.PIPE, stdout=said, stderr=subprocess.STDOUT, text=True,
             env={**os.environ, **environment},
         )  # fmt: skip
@@ -68,7 +68,7 @@ def _last_words(log: Path) -> str:
 
 def function_of(run: str) -> Callable[[Job], Rows]:
     module, _, name = run.partition(":")
-    return getattr(importlib.import_module(module), name)
+    return getattr(importlib.import_module(f"benchmarks.{module}"), name)
 
 
 def main() -> None:

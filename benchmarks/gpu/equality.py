@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from offloading.nets import Size
-from offloading.report import Asked, Report, table
 from torch import nn
 
-from gpu.models import TINY, Batch, Case, Kind, language
-from gpu.ours import BUDGETS, ENGINES, MIB, attempt, eager, replayed, stepping
-from gpu.part import Found, Job, Outcome, Row, Rows, Step
-from gpu.pictures import odd_net, resnet18, vit
-from gpu.timing import free
+from benchmarks.gpu.models import TINY, Batch, Case, Kind, language
+from benchmarks.gpu.ours import BUDGETS, ENGINES, MIB, attempt, eager, replayed, stepping
+from benchmarks.gpu.part import Found, Job, Outcome, Row, Rows, Step
+from benchmarks.gpu.pictures import odd_net, resnet18, vit
+from benchmarks.gpu.timing import free
+from benchmarks.harness.report import Report, Target, format_table
+from benchmarks.offloading.nets import Size
 
 NAME = "equality"
 CLAIM = "Claim: engines cuda and cudagraph give eager's bits, within any budget"
@@ -195,22 +195,22 @@ def report(found: Found) -> Outcome:
         ])  # fmt: skip
     head = ["model; kernels", "way", "losses that differ", "tensors that differ",
             "most", "the first", "device MiB of the peak"]  # fmt: skip
-    said.tables["Against eager"] = table(head, lines)
+    said.tables["Against eager"] = format_table(head, lines)
     ways = [cell for cell in found.cells if not cell.endswith("control")]
     said.asked = [
-        Asked(f"{cell}: tensors that differ", 0, found.number(cell, "tensors"))
+        Target(f"{cell}: tensors that differ", 0, found.number(cell, "tensors"))
         for cell in ways
         if not _varies(cell, found)
     ]
     looped = [c for c in ways if found.rows.get(c, {}).get("replayed") is False]
-    said.asked.append(Asked("cells of cudagraph in which the loop ran", 0, len(looped)))
+    said.asked.append(Target("cells of cudagraph in which the loop ran", 0, len(looped)))
     notes = {cell: "; ".join(row["notes"]) for cell, row in found.rows.items() if row.get("notes")}
     if notes:
-        said.tables["What the plans and engines said"] = table(
+        said.tables["What the plans and engines said"] = format_table(
             ["cell", "note"], [[*one] for one in notes.items()]
         )
     settings = {cell: row["setting"] for cell, row in found.rows.items() if "setting" in row}
-    said.tables["Models"] = table(
+    said.tables["Models"] = format_table(
         ["model; kernels", "setting"], [list(s) for s in settings.items()]
     )
     said.remarks = [

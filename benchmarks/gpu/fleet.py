@@ -20,12 +20,12 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from fleet_peers.gpt_jobs import GptSize, configurations
-from offloading.report import Asked, Report, ratios, spread, table
 
-from gpu.part import Found, Job, Outcome, Row, Rows, Step
-from gpu.picture import Panel
-from gpu.timing import free
+from benchmarks.fleet_peers.gpt_jobs import GptSize, configurations
+from benchmarks.gpu.part import Found, Job, Outcome, Row, Rows, Step
+from benchmarks.gpu.picture import Panel
+from benchmarks.gpu.timing import free
+from benchmarks.harness.report import Report, Target, format_spread, format_table, round_ratios
 
 NAME = "fleet"
 CLAIM = "Claim: turns cost at most 3 %, and host tails are hidden under other jobs' steps"
@@ -161,7 +161,8 @@ def _jobs(
 ) -> dict[str, dict[str, Any]]:
     """Return arguments of `Fleet.add` by job. `stamps` gets the end of every step."""
     import lightning as L
-    from fleet_peers.gpt_jobs import make
+
+    from benchmarks.fleet_peers.gpt_jobs import make
 
     class Stamps(L.Callback):
         def on_train_batch_end(self, trainer: L.Trainer, *_: Any, **__: Any) -> None:
@@ -192,17 +193,17 @@ def report(found: Found) -> Outcome:
     for cell, row in found.rows.items():
         serial = row["seconds"]["serial"]
         for way, seconds in row["seconds"].items():
-            over = statistics.median(ratios(seconds, serial))
+            over = statistics.median(round_ratios(seconds, serial))
             bars[f"{cell}; {way}"] = over
-            lines.append([cell, way, spread([1e3 * one for one in seconds]), f"{over:.3f}"])
-    said.tables["A step, all jobs together"] = table(["", "way", "ms", "over serial"], lines)
-    said.tables["Jobs"] = table(
+            lines.append([cell, way, format_spread([1e3 * one for one in seconds]), f"{over:.3f}"])
+    said.tables["A step, all jobs together"] = format_table(["", "way", "ms", "over serial"], lines)
+    said.tables["Jobs"] = format_table(
         ["", "each"], [[c, row["setting"]] for c, row in found.rows.items()]
     )
     for cell in found.cells:
         asked = TURNS if cell.startswith("turns") else 1.0
-        said.asked.append(Asked(f"{cell}: fleet over serial", asked, bars.get(f"{cell}; fleet")))
-        said.asked.append(Asked(f"{cell}: tensors that differ", 0, found.number(cell, "wrong")))
+        said.asked.append(Target(f"{cell}: fleet over serial", asked, bars.get(f"{cell}; fleet")))
+        said.asked.append(Target(f"{cell}: tensors that differ", 0, found.number(cell, "wrong")))
     said.remarks = [
         "Differences are counted against serial, all rounds and ways; torch's deterministic"
         " algorithms are on.",

@@ -16,10 +16,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from offloading.nets import GptBlock, LlamaBlock, Size
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+
+from benchmarks.offloading.nets import GptBlock, LlamaBlock, Size
 
 DEVIATION = 0.02
 PIECE = 2048

@@ -6,12 +6,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from offloading.live_steps import LiveSteps, training_step
-from offloading.steps import MIB
 from torch import nn
 
-from gpu.models import Batch, Case
-from gpu.part import Row
+from benchmarks.gpu.models import Batch, Case
+from benchmarks.gpu.part import Row
+from benchmarks.offloading.live_steps import LiveSteps, training_step
+from benchmarks.offloading.steps import MIB
 from offload import OffloadError, Plan, PlanCache, Runner, TaskGraph, plan
 from offload.gate import Gate
 from offload.graph.memgraph import OFFLOAD, RELOAD

@@ -13,9 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
-from offloading.report import Report
-
-from gpu.picture import Panel
+from benchmarks.gpu.picture import Panel
+from benchmarks.harness.report import Report
 
 Row = dict[str, Any]
 """Numbers and words that JSON can hold."""
@@ -23,15 +22,13 @@ Rows = Iterator[tuple[str, Row]]
 """What the function of a step is: cells, as they are there."""
 
 MODULES: Mapping[str, str] = {
-    "a": "gpu.ceilings",
-    "b": "gpu.equality",
-    "c": "gpu.peaks",
-    "d": "gpu.speed",
-    "e": "gpu.peers",
-    "g": "gpu.loading",
-    "h": "gpu.accuracy",
-    "i": "gpu.fleet",
-    "j": "gpu.sharing",
+    "a": "benchmarks.gpu.ceilings",
+    "b": "benchmarks.gpu.equality",
+    "c": "benchmarks.gpu.peaks",
+    "d": "benchmarks.gpu.speed",
+    "e": "benchmarks.gpu.peers",
+    "i": "benchmarks.gpu.fleet",
+    "j": "benchmarks.gpu.sharing",
 }
 
 
@@ -60,8 +57,6 @@ class Job:
     arguments: Mapping[str, Any]
     device: str
     smoke: bool
-    data: str = ""
-    """The folder that was given with `--data`, or nothing."""
     work: str = ""
     """A folder that outlives the process: checkpoints, pictures that were made up."""
 

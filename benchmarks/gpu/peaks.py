@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
-from offloading.report import Asked, Report, table
 
-from gpu.memory_watch import MemoryWatch, counter, settled
-from gpu.models import GPT2, TINY, Case, Kind, language
-from gpu.ours import ENGINES, MIB, attempt, eager, stepping
-from gpu.part import Found, Job, Outcome, Row, Rows, Step
-from gpu.picture import Panel
-from gpu.pictures import vit
-from gpu.timing import synchronize
+from benchmarks.gpu.memory_watch import MemoryWatch, counter, settled
+from benchmarks.gpu.models import GPT2, TINY, Case, Kind, language
+from benchmarks.gpu.ours import ENGINES, MIB, attempt, eager, stepping
+from benchmarks.gpu.part import Found, Job, Outcome, Row, Rows, Step
+from benchmarks.gpu.picture import Panel
+from benchmarks.gpu.pictures import vit
+from benchmarks.gpu.timing import synchronize
+from benchmarks.harness.report import Report, Target, format_table
 
 NAME = "peaks"
 CLAIM = "Claim: a planned step never takes more of the device than its budget, as the driver counts"
@@ -104,9 +104,9 @@ def report(found: Found) -> Outcome:
     ]  # fmt: skip
     head = ["model", "engine", "budget", "budget MiB", "planned", "real peak", "of the first steps",
             "base", "peak, of the budget", "counted by", "looks"]  # fmt: skip
-    said.tables["The most that was taken, MiB above the base"] = table(head, lines)
+    said.tables["The most that was taken, MiB above the base"] = format_table(head, lines)
     said.asked = [
-        Asked(f"{cell}: real peak, of the budget", 1.0, found.number(cell, "of_budget"))
+        Target(f"{cell}: real peak, of the budget", 1.0, found.number(cell, "of_budget"))
         for cell in found.cells
     ]
     said.remarks = [

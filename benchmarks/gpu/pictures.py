@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from gpu.models import Batch, Case, adamw, sgd
+from benchmarks.gpu.models import Batch, Case, adamw, sgd
 
 
 def odd() -> nn.Module:

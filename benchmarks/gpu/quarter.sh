@@ -36,7 +36,7 @@ out=${OUT:-$state/out}
 python=python3
 [ -x .venv/bin/python ] && python=$root/.venv/bin/python
 python=${PYTHON:-$python}
-export PYTHONPATH="$site:$root:$root/benchmarks${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+export PYTHONPATH="$site:$root${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 ulimit -c 0
 smoke=false times=1 workers=8 patience=100
 LOG_BYTES=2000000  # what is kept of a log is its end: a file that comes back has at most 16 MiB
@@ -181,7 +181,7 @@ tests() {
   local workers=$1
   shift
   OUTCOMES=$state OMP_NUM_THREADS=${OMP_NUM_THREADS:-2} "$python" -m pytest -v -n "$workers" \
-    --dist worksteal -p no:cacheprovider -p gpu.outcomes -m gpu -o timeout=$patience \
+    --dist worksteal -p no:cacheprovider -p benchmarks.gpu.outcomes -m gpu -o timeout=$patience \
     -o faulthandler_timeout=$((patience / 2)) "$@"
 }
 
@@ -246,7 +246,7 @@ cells() {
   printf '{"job": {"run": "%s", "cells": [%s], "arguments": {"rounds": 1}, "device": "cuda", "smoke": %s,
     "work": "%s"}, "store": ["%s", "gpu_%s"]}' \
     "$run" "${cells%,}" $smoke "$state/$name.work" "$state" "$name" |
-    COMMIT=$(cat "$state/commit") "$python" -X faulthandler -m gpu.child "$(device)"
+    COMMIT=$(cat "$state/commit") "$python" -X faulthandler -m benchmarks.gpu.child "$(device)"
 }
 
 device() {

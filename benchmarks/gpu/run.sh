@@ -4,7 +4,7 @@
 # there is one, or python3.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-export PYTHONPATH="$root:$root/benchmarks${PYTHONPATH:+:$PYTHONPATH}"
+export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 export PYTHONUNBUFFERED=1
 python=python3
 [ -x "$root/.venv/bin/python" ] && python="$root/.venv/bin/python"
@@ -13,4 +13,4 @@ python=${PYTHON:-$python}
     echo "$python has no torch: PYTHON=... names an interpreter that has it" >&2
     exit 2
 }
-exec "$python" -m gpu "$@"
+exec "$python" -m benchmarks.gpu "$@"

@@ -25,16 +25,16 @@ from functools import partial
 from typing import Any
 
 import torch
-from offloading.live_steps import LiveSteps
-from offloading.report import Asked, Report, ratios, spread, table
-from sharing.setting import NotingGate, Requests
 
-from gpu.models import GPT2, TINY, Batch, Kind, LastWord, Size, decoder, text
-from gpu.ours import replayed, stepping
-from gpu.part import Found, Job, Outcome, Row, Rows, Step
-from gpu.picture import Panel
-from gpu.timing import free, synchronize
-from gpu.workloads import trained, workloads
+from benchmarks.gpu.models import GPT2, TINY, Batch, Kind, LastWord, Size, decoder, text
+from benchmarks.gpu.ours import replayed, stepping
+from benchmarks.gpu.part import Found, Job, Outcome, Row, Rows, Step
+from benchmarks.gpu.picture import Panel
+from benchmarks.gpu.timing import free, synchronize
+from benchmarks.gpu.workloads import trained, workloads
+from benchmarks.harness.report import Report, Target, format_spread, format_table, round_ratios
+from benchmarks.offloading.live_steps import LiveSteps
+from benchmarks.sharing.setting import NotingGate, Requests
 from offload import Costs
 from offload.graph.rates import costs_of
 from offload.measuring.calibration import take_samples
@@ -139,7 +139,7 @@ Trainings = Callable[[str], AbstractContextManager[Training]]
 
 
 def _trainings(name: str, job: Job) -> Trainings:
-    small = trained(Kind(GPT2, "gpt2"), "full", (), optimizer="auto")
+    small = trained(Kind(GPT2, "gpt2"), (), optimizer="auto")
     load = {**workloads(job.smoke), SMALL: small}[name]
     torch.manual_seed(0)
     batch = load.case.batch(job.device)
@@ -345,14 +345,15 @@ def report(found: Found) -> Outcome:
     lines: list[list[str]] = []
     bars: dict[str, float] = {}
     for cell, row in found.rows.items():
-        over = ratios(row["steps"]["asked"], row["steps"]["alone"])
+        over = round_ratios(row["steps"]["asked"], row["steps"]["alone"])
         waited = [
             f"{1e3 * part:.2f}" if times else ""
             for times in (row.get("starts", []), row["answers"])
             for part in _parts(times)
         ]
         lines.append([
-            cell, spread([1e3 * one for one in row["steps"]["alone"]]), spread(over), *waited,
+            cell, format_spread([1e3 * one for one in row["steps"]["alone"]]),
+            format_spread(over), *waited,
             f"{len(row['answers'])}", f"{row['wrong']}",
         ])  # fmt: skip
         slower = statistics.median(over)
@@ -360,16 +361,16 @@ def report(found: Found) -> Outcome:
             bars[cell] = 1e3 * Percentiles.of(row["answers"]).p95
         if "starts" in row:
             start = 1e3 * Percentiles.of(row["starts"]).p95 if row["starts"] else None
-            said.asked.append(Asked(f"{cell}: start p95", START, start, "ms"))
-            said.asked.append(Asked(f"{cell}: steps over steps alone", SLOWER, slower))
-            said.asked.append(Asked(f"{cell}: answers with other bits", 0, row["wrong"]))
+            said.asked.append(Target(f"{cell}: start p95", START, start, "ms"))
+            said.asked.append(Target(f"{cell}: steps over steps alone", SLOWER, slower))
+            said.asked.append(Target(f"{cell}: answers with other bits", 0, row["wrong"]))
         elif cell.endswith("at rest"):
-            said.asked.append(Asked(f"{cell}: steps over steps alone", REST, slower))
+            said.asked.append(Target(f"{cell}: steps over steps alone", REST, slower))
     head = [
         "", "step ms", "with it, over alone", "start p50 ms", "p95", "longest",
         "answer p50 ms", "p95", "longest", "answers", "wrong",
     ]  # fmt: skip
-    said.tables["Steps and requests"] = table(head, lines)
+    said.tables["Steps and requests"] = format_table(head, lines)
     said.remarks = [
         "Steps with requests contain the answers' own time: 3 ms at 10 a second are 3 %."
     ]

@@ -2,7 +2,6 @@
 
     round   eager  planned        in another order each; both models are there, one on the device
     bound   of the plan: the busiest engine's work, or the longest path, of measured kernels
-            of the formula (bounds.py): of the model's shape and this machine's measured rates
 
 Asked: 1.05 of the bound where that is compute, and for LoRA and prefill of 8K tokens and more (from
 6 GiB up); 1.10 elsewhere; 1.02 of eager where all fits; the step as one CUDA graph no slower than
@@ -17,15 +16,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from offloading.live_steps import LiveSteps
-from offloading.report import Asked, Report, ratios, spread, table
 
-from gpu.bounds import Limit, Machine, limit
-from gpu.ours import ENGINES, attempt, facts, replayed, stepping
-from gpu.part import Found, Job, Outcome, Row, Rows, Step
-from gpu.picture import Panel
-from gpu.timing import REPEATS, WARM_UP, free, rounds
-from gpu.workloads import Workload, eagerly, workloads
+from benchmarks.gpu.ours import ENGINES, attempt, facts, replayed, stepping
+from benchmarks.gpu.part import Found, Job, Outcome, Row, Rows, Step
+from benchmarks.gpu.picture import Panel
+from benchmarks.gpu.timing import REPEATS, WARM_UP, free, rounds
+from benchmarks.gpu.workloads import Workload, eagerly, workloads
+from benchmarks.harness.report import Report, Target, format_spread, format_table, round_ratios
+from benchmarks.offloading.live_steps import LiveSteps
 from offload import Costs, Plan, PlanCache
 from offload.graph.rates import Samples, costs_of
 from offload.graph.taskgraph import HOST
@@ -60,7 +58,6 @@ class Bench:
     module: torch.nn.Module
     batch: tuple[torch.Tensor, ...]
     costs: Costs
-    machine: Machine
     plans: PlanCache
     """The engines of a budget run the same plan."""
 
@@ -84,9 +81,7 @@ def bench_of(name: str, job: Job, samples: Samples, plans: PlanCache) -> Bench:
     batch = load.case.batch(job.device)
     module = load.case.build("cpu")
     costs = costs_of(samples, load.precision if job.device == "cuda" else "float32")
-    host_memory = max(sample.rate for sample in samples.host.values())
-    machine = Machine(costs.flops, costs.h2d, costs.d2h, host_memory)
-    return Bench(name, load, eagerly(load, job.device), module, batch, costs, machine, plans)
+    return Bench(name, load, eagerly(load, job.device), module, batch, costs, plans)
 
 
 def _one(bench: Bench, budget: str, engine: str, job: Job) -> Row:
@@ -109,21 +104,14 @@ def _timed(bench: Bench, steps: LiveSteps, job: Job) -> Row:
     seen = rounds(calls, job.device, 2 if job.smoke else REPEATS, 2 if job.smoke else WARM_UP)
     ours, parts = statistics.median(seen["ours"]), steps.plans
     share = resident_share(parts[0])  # all parts know all weights
-    formula = _formula(bench, share)
-    tokens = bench.load.shape.tokens if bench.load.shape else 0
+    tokens = bench.load.tokens
     return {
         **facts(parts), "replayed": replayed(steps.runner),
         "eager": seen["eager"], "ours": seen["ours"], "ours_s": ours,
-        "over_eager": statistics.median(ratios(seen["ours"], seen["eager"])),
+        "over_eager": statistics.median(round_ratios(seen["ours"], seen["eager"])),
         "tokens": tokens, "tokens_a_second": tokens / ours, "resident_share": share,
-        "formula_s": formula.seconds if formula else None,
-        "formula_binds": formula.binds if formula else "", "setting": bench.load.case.setting,
+        "setting": bench.load.case.setting,
     }  # fmt: skip
-
-
-def _formula(bench: Bench, share: float) -> Limit | None:
-    shape = bench.load.shape
-    return limit(shape, bench.machine, share) if shape is not None else None
 
 
 def resident_share(made: Plan) -> float:
@@ -137,15 +125,17 @@ def resident_share(made: Plan) -> float:
 def report(found: Found) -> Outcome:
     said = Report(NAME, CLAIM, {"warm-up": WARM_UP, "repeats": REPEATS})
     rows = found.rows
-    said.tables["A step"] = table(HEAD, [_line(cell, row) for cell, row in rows.items()])
+    said.tables["A step"] = format_table(HEAD, [_line(cell, row) for cell, row in rows.items()])
     settings = {cell.split("; ")[0]: row["setting"] for cell, row in found.rows.items()}
-    said.tables["Models"] = table(["workload", "setting"], [[*one] for one in settings.items()])
+    said.tables["Models"] = format_table(
+        ["workload", "setting"], [[*one] for one in settings.items()]
+    )
     for cell in found.cells:
         said.asked += _asked(cell, found)
     said.remarks = [
         "over eager: within a round; eager has everything on the device.",
         "bound, predicted: of the plans of a step's parts, of kernels measured alone.",
-        "formula: of the model's shape and the rates measured at the start; resident: of the plan.",
+        "resident: the share of the weights that stay on the device, of the plan.",
     ]
     over = {cell: _over(row, "bound_s") for cell, row in rows.items()}
     eager = {cell: row["over_eager"] for cell, row in rows.items()}
@@ -157,37 +147,34 @@ def report(found: Found) -> Outcome:
 
 HEAD = (
     "workload", "budget", "engine", "parts", "device GiB", "host GiB", "resident", "GiB out + in",
-    "eager s", "ours s", "over eager", "bound s", "over bound",
-    "predicted s", "off by", "formula s", "tokens/s",
+    "eager s", "ours s", "over eager", "bound s", "over bound", "predicted s", "off by", "tokens/s",
 )  # fmt: skip
 
 
 def _line(cell: str, row: Row) -> list[str]:
-    formula = row["formula_s"]
     return [
         *cell.split("; "), str(row["parts"]),
         f"{row['device_mib'] / 1024:.2f}", f"{row['host_mib'] / 1024:.2f}",
         f"{row['resident_share']:.0%}",
         f"{row['out_mib'] / 1024:.2f} + {row['in_mib'] / 1024:.2f}",
-        spread(row["eager"]), spread(row["ours"]), f"{row['over_eager']:.3f}",
+        format_spread(row["eager"]), format_spread(row["ours"]), f"{row['over_eager']:.3f}",
         f"{row['bound_s']:.4f} {row['binds']}", f"{_over(row, 'bound_s'):.3f}",
         f"{row['predicted_s']:.4f}", f"{_off(row):.1%}",
-        f"{formula:.4f} {row['formula_binds']}" if formula is not None else "",
         f"{row['tokens_a_second']:,.0f}" if row["tokens"] else "",
     ]  # fmt: skip
 
 
-def _asked(cell: str, found: Found) -> list[Asked]:
+def _asked(cell: str, found: Found) -> list[Target]:
     name, budget, engine = cell.split("; ")
     row = found.rows.get(cell)
-    asked = [Asked(f"{cell}: off the prediction", PREDICTED, _off(row) if row else None)]
+    asked = [Target(f"{cell}: off the prediction", PREDICTED, _off(row) if row else None)]
     if budget == "none":
-        asked.append(Asked(f"{cell}: over eager", RESIDENT, found.number(cell, "over_eager")))
+        asked.append(Target(f"{cell}: over eager", RESIDENT, found.number(cell, "over_eager")))
     most = COMPUTE if row is None or _hidden(name, row) else ELSEWHERE
     over = _over(row, "bound_s") if row else None
-    asked.append(Asked(f"{cell}: over the bound", most, over))
+    asked.append(Target(f"{cell}: over the bound", most, over))
     if engine == "cudagraph":
-        asked.append(Asked(f"{cell}: over the loop", LOOP, _over_loop(cell, found)))
+        asked.append(Target(f"{cell}: over the loop", LOOP, _over_loop(cell, found)))
     return asked
 
 

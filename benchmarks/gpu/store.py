@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from provenance import commit
 
-from gpu.part import Found, Row
+from benchmarks.gpu.part import Found, Row
+from benchmarks.harness.machine import read_commit
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Store:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"{stem}.jsonl"
         self.device = device
-        self.commit = commit()
+        self.commit = read_commit()
 
     def add(self, cell: str, row: Row | None, problem: str = "", seconds: float = 0.0) -> None:
         """With one write: a process that ends in mid-line leaves no half of it among others."""

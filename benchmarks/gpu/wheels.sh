@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
 # What a GPU machine without network needs, gathered on one that has it:
 #
-#     benchmarks/gpu/wheels.sh few|core|peers|roundpipe|dali DIR      [PYTHON=...] [PY=3.12] [LIMIT_MB=60]
+#     benchmarks/gpu/wheels.sh few|core|peers|roundpipe DIR      [PYTHON=...] [PY=3.12]
 #     DIR/core/install.sh                                         there
 #
-# A part is a folder of its own, below LIMIT_MB so that it travels in one piece; dali is not, and
-# says so: its files go one by one.
+# A part is a folder of its own.
 #
 #     few         what quarter.sh takes along: what a machine with torch, numpy, matplotlib and rich
 #                 may still lack, 12 MB; quarter.sh unpacks it itself
@@ -13,23 +12,20 @@
 #     peers       deepspeed (built from its sdist: the index's wheel is from 2020), torchao,
 #                 accelerate, and what they need
 #     roundpipe   roundpipe, beartype; it does without transformers where stages are given to it
-#     dali        DALI and the decoders that it loads: 270 MB, so its wheel comes in pieces, each
-#                 below LIMIT_MB, which install.sh puts together
 #
 # torch and torchvision are never in a part: they must match the machine's CUDA. install.sh says
 # which torch and torchvision it finds, installs what is missing with --no-deps, and ends with one
 # import of each package, so that what does not work is known at once. Without torchvision only the
 # parts with pictures fall away, and their rows say so.
 set -euo pipefail
-part=${1:?one of: few core peers roundpipe dali}
+part=${1:?one of: few core peers roundpipe}
 dir=${2:?a folder}
 python=${PYTHON:-python3}
 target=${PY:-3.12}
-limit=${LIMIT_MB:-60}
 out=$dir/$part
 mkdir -p "$out"
-# What an earlier call left would be installed, too: other versions, pieces of another size.
-rm -f "$out"/*.whl "$out"/*.whl.piece* "$out/install.sh"
+# What an earlier call left would be installed, too.
+rm -f "$out"/*.whl "$out/install.sh"
 platforms=()
 for name in manylinux_2_28 manylinux_2_27 manylinux_2_24 manylinux_2_17 manylinux_2_12 manylinux2014 manylinux2010; do
   platforms+=(--platform "${name}_x86_64")
@@ -77,27 +73,13 @@ case $part in
       typing-extensions==4.16.0
     imports=(roundpipe)
     ;;
-  dali)
-    fetch nvidia-dali-cuda130==2.4.0 nvidia-nvimgcodec-cu13==0.9.0.20 nvidia-libnvcomp-cu13==5.3.0.16 \
-      nvidia-nvjpeg==13.3.2.43 nvidia-nvjpeg2k-cu13==0.11.0.51 nvidia-nvtiff-cu13==0.8.0.82 \
-      astunparse==1.6.3 gast==0.7.0 libcst==1.9.0 makefun==1.16.0 six==1.17.0 nvtx==0.2.17 \
-      optree==0.20.0
-    imports=(nvidia.dali)
-    ;;
   *)
-    echo "no part $part: few, core, peers, roundpipe, dali" >&2
+    echo "no part $part: few, core, peers, roundpipe" >&2
     exit 2
     ;;
 esac
 
 (cd "$out" && sha256sum -- *.whl > sums)
-for wheel in "$out"/*.whl; do
-  if [ "$(stat -c %s "$wheel")" -ge $((limit * 1000000)) ]; then
-    split --bytes=$((limit * 5000 / 6))kB --numeric-suffixes "$wheel" "$wheel.piece"
-    rm "$wheel"
-  fi
-done
-
 cat > "$out/install.sh" <<'INSTALL'
 #!/usr/bin/env bash
 # Installs what lies beside it, without network. [PYTHON=...] is the interpreter.
@@ -111,9 +93,6 @@ for name in ("torch", "torchvision", "numpy"):
     there = importlib.util.find_spec(name) is not None
     print(name, metadata.version(name) if there else "is not installed", flush=True)
 SAY
-for first in *.whl.piece00; do
-  if [ -e "$first" ]; then cat "${first%00}"* > "${first%.piece00}"; fi
-done
 sha256sum --check --quiet sums || { echo "what came here is not what was gathered: copy it again" >&2; exit 1; }
 # A package that the machine has already stays as it is: only what is missing comes in.
 wanted=()
@@ -135,8 +114,4 @@ exit "${failed:-0}"
 INSTALL
 sed -i "s/IMPORTS/${imports[*]}/" "$out/install.sh"
 chmod +x "$out/install.sh"
-mega=$(du -s --block-size=1M "$out" | cut -f1)
-echo "$part: $(ls "$out"/*.whl* | wc -l) files, $mega MB"
-if [ "$mega" -ge "$limit" ]; then
-  echo "$part is not below $limit MB: it does not travel in one go, each of its files does"
-fi
+echo "$part: $(ls "$out"/*.whl | wc -l) files, $(du -s --block-size=1M "$out" | cut -f1) MB"

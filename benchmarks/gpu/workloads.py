@@ -11,8 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from gpu.bounds import Shape
-from gpu.models import (
+from benchmarks.gpu.models import (
     GPT2_XL,
     LLAMA_7B,
     LLAMA_13B,
@@ -25,8 +24,8 @@ from gpu.models import (
     language,
     text,
 )
-from gpu.ours import eager, without_gradients
-from gpu.pictures import vit
+from benchmarks.gpu.ours import eager, without_gradients
+from benchmarks.gpu.pictures import vit
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +35,14 @@ class Workload:
     case: Case
     budgets: tuple[str, ...]
     """none: no limit; minimum: the smallest; else sizes."""
-    shape: Shape | None = None
-    """Of a language model, for the formula's bound."""
+    tokens: int = 0
+    """Of a step of a language model."""
+    prefill: bool = False
+    """The forward pass alone."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Of `offload.plan`."""
     precision: str = "bfloat16"
     """Of its matrix products, as the calibration calls it."""
-
-    @property
-    def prefill(self) -> bool:
-        return self.shape is not None and self.shape.kind == "prefill"
 
 
 def workloads(smoke: bool) -> dict[str, Workload]:
@@ -54,18 +51,18 @@ def workloads(smoke: bool) -> dict[str, Workload]:
     if smoke:
         small = Kind(TINY, lora=4, checkpointed=True)
         return {
-            "llama lora": trained(small, "lora", ("none", "minimum")),
+            "llama lora": trained(small, ("none", "minimum")),
             "llama prefill": prefilled(Kind(TINY), ("minimum",)),
-            "gpt2 full": trained(Kind(TINY, "gpt2"), "full", ("minimum",), optimizer="auto"),
+            "gpt2 full": trained(Kind(TINY, "gpt2"), ("minimum",), optimizer="auto"),
             "vit": Workload(vit("l-16", smoke), ("minimum",), precision="float32"),
         }
     lengths = (1024, 4096, 8192, 16384)
     return {
         "gpt2-1.5b full 8x1K": trained(
-            Kind(GPT2_XL, "gpt2"), "full", ("none", "24GiB", "12GiB", "6GiB"), optimizer="auto"
+            Kind(GPT2_XL, "gpt2"), ("none", "24GiB", "12GiB", "6GiB"), optimizer="auto"
         ),
-        "llama-7b lora 8x1K": trained(seven, "lora", ("none", "16GiB", "8GiB", "6GiB")),
-        "llama-7b lora 32x1K": trained(seven.of(32, 1024), "lora", ("none", "24GiB", "16GiB")),
+        "llama-7b lora 8x1K": trained(seven, ("none", "16GiB", "8GiB", "6GiB")),
+        "llama-7b lora 32x1K": trained(seven.of(32, 1024), ("none", "24GiB", "16GiB")),
         **{
             f"llama-13b prefill {length // 1024}K": prefilled(
                 thirteen.of(1, length), ("none", "12GiB", "6GiB")
@@ -78,8 +75,8 @@ def workloads(smoke: bool) -> dict[str, Workload]:
     }
 
 
-def trained(kind: Kind, how: str, budgets: tuple[str, ...], **options: Any) -> Workload:
-    return Workload(language(kind), budgets, shape_of(kind, how), options)
+def trained(kind: Kind, budgets: tuple[str, ...], **options: Any) -> Workload:
+    return Workload(language(kind), budgets, kind.tokens, options=options)
 
 
 def prefilled(kind: Kind, budgets: tuple[str, ...]) -> Workload:
@@ -89,19 +86,7 @@ def prefilled(kind: Kind, budgets: tuple[str, ...]) -> Workload:
     size = kind.size
     setting = f"llama of {size.depth} layers, {size.width} wide, 1 x {size.length}, bfloat16"
     made = Case(build, case.optimizer, batch, case.loss, setting)
-    return Workload(made, budgets, shape_of(kind, "prefill"))
-
-
-def shape_of(kind: Kind, how: str) -> Shape:
-    """Its matrices: those of the blocks, and the head. (A prefill's head sees one word a row.)"""
-    size = kind.size
-    inside = (2 if kind.block == "gpt2" else 3) * size.width * size.inner
-    blocks = size.depth * (4 * size.width**2 + inside)
-    head = 0 if how == "prefill" else size.words * size.width
-    return Shape(
-        blocks + head, (blocks + size.words * size.width) * kind.dtype.itemsize,
-        size.depth, size.width, size.batch, size.length, how, kind.checkpointed,
-    )  # fmt: skip
+    return Workload(made, budgets, kind.tokens, prefill=True)
 
 
 def eagerly(load: Workload, device: str) -> Callable[[], object]:

@@ -15,14 +15,16 @@ from typing import Any
 
 import torch
 
+from benchmarks.harness.command import Options
+from benchmarks.harness.process import run_in_fresh_process
+from benchmarks.harness.report import Report, Target, format_spread, format_table
 from offload import Costs, Runner, plan
 from offload.graph.builder import GraphBuilder
 from offload.graph.taskgraph import TaskGraph
 from offload.program.kernels import CPU, Program, Value
 from offload.running.stage import Stage
-from offloading.process import in_a_fresh_process
-from offloading.report import Asked, Report, spread, table
 
+ROUNDS = 7
 MIB = 2**20
 MOST = 1.2
 """Times the seconds of the copies."""
@@ -30,7 +32,8 @@ CASES = {"148 tensors of 2 MiB": (148, 2 * MIB), "1,000 of 256 KiB": (1000, 256 
 SMOKE = {"8 tensors of 4 KiB": (8, 4096)}
 
 
-def measure(smoke: bool, repeats: int) -> Report:
+def measure(options: Options) -> Report:
+    smoke, repeats = options.smoke, options.rounds
     report = Report(
         "hand_overs",
         f"Claim: park and unpark take at most {MOST} times as long as copies of the same bytes",
@@ -38,17 +41,17 @@ def measure(smoke: bool, repeats: int) -> Report:
     )
     lines = []
     for name, (count, nbytes) in (SMOKE if smoke else CASES).items():
-        row = in_a_fresh_process(one, count, nbytes, repeats)
+        row = run_in_fresh_process(one, count, nbytes, repeats)
         report.rows.append({"case": name} | row)
         over = {key: [a / b for a, b in zip(row["ours"], row[key], strict=True)]
                 for key in ("floor", "alike")}  # fmt: skip
-        cells = [spread([1e3 * s for s in row[key]]) for key in ("ours", "floor", "alike")]
+        cells = [format_spread([1e3 * s for s in row[key]]) for key in ("ours", "floor", "alike")]
         lines.append([name, *cells, *(f"{statistics.median(over[k]):.2f}" for k in over)])
         report.asked.append(
-            Asked(f"over the floor, {name}", MOST, statistics.median(over["floor"]))
+            Target(f"over the floor, {name}", MOST, statistics.median(over["floor"]))
         )
     head = ["residents", "ours ms", "floor ms", "alike ms", "over the floor", "over alike"]
-    report.tables["A hand-over and back"] = table(head, lines)
+    report.tables["A hand-over and back"] = format_table(head, lines)
     report.remarks = ["Before the first round every page was touched once."]
     return report
 

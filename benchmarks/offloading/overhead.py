@@ -14,22 +14,25 @@ from ctypes import addressof, create_string_buffer, memmove
 from functools import partial
 from typing import Any
 
+from benchmarks.harness.command import Options
+from benchmarks.harness.process import time_call
+from benchmarks.harness.report import Report, Target, format_spread, format_table
+from benchmarks.offloading.synthetic import training_step
 from offload import GraphBuilder, MemGraph, Runner, plan
 from offload.graph.memgraph import TASK
 from offload.planning.wanted import peak_bytes
 from offload.running.engines.serial import Serial
 from offload.running.engines.threads import Threads
 from offload.running.engines.work import Engine, Record, Run, StepWork
-from offloading.process import timed
-from offloading.report import Asked, Report, spread, table
-from offloading.synthetic import training_step
 
+ROUNDS = 7
 COPIED = 64
 SERIAL_US, THREADS_US = 1.0, 5.0
 ORDERS = ("priority", "random")
 
 
-def measure(smoke: bool, repeats: int) -> Report:
+def measure(options: Options) -> Report:
+    smoke, repeats = options.smoke, options.rounds
     tasks, rounds = (200, 2) if smoke else (4_000, max(15, repeats))
     here, there = create_string_buffer(COPIED), create_string_buffer(COPIED)
     works = _works(tasks, partial(memmove, addressof(there), addressof(here), COPIED))
@@ -48,7 +51,7 @@ def measure(smoke: bool, repeats: int) -> Report:
             for key in random.Random(number).sample(sorted(rows), len(rows)):
                 work = works[key[0]]
                 engine = engines.get(key[1:])
-                cpu, wall, _ = timed(
+                cpu, wall, _ = time_call(
                     partial(_bare, work) if engine is None else partial(engine.run, work, Record())
                 )
                 if number:  # the first round warms up
@@ -109,7 +112,7 @@ def _whole_calls(tasks: int, rounds: int) -> dict[tuple[str, str], dict[str, lis
         seen: dict[str, list[float]] = {"cpu": [], "wall": []}
         with Runner(plan(graph, placement="copy"), engine) as runner:
             for number in range(rounds + 1):
-                cpu, wall, _ = timed(runner)
+                cpu, wall, _ = time_call(runner)
                 if number:
                     seen["cpu"].append(1e6 * cpu / tasks)
                     seen["wall"].append(1e6 * wall / tasks)
@@ -135,7 +138,7 @@ def _report(
         share = len(work.runs) / (len(work.runs) - copies)
         lines.append([
             name, f"{len(work.runs) - copies:,}", f"{copies:,}", engine, order,
-            spread(seen["cpu"], ".2f"), spread(seen["wall"], ".2f"),
+            format_spread(seen["cpu"], ".2f"), format_spread(seen["wall"], ".2f"),
             f"{share * statistics.median(seen['cpu']):.2f}",
         ])  # fmt: skip
         report.rows.append({"work": name, "nodes": len(work.runs), "copies": copies,
@@ -143,14 +146,14 @@ def _report(
         most = {"serial": SERIAL_US, "threads": THREADS_US}.get(engine)
         if most is not None:
             report.asked.append(
-                Asked(f"{engine}, {order}, {name}", most, statistics.median(seen["cpu"]), "us")
+                Target(f"{engine}, {order}, {name}", most, statistics.median(seen["cpu"]), "us")
             )
     head = ["work", "tasks", "copies", "engine", "order", "CPU us a node", "wall us a node",
             "CPU us a task, its copies included"]  # fmt: skip
-    report.tables["The loop"] = table(head, lines)
-    report.tables["The whole call, one small parameter a task"] = table(
+    report.tables["The loop"] = format_table(head, lines)
+    report.tables["The whole call, one small parameter a task"] = format_table(
         ["engine", "order", "CPU us a task", "wall us a task"],
-        [[*key, spread(seen["cpu"], ".2f"), spread(seen["wall"], ".2f")]
+        [[*key, format_spread(seen["cpu"], ".2f"), format_spread(seen["wall"], ".2f")]
          for key, seen in whole.items()],
     )  # fmt: skip
     whole_rows: list[dict[str, Any]] = [

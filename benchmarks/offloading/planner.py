@@ -11,16 +11,23 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.harness.command import Options
+from benchmarks.harness.process import (
+    read_memory_mib,
+    reset_peak_memory,
+    run_in_fresh_process,
+    time_call,
+)
+from benchmarks.harness.report import Report, Target, format_spread, format_table
+from benchmarks.offloading.synthetic import training_step
 from offload import Costs, plan, simulate
 from offload.memory.cpu_shim import available
 from offload.planning.planner import Policy, build_memgraph
 from offload.planning.reduction import reduced
 from offload.planning.refusal import smallest_budget
 from offload.planning.wanted import peak_bytes
-from offloading.process import forget_peak, in_a_fresh_process, memory_mib, timed
-from offloading.report import Asked, Report, spread, table
-from offloading.synthetic import training_step
 
+ROUNDS = 7
 SIZES = (1_000, 10_000, 100_000)
 SHARES = (0.6, 0.3)
 MOST_TASKS = 50_000
@@ -33,14 +40,18 @@ VERIFY_SECONDS = 10.0
 EXPONENT = 1.2
 
 
-def measure(smoke: bool, repeats: int) -> Report:
+def measure(options: Options) -> Report:
+    smoke, repeats = options.smoke, options.rounds
     sizes = (200, 400, 800) if smoke else SIZES
     rows = []
     for share in SHARES:
         for tasks in sizes:
             often = 1 if smoke else min(repeats, max(1, MOST_TASKS // tasks))
-            rows.append(in_a_fresh_process(one, tasks, share, often))
-            print(f"{tasks} tasks, {share:.0%}: {spread(rows[-1]['cpu']['plan'])} s", flush=True)
+            rows.append(run_in_fresh_process(one, tasks, share, often))
+            print(
+                f"{tasks} tasks, {share:.0%}: {format_spread(rows[-1]['cpu']['plan'])} s",
+                flush=True,
+            )
     report = Report(
         "planner",
         "Claim: planning time grows no faster than n^1.2, and 100,000 tasks are planned in 150 s",
@@ -53,15 +64,17 @@ def measure(smoke: bool, repeats: int) -> Report:
     for row in rows:
         name = f"{row['asked_tasks']:,} tasks, budget {row['share']:.0%}"
         if (most := SECONDS.get(row["asked_tasks"])) is not None:
-            report.asked.append(Asked(f"plan, {name}", most, _middle(row, "plan"), "s"))
+            report.asked.append(Target(f"plan, {name}", most, _middle(row, "plan"), "s"))
         if row["asked_tasks"] == 10_000:
             report.asked.append(
-                Asked(f"verify, {name}: seconds", VERIFY_SECONDS, _middle(row, "verify"), "s")
+                Target(f"verify, {name}: seconds", VERIFY_SECONDS, _middle(row, "verify"), "s")
             )
     for share in SHARES:
         for stage in ("walk", "plan"):
             exponent = _exponent([row for row in rows if row["share"] == share], stage)
-            report.asked.append(Asked(f"exponent, {stage}, budget {share:.0%}", EXPONENT, exponent))
+            report.asked.append(
+                Target(f"exponent, {stage}, budget {share:.0%}", EXPONENT, exponent)
+            )
     report.remarks = [
         "A plan of a larger graph tries fewer policies (the column walks), so the exponent of the"
         " whole plan flatters; that of one walk does not.",
@@ -78,14 +91,14 @@ def one(tasks: int, share: float, repeats: int) -> dict[str, Any]:
     budget = max(int(peak_bytes(graph, 0) * share) // 64 * 64, smallest_budget(graph, 0)[0])
     cpu: dict[str, list[float]] = {stage: [] for stage in STAGES}
     memory: dict[str, float] = {}
-    alone = memory_mib(peak=False)
+    alone = read_memory_mib(peak=False)
 
     def stage(name: str, function: Any) -> Any:
         gc.collect()  # what was thrown away before is not this stage's
-        forget_peak()
-        seconds, _, result = timed(function)
+        reset_peak_memory()
+        seconds, _, result = time_call(function)
         cpu[name].append(seconds)
-        memory.setdefault(name, memory_mib() - alone)
+        memory.setdefault(name, read_memory_mib() - alone)
         return result
 
     facts: dict[str, Any] = {}
@@ -126,12 +139,12 @@ def _names(row: dict[str, Any]) -> list[str]:
 
 def _seconds(rows: Sequence[dict[str, Any]]) -> str:
     head = ["tasks", "budget", "runs", "nodes", "walks", *STAGES]
-    return table(
+    return format_table(
         head,
         [
             [
                 *_names(row), str(row["repeats"]), f"{row['nodes']:,}", str(row["walks"]),
-                *(spread(row["cpu"][stage]) for stage in STAGES),
+                *(format_spread(row["cpu"][stage]) for stage in STAGES),
             ]
             for row in rows
         ],
@@ -140,7 +153,7 @@ def _seconds(rows: Sequence[dict[str, Any]]) -> str:
 
 def _memory(rows: Sequence[dict[str, Any]]) -> str:
     head = ["tasks", "budget", *(f"{s}, MiB" for s in HUNGRY), "edges", "reduced to", "share left"]
-    return table(
+    return format_table(
         head,
         [
             [
@@ -161,4 +174,4 @@ def _growth(rows: Sequence[dict[str, Any]]) -> str:
         for name, some in (("all sizes", mine), ("the last two", mine[-2:])):
             cells = [f"{_exponent(some, stage):.2f}" for stage in STAGES]
             lines.append([f"{share:.0%}", name, *cells])
-    return table(["budget", "over", *STAGES], lines)
+    return format_table(["budget", "over", *STAGES], lines)

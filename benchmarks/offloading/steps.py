@@ -23,28 +23,27 @@ from typing import Any
 import torch
 from torch import nn
 
-from offload import BudgetTooSmall, Plan, Runner, TaskGraph, plan
+from benchmarks.harness.process import time_call
+from benchmarks.offloading.live_steps import SETTLED, LiveSteps, training_step
+from benchmarks.offloading.nets import Batch, Case, cases
+from offload import BudgetTooSmall, Plan, TaskGraph, plan
 from offload.graph.memgraph import OFFLOAD, RELOAD, TASK, Place
 from offload.graph.taskgraph import HOST
 from offload.memory.cpu_shim import available
 from offload.planning.wanted import peak_bytes
-from offloading.live_steps import SETTLED, LiveSteps, training_step
-from offloading.nets import Batch, Case, cases
-from offloading.process import timed
 
 MIB = 1 << 20
 BUDGETS = (("resident", None), ("60 %", 0.6), ("40 %", 0.4), ("smallest", 0.0))
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ModelJob:
     """What a child is asked to measure."""
 
     case: str
     threads: int
     """0: torch's own choice."""
     placement: str
-    engine: str
     rounds: int
     smoke: bool
 
@@ -90,7 +89,7 @@ class Row:
                 self.thread.submit(self.step.__exit__, None, None, None).result()
 
 
-def run(job: Job) -> dict[str, Any]:
+def run_model(job: ModelJob) -> dict[str, Any]:
     """In a process of its own."""
     if job.threads:
         torch.set_num_threads(job.threads)
@@ -110,21 +109,22 @@ def run(job: Job) -> dict[str, Any]:
         row.wrong_tensors = _different(rows[0], row)
     return {
         "case": job.case, "setting": case.setting, "threads": torch.get_num_threads(),
-        "placement": job.placement, "engine": job.engine,
+        "placement": job.placement,
         "rows": [{"name": row.name, "wrong_losses": row.wrong_losses,
                   "wrong_tensors": row.wrong_tensors, "first_s": row.first_s,
                   **facts.get(row.name, {}), **row.seen} for row in rows],
     }  # fmt: skip
 
 
-def _row(case: Case, module: nn.Module, name: str, share: float | None, job: Job | None) -> Row:
+def _row(
+    case: Case, module: nn.Module, name: str, share: float | None, job: ModelJob | None
+) -> Row:
     """`job`: None for eager."""
     optimizer = case.optimizer(module)
     step = training_step(module, case.loss, optimizer)
     if job is not None:
         made = partial(planned, share=share, placement=job.placement)
-        run_by = partial(Runner, engine=job.engine)
-        step = LiveSteps(step, made, module, optimizer, run_by=run_by)
+        step = LiveSteps(step, made, module, optimizer)
     return Row(name, module, optimizer, step)
 
 
@@ -177,12 +177,12 @@ def _rounds(case: Case, rows: Sequence[Row], rounds: int) -> None:
         losses: dict[str, torch.Tensor] = {}
         for row in random.Random(number).sample(rows, len(rows)):
             torch.manual_seed(100 + number)
-            cpu, wall, losses[row.name] = timed(partial(row.take, batch))
+            cpu, wall, losses[row.name] = time_call(partial(row.take, batch))
             if number < 0:
                 row.first_s += cpu
                 continue
             again = partial(memcpy.run, copies.get(row.name, ()))
-            copied = min(timed(again)[0] for _ in range(2))
+            copied = min(time_call(again)[0] for _ in range(2))
             for key, took in (("cpu", cpu), ("wall", wall), ("memcpy", copied)):
                 row.seen[key].append(took)
         for row in rows:

@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from peers.contract import Batches, Job, Peer
-from peers.usage import Meter, peak_memory
+from benchmarks.peers.contract import Batches, Job, Peer
+from benchmarks.peers.usage import Meter, peak_memory
 
 SKIPPED = 8
 """Batches at a new pace that do not count: what was prefetched at the pace before it."""
@@ -135,7 +135,7 @@ def make(order: dict[str, Any]) -> Host:
     one_thread_each()
     module, _, name = order["peer"].partition(":")
     job = Job(**(order["job"] | {"folder": Path(order["job"]["folder"])}))
-    peer = getattr(importlib.import_module(module), name)(**order["options"])
+    peer = getattr(importlib.import_module(f"benchmarks.{module}"), name)(**order["options"])
     return Host(peer, job, Path(order["work"]), order["spawned"])
 
 

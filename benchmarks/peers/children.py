@@ -12,9 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
-from peers.contract import Job, Row
+from benchmarks.peers.contract import Job, Row
 
-HERE = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 MOST = 160
 """Letters of a failure that the table shows; the rest is in the row's log."""
 
@@ -34,9 +34,9 @@ class Child:
         (self.work / "data").mkdir(parents=True, exist_ok=True)
         with (self.work / "log").open("a") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "peers.child"],
+                [sys.executable, "-m", "benchmarks.peers.child"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
-                cwd=HERE, start_new_session=True,
+                cwd=ROOT, start_new_session=True,
             )  # fmt: skip
         job = asdict(self.job) | {"folder": str(self.job.folder)}
         try:

@@ -15,9 +15,9 @@ from torch.utils.data import Dataset
 from torchvision import transforms
 from torchvision.transforms import v2
 
-from peers.contract import Batches, Job
-from peers.folders import cifar10
-from peers.torch_pillow import loader
+from benchmarks.peers.contract import Batches, Job
+from benchmarks.peers.folders import cifar10
+from benchmarks.peers.torch_pillow import loader
 
 PAD, HOLE = 4, 8
 

@@ -10,8 +10,8 @@ from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
-from peers.contract import Batches, Job
-from peers.folders import listing
+from benchmarks.peers.contract import Batches, Job
+from benchmarks.peers.folders import listing
 
 
 @pipeline_def  # adds its own parameters

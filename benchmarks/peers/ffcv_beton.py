@@ -14,8 +14,8 @@ from ffcv.transforms import Cutout, RandomHorizontalFlip, RandomTranslate, Squee
 from ffcv.writer import DatasetWriter
 from PIL import Image
 
-from peers.contract import Batches, Job
-from peers.folders import cifar10, listing
+from benchmarks.peers.contract import Batches, Job
+from benchmarks.peers.folders import cifar10, listing
 
 QUALITY = 85
 """Its writer encodes every picture again: at this quality, to files as large as those we used."""

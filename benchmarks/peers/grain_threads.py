@@ -9,9 +9,9 @@ from typing import Any
 import grain
 import numpy as np
 
-from peers import cropping
-from peers.contract import Batches, Job
-from peers.folders import listing
+from benchmarks.peers import cropping
+from benchmarks.peers.contract import Batches, Job
+from benchmarks.peers.folders import listing
 
 
 class Grain:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from peers.contract import Batches, Job
+from benchmarks.peers.contract import Batches, Job
 
 
 class Gather:

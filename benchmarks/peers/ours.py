@@ -17,6 +17,8 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
+from benchmarks.peers.contract import Batches, Job
+from benchmarks.peers.folders import cifar10, listing
 from loaders import Cache, ReuseLoader
 from loaders.pixels.augmentation import (
     Chain,
@@ -29,8 +31,6 @@ from loaders.pixels.augmentation import (
 )
 from loaders.pixels.placing import Placing
 from loaders.sources.datasets import PictureArrays, PictureFiles, picture_folder
-from peers.contract import Batches, Job
-from peers.folders import cifar10, listing
 
 SHORT_SIDE = 256
 CACHE_BYTES = 1 << 34
@@ -120,7 +120,7 @@ class AdoptedPhotos:
     def open(self, job: Job, work: Path) -> Batches:
         from torchvision.datasets import ImageFolder  # the other peers here do without torchvision
 
-        from peers.torch_pillow import loader, transform
+        from benchmarks.peers.torch_pillow import loader, transform
 
         dataset = ImageFolder(job.folder, transform=transform(self.version, job.crop))
         theirs = loader(dataset, job)

@@ -14,8 +14,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from peers.contract import Row
-from peers.rows import ASKED
+from benchmarks.peers.contract import Row
+from benchmarks.peers.rows import ASKED
 
 COLOURS = {"peer": "#9a9a9a", "ours": "#1f6f9f", "ceiling": "#c9a227"}
 AGAINST = ("threads", "torch-floats", "torch-v1", "ffcv-raw", "ffcv")

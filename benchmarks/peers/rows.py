@@ -1,6 +1,6 @@
 """The lines of the two tables. Nothing is imported here: a peer that is missing is a line too."""
 
-from peers.contract import Row
+from benchmarks.peers.contract import Row
 
 JPEG = ("simplejpeg", "opencv-python-headless")
 TORCH = ("torch", "torchvision", "pillow")

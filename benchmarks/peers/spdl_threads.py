@@ -12,9 +12,9 @@ from typing import Any
 
 from spdl.pipeline import PipelineBuilder
 
-from peers import cropping
-from peers.contract import Batches, Job
-from peers.folders import listing
+from benchmarks.peers import cropping
+from benchmarks.peers.contract import Batches, Job
+from benchmarks.peers.folders import listing
 
 
 class Spdl:

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from peers import cropping
-from peers.contract import Batches, Job
-from peers.folders import listing
+from benchmarks.peers import cropping
+from benchmarks.peers.contract import Batches, Job
+from benchmarks.peers.folders import listing
 
 AHEAD = 3
 """Batches under way while the consumer has one."""

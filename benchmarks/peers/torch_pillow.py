@@ -15,8 +15,8 @@ from torchvision import transforms
 from torchvision.io import ImageReadMode, decode_jpeg, read_file
 from torchvision.transforms import v2
 
-from peers.contract import Batches, Job
-from peers.folders import listing
+from benchmarks.peers.contract import Batches, Job
+from benchmarks.peers.folders import listing
 
 Version = Literal["floats", "v2"]
 MEAN, SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 from torch.utils.data import Dataset
 
-from peers import cropping
-from peers.contract import Batches, Job
-from peers.folders import listing
-from peers.torch_pillow import loader
+from benchmarks.peers import cropping
+from benchmarks.peers.contract import Batches, Job
+from benchmarks.peers.folders import listing
+from benchmarks.peers.torch_pillow import loader
 
 
 class Pictures(Dataset[tuple[torch.Tensor, int]]):

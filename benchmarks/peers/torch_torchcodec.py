@@ -9,8 +9,8 @@ import torch
 from torchcodec.decoders import decode_jpeg
 from torchvision.transforms import v2
 
-from peers.contract import Batches, Job
-from peers.torch_pillow import Pictures, loader
+from benchmarks.peers.contract import Batches, Job
+from benchmarks.peers.torch_pillow import Pictures, loader
 
 
 class DecodedPictures(Pictures):

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import webdataset as wds
 
-from peers import cropping
-from peers.contract import Batches, Job
-from peers.folders import listing
+from benchmarks.peers import cropping
+from benchmarks.peers.contract import Batches, Job
+from benchmarks.peers.folders import listing
 
 SHARDS, SHUFFLED = 16, 1000
 

@@ -19,11 +19,11 @@ from typing import Any
 
 import lightning as L
 import torch
-from offloading.process import in_a_fresh_process
-from offloading.report import Asked, Report, spread, table
 
-from offload.gate import Guest
-from sharing.setting import (
+from benchmarks.harness.command import Options
+from benchmarks.harness.process import run_in_fresh_process
+from benchmarks.harness.report import Report, Target, format_spread, format_table
+from benchmarks.sharing.setting import (
     SIZE,
     TINY,
     WARM,
@@ -34,6 +34,7 @@ from sharing.setting import (
     served,
     strategy_with,
 )
+from offload.gate import Guest
 from trainers import OffloadStrategy
 from trainers.sharing.high_priority import HighPriority
 
@@ -188,8 +189,9 @@ def stretches(smoke: bool, repeats: int) -> list[dict[str, Any]]:
     return [{"round": row["stretch"] // (len(KINDS) * each), **row} for row in watch.found]
 
 
-def measure(smoke: bool, repeats: int) -> Report:
-    rows = in_a_fresh_process(partial(stretches, smoke, repeats))
+def measure(options: Options) -> Report:
+    smoke, repeats = options.smoke, options.rounds
+    rows = run_in_fresh_process(partial(stretches, smoke, repeats))
     report = Report(
         "cost",
         "a guest at rest costs nothing, and one that is asked costs its answers",
@@ -205,13 +207,16 @@ def measure(smoke: bool, repeats: int) -> Report:
         ]
 
     lost = {what: lost_over_answers(rows, what) for what in ("wall", "cpu")}
-    report.tables["A step of the training"] = table(
+    report.tables["A step of the training"] = format_table(
         ["guest", "steps", "CPU ms", "wall ms", "answers ms", "answers"],
         [
             [
                 kind,
                 f"{sum(row['kind'] == kind for row in rows)}",
-                *(spread([1e3 * s for s in of(kind, what)]) for what in ("cpu", "wall", "answers")),
+                *(
+                    format_spread([1e3 * s for s in of(kind, what)])
+                    for what in ("cpu", "wall", "answers")
+                ),
                 f"{sum(row['count'] for row in rows if row['kind'] == kind)}",
             ]
             for kind in ("no guest", "at rest", "paused", "asked")
@@ -220,10 +225,10 @@ def measure(smoke: bool, repeats: int) -> Report:
     report.tables["A request, by the CPU clocks of the threads"] = parts_of_a_request(rows)
     rest = [a / b for a, b in zip(of("at rest", "cpu"), of("no guest", "cpu"), strict=True)]
     report.asked = [
-        Asked("a guest at rest over no guest, CPU time", 1.01, statistics.median(rest)),
-        Asked("lost time over the time of the answers", 1.1, median_of(lost["wall"])),
-        Asked("the same, CPU time", 1.1, median_of(lost["cpu"])),
-        Asked("answers with other bits", 0, sum(row.get("wrong", 0) for row in rows)),
+        Target("a guest at rest over no guest, CPU time", 1.01, statistics.median(rest)),
+        Target("lost time over the time of the answers", 1.1, median_of(lost["wall"])),
+        Target("the same, CPU time", 1.1, median_of(lost["cpu"])),
+        Target("answers with other bits", 0, sum(row.get("wrong", 0) for row in rows)),
     ]
     report.remarks += [
         "answers ms: the time in which requests had the device, for each step of the training."
@@ -282,4 +287,4 @@ def parts_of_a_request(rows: list[dict[str, Any]]) -> str:
         ["the rest of the call, before and after", f"{calls - answers:.3f}"],
         ["the training's thread, to stand aside and go on", f"{hands:.3f}"],
     ]
-    return table(["what", "CPU ms"], lines)
+    return format_table(["what", "CPU ms"], lines)

@@ -20,10 +20,11 @@ from typing import Any
 
 import lightning as L
 import torch
-from offloading.process import in_a_fresh_process
-from offloading.report import Asked, Report, spread, table
 
-from sharing.setting import (
+from benchmarks.harness.command import Options
+from benchmarks.harness.process import run_in_fresh_process
+from benchmarks.harness.report import Report, Target, format_spread, format_table
+from benchmarks.sharing.setting import (
     SIZE,
     TINY,
     WARM,
@@ -164,8 +165,9 @@ def rounds(smoke: bool, repeats: int) -> list[dict[str, Any]]:
     return rows
 
 
-def measure(smoke: bool, repeats: int) -> Report:
-    rows = in_a_fresh_process(partial(rounds, smoke, repeats))
+def measure(options: Options) -> Report:
+    smoke, repeats = options.smoke, options.rounds
+    rows = run_in_fresh_process(partial(rounds, smoke, repeats))
     report = Report(
         "latency",
         "a request waits for the running node, and not for the step",
@@ -180,14 +182,14 @@ def measure(smoke: bool, repeats: int) -> Report:
         p95[way] = [one.p95 for one in each]
         lines.append([
             way,
-            *(spread([1e3 * getattr(one, name) for one in each]) for name in ("p50", "p95")),
-            spread([1e3 * one.most for one in each]),
-            spread([1e3 * row["step"] for row in mine]),
+            *(format_spread([1e3 * getattr(one, name) for one in each]) for name in ("p50", "p95")),
+            format_spread([1e3 * one.most for one in each]),
+            format_spread([1e3 * row["step"] for row in mine]),
             f"{sum(len(row['answers']) for row in mine)}",
             " + ".join(f"{sum(row[what] for row in mine)}" for what in WRONG),
         ])  # fmt: skip
     head = ["way", "answer p50 ms", "p95 ms", "longest ms", "step ms", "answers", "wrong"]
-    report.tables["From a request's due time to its answer"] = table(head, lines)
+    report.tables["From a request's due time to its answer"] = format_table(head, lines)
     ours = [row for row in rows if row["way"] == "ours"]
     every, starts, left = (
         [
@@ -198,20 +200,20 @@ def measure(smoke: bool, repeats: int) -> Report:
         ]
         for what, alone in (("starts", False), ("starts", True), ("left", True))
     )
-    report.tables["From a request to its start, ours, p95 ms"] = table(
+    report.tables["From a request to its start, ours, p95 ms"] = format_table(
         ["all requests", "those that found no other one", "what was left of their node"],
-        [[spread([1e3 * value for value in values]) for values in (every, starts, left)]],
+        [[format_spread([1e3 * value for value in values]) for values in (every, starts, left)]],
     )
     over = [start / (1.2 * rest + 1e-3) for start, rest in zip(starts, left, strict=True)]
     grain = [b / a for a, b in zip(p95["ours"], p95["step grain"], strict=True)]
     report.asked = [
-        Asked("start p95 over 1.2 x p95 of the node's rest + 1 ms", 1.0, statistics.median(over)),
-        Asked("answer p95, step grain over ours", 5.0, statistics.median(grain), at_least=True),
-        Asked(
+        Target("start p95 over 1.2 x p95 of the node's rest + 1 ms", 1.0, statistics.median(over)),
+        Target("answer p95, step grain over ours", 5.0, statistics.median(grain), at_least=True),
+        Target(
             "a step", 300.0, statistics.median(1e3 * row["step"] for row in ours), "ms",
             at_least=True,
         ),
-        Asked(
+        Target(
             "answers and weights with other bits", 0,
             sum(row[what] for row in rows for what in WRONG),
         ),

@@ -21,12 +21,13 @@ from typing import Any
 
 import torch
 import torchvision
-from offloading.live_steps import SETTLED, LiveSteps, training_step
-from offloading.process import in_a_fresh_process
-from offloading.report import Asked, Report, spread, table
 from torch import nn
 
 import offload
+from benchmarks.harness.command import Options
+from benchmarks.harness.process import run_in_fresh_process
+from benchmarks.harness.report import Report, Target, format_spread, format_table
+from benchmarks.offloading.live_steps import SETTLED, LiveSteps, training_step
 from offload.planning.refusal import smallest_budget
 from offload.program.kernels import CPU
 from offload.running.runner import Runner
@@ -47,7 +48,8 @@ PIXELS = 96
 """Of a side. What moves between two steps does not depend on it, and a step takes less long."""
 
 
-def measure(smoke: bool, repeats: int) -> Report:
+def measure(options: Options) -> Report:
+    smoke, repeats = options.smoke, options.rounds
     report = Report(
         "migration",
         f"Claim: a move between like plans takes at most {MOST} times as long as its copies, and"
@@ -55,22 +57,22 @@ def measure(smoke: bool, repeats: int) -> Report:
         {"repeats": repeats, "time": "wall seconds, median [min, max]"},
     )
     name = "a small net" if smoke else "ViT-B/16"
-    row = in_a_fresh_process(back_and_forth, smoke, repeats)
+    row = run_in_fresh_process(back_and_forth, smoke, repeats)
     report.rows.append({"case": name} | row)
     lines = [[name, f"{row['weights'] / MIB:.1f}", *_cells(row)]]
     for copies, where in COPIES.items():
         over = statistics.median(a / b for a, b in zip(row["ours"], row[copies], strict=True))
-        report.asked.append(Asked(f"seconds over those of copies to {where}", MOST, over))
+        report.asked.append(Target(f"seconds over those of copies to {where}", MOST, over))
     count = 4 if smoke else MOVES
-    lost = in_a_fresh_process(differing_steps, count)
+    lost = run_in_fresh_process(differing_steps, count)
     report.rows.append({"case": f"{count} moves", "differing": lost})
-    report.asked.append(Asked(f"steps lost or made twice in {count} moves", 0, lost))
+    report.asked.append(Target(f"steps lost or made twice in {count} moves", 0, lost))
     for title, model in TABLE[-2:-1] if smoke else TABLE:
-        one = in_a_fresh_process(state_of, model, repeats)
+        one = run_in_fresh_process(state_of, model, repeats)
         report.rows.append({"case": title} | one)
         lines.append([title, f"{one['weights'] / MIB:.1f}", *_cells(one)])
     head = ["model", "weights MiB", "moved MiB", "ours ms", "copies ms", "in use ms"]
-    report.tables["A move"] = table(head, lines)
+    report.tables["A move"] = format_table(head, lines)
     report.remarks = [
         f"{name} goes between two plans of different budgets, the models of the thesis to another"
         " device of the kind, with the plan that they have.",
@@ -84,7 +86,7 @@ def measure(smoke: bool, repeats: int) -> Report:
 
 def _cells(found: Mapping[str, Any]) -> list[str]:
     """The MiB of a move, and its milliseconds beside those of the copies."""
-    seconds = (spread([1e3 * s for s in found[key]]) for key in ("ours", *COPIES))
+    seconds = (format_spread([1e3 * s for s in found[key]]) for key in ("ours", *COPIES))
     return [f"{statistics.median(found['bytes']) / MIB:.1f}", *seconds]
 
 

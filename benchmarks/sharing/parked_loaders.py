@@ -23,14 +23,15 @@ from typing import Any
 
 import lightning as L
 import torch
-from fleet.devices import QUIET
-from offloading.report import Asked, Report, spread, table
 from torch import nn
 
+from benchmarks.fleet.devices import QUIET
+from benchmarks.harness.command import Options
+from benchmarks.harness.report import Report, Target, format_spread, format_table
+from benchmarks.sharing.photos import pictures
 from loaders import ReuseLoader
 from loaders.augment import Chain, Flip, RandomResizedCrop
 from loaders.workers import precedence
-from sharing.photos import pictures
 from trainers.fleet import Fleet
 from trainers.fleet.deciding.events import Event, Finished, Planned
 from trainers.fleet.deciding.fleet_state import FleetState
@@ -149,7 +150,8 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def measure(smoke: bool, repeats: int) -> Report:
+def measure(options: Options) -> Report:
+    smoke, repeats = options.smoke, options.rounds
     report = Report(
         "parked_loaders",
         "loaders of jobs that wait go on decoding, and take nothing from the one that trains",
@@ -162,7 +164,7 @@ def measure(smoke: bool, repeats: int) -> Report:
         for case, seconds in CASES.items():
             _one_case(report, case, folder, dict(enumerate(seconds)), smoke, repeats)
     wrong = sum(row["wrong"] for row in report.rows)
-    report.asked.append(Asked("tensors with other bits than alone", 0, wrong))
+    report.asked.append(Target("tensors with other bits than alone", 0, wrong))
     report.remarks.append(
         "Seconds are from the moment when both jobs are ready to train. A job waits for its"
         " pictures within its turns only."
@@ -190,15 +192,15 @@ def _one_case(
             })  # fmt: skip
     lines = []
     for way, found in rows.items():
-        waits = (spread([one.stalls[number] for one in found]) for number in jobs)
+        waits = (format_spread([one.stalls[number] for one in found]) for number in jobs)
         walls, cpus = [one.wall for one in found], [one.cpu for one in found]
-        lines.append([way, spread(walls), spread(cpus), *waits])
+        lines.append([way, format_spread(walls), format_spread(cpus), *waits])
     steps = " and ".join(f"{1e3 * seconds:g}" for seconds in jobs.values())
     head = ["way", "wall s", "CPU s", *(f"job {number} waits s" for number in jobs)]
-    report.tables[f"{case}: the device takes {steps} ms of a step"] = table(head, lines)
+    report.tables[f"{case}: the device takes {steps} ms of a step"] = format_table(head, lines)
     walls = {way: [one.wall for one in found] for way, found in rows.items()}
     for other, most in (("stop", 1.0), ("go on", 1.02)):
         over = [a / b for a, b in zip(walls["give way"], walls[other], strict=True)]
         report.asked.append(
-            Asked(f"{case}: give way over {other}, wall", most, statistics.median(over))
+            Target(f"{case}: give way over {other}, wall", most, statistics.median(over))
         )

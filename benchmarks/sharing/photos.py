@@ -3,7 +3,7 @@
 import tarfile
 from pathlib import Path
 
-from peers import folders
+from benchmarks.peers import folders
 
 PHOTOS = Path(__file__).parents[3] / "shared" / "data" / "photos500.tar"
 

@@ -10,13 +10,14 @@ from functools import partial
 from itertools import product
 
 import torch
-from offloading.live_steps import SETTLED, LiveSteps, training_step
-from offloading.nets import Case, cases
-from offloading.report import Asked, Report, table
-from offloading.steps import planned
 from torch import nn
 
+from benchmarks.harness.command import Options
+from benchmarks.harness.report import Report, Target, format_table
 from benchmarks.jobs.intruder import Intruder
+from benchmarks.offloading.live_steps import SETTLED, LiveSteps, training_step
+from benchmarks.offloading.nets import Case, cases
+from benchmarks.offloading.steps import planned
 from offload import Runner
 
 MODELS = ("gpt2-small", "resnet18", "vit-b-16", "llama")
@@ -78,8 +79,9 @@ def state(module: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Ten
     return [*module.state_dict().values(), *moments]
 
 
-def measure(smoke: bool, repeats: int) -> Report:
+def measure(options: Options) -> Report:
     """`repeats`: of every model on every engine, with other preemptions."""
+    smoke, repeats = options.smoke, options.rounds
     torch.set_num_threads(1)
     models = MODELS[:1] if smoke else MODELS
     engines = ("cuda", "cudagraph") if torch.cuda.is_available() else ("threads",)
@@ -90,7 +92,7 @@ def measure(smoke: bool, repeats: int) -> Report:
         for engine, seed in product(engines, range(repeats)):
             found = one(known[name], engine, each, seed)
             report.rows.append({"model": name, "engine": engine, "seed": seed, **found})
-    report.tables["Training beside a guest that takes memory"] = table(
+    report.tables["Training beside a guest that takes memory"] = format_table(
         ["model", "engine", "steps", "preemptions", "wrong losses + tensors"],
         [
             [r["model"], r["engine"], f"{r['steps']}", f"{r['preemptions']}",
@@ -101,8 +103,8 @@ def measure(smoke: bool, repeats: int) -> Report:
     count = sum(row["preemptions"] for row in report.rows)
     least = len(report.rows) * each if smoke else PREEMPTIONS
     report.asked = [
-        Asked("preemptions with evictions", least, count, at_least=True),
-        Asked("losses and tensors with other bits",
+        Target("preemptions with evictions", least, count, at_least=True),
+        Target("losses and tensors with other bits",
               0, sum(row["losses"] + row["tensors"] for row in report.rows)),
     ]  # fmt: skip
     if "FAKE_CUDA" in os.environ:

@@ -17,11 +17,12 @@ from typing import Any
 from unittest import mock
 
 import torch
-from fleet_peers.gpt_jobs import GptJob
-from offloading.process import in_a_fresh_process
-from offloading.report import Asked, Report, spread, table
 
-from sharing.setting import SIZE, TINY, data, one_core
+from benchmarks.fleet_peers.gpt_jobs import GptJob
+from benchmarks.harness.command import Options
+from benchmarks.harness.process import run_in_fresh_process
+from benchmarks.harness.report import Report, Target, format_spread, format_table
+from benchmarks.sharing.setting import SIZE, TINY, data, one_core
 from trainers.fleet import Fleet
 from trainers.fleet.deciding.events import Planned, TurnEnded
 from trainers.fleet.deciding.fleet_state import FleetState
@@ -126,8 +127,9 @@ def rounds(smoke: bool, repeats: int) -> list[dict[str, Any]]:
     return rows
 
 
-def measure(smoke: bool, repeats: int) -> Report:
-    rows = in_a_fresh_process(partial(rounds, smoke, repeats))
+def measure(options: Options) -> Report:
+    smoke, repeats = options.smoke, options.rounds
+    rows = run_in_fresh_process(partial(rounds, smoke, repeats))
     report = Report(
         "priorities",
         "a job of higher priority begins at the next node, and not after the step",
@@ -141,18 +143,18 @@ def measure(smoke: bool, repeats: int) -> Report:
         p95[way] = [one.p95 for one in each]
         lines.append([
             way,
-            *(spread([1e3 * getattr(one, name) for one in each]) for name in ("p50", "p95")),
-            spread([1e3 * one.most for one in each]),
+            *(format_spread([1e3 * getattr(one, name) for one in each]) for name in ("p50", "p95")),
+            format_spread([1e3 * one.most for one in each]),
             f"{sum(len(row['waits']) for row in mine)}",
             f"{sum(row['asides'] for row in mine)}",
-            spread([1e3 * row["step"] for row in mine]),
+            format_spread([1e3 * row["step"] for row in mine]),
         ])  # fmt: skip
     head = ["way", "p50 ms", "p95 ms", "longest ms", "jobs", "steps that stood aside", "step ms"]
-    report.tables["From add() to the job's beginning"] = table(head, lines)
+    report.tables["From add() to the job's beginning"] = format_table(head, lines)
     gain = [b / a for a, b in zip(p95[WAYS[0]], p95[WAYS[1]], strict=True)]
     report.asked = [
-        Asked("p95, between steps over in mid-step", 5.0, statistics.median(gain), at_least=True),
-        Asked("weights with other bits", 0, sum(row["weights that differ"] for row in rows)),
+        Target("p95, between steps over in mid-step", 5.0, statistics.median(gain), at_least=True),
+        Target("weights with other bits", 0, sum(row["weights that differ"] for row in rows)),
     ]
     report.remarks = [
         "The wait contains the copy of what the step has in the arena to the host. A job that comes"

@@ -17,10 +17,10 @@ from typing import Any
 
 import lightning as L
 import torch
-from fleet_peers.gpt_jobs import GptJob, GptSize, make
 from torch import nn
 from torch.utils.data import DataLoader
 
+from benchmarks.fleet_peers.gpt_jobs import GptJob, GptSize, make
 from offload.gate import Gate, Guest
 from trainers import OffloadStrategy
 from trainers.steps.step_session import StepSession

@@ -20,22 +20,23 @@ from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
-from offloading.report import Asked, Report, spread, table
-
+from benchmarks.harness.command import Options
+from benchmarks.harness.report import Report, Target, format_spread, format_table
+from benchmarks.sharing.photos import pictures
+from benchmarks.sharing.tensorsocket_peer import tensorsocket
 from loaders import ReuseLoader, SharedStream
 from loaders.augment import Chain, Flip, RandomResizedCrop
-from sharing.photos import pictures
-from sharing.tensorsocket_peer import tensorsocket
 
 CONSUMERS, PASSES, WORKERS = 3, 2, 3
 
 
-def measure(smoke: bool, repeats: int) -> Report:
+def measure(options: Options) -> Report:
+    smoke, repeats = options.smoke, options.rounds
     with tempfile.TemporaryDirectory() as folder:
         found, are_photos = pictures(Path(folder), smoke)
         crop = Chain([RandomResizedCrop(32 if smoke else 224), Flip()])
-        options = {"batch_size": 4 if smoke else 32, "reuse": 1, "augment": crop}
-        return _report(found, options, are_photos, repeats)
+        settings = {"batch_size": 4 if smoke else 32, "reuse": 1, "augment": crop}
+        return _report(found, settings, are_photos, repeats)
 
 
 def _report(folder: Path, options: dict[str, Any], are_photos: bool, repeats: int) -> Report:
@@ -76,26 +77,30 @@ def _tell(report: Report, wrong: int) -> None:
     lines = [
         [
             way,
-            spread([row[f"{way}_cpu"] for row in rows]),
-            spread([row[f"{way}_wall"] for row in rows]),
-            spread([row[f"{way}_decodes"] for row in rows], ".2f"),
+            format_spread([row[f"{way}_cpu"] for row in rows]),
+            format_spread([row[f"{way}_wall"] for row in rows]),
+            format_spread([row[f"{way}_decodes"] for row in rows], ".2f"),
         ]
         for way in ("lone", "shared", "one")
     ]
     there = [row for row in rows if "peer_wall" in row]
     cpus, walls = [row["peer_cpu"] for row in there], [row["peer_wall"] for row in there]
-    peer = [spread(cpus), spread(walls)] if there else ["not installed: the extra `bench`", ""]
+    peer = (
+        [format_spread(cpus), format_spread(walls)]
+        if there
+        else ["not installed: the extra `bench`", ""]
+    )
     lines.append(["TensorSocket", *peer, ""])
     head = ["way", "CPU s", "wall s", "decodes a sample and pass"]
-    report.tables["Three consumers"] = table(head, lines)
+    report.tables["Three consumers"] = format_table(head, lines)
     decodes = statistics.median(row["shared_decodes"] for row in rows)
     report.asked = [
-        Asked(
+        Target(
             "three lone loaders over shared, CPU", 2.5, statistics.median(over("cpu")), "x", True
         ),
-        Asked("the same, wall", 2.5, statistics.median(over("wall")), "x", True),
-        Asked("decodes a sample and pass, shared", 1.0, round(decodes, 6)),
-        Asked("consumers that got other bits than a lone loader's", 0, wrong),
+        Target("the same, wall", 2.5, statistics.median(over("wall")), "x", True),
+        Target("decodes a sample and pass, shared", 1.0, round(decodes, 6)),
+        Target("consumers that got other bits than a lone loader's", 0, wrong),
     ]
     report.remarks.append(
         "Decodes are those that were served. A loader also decodes the first batches of a pass that"

@@ -10,11 +10,12 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from offloading.report import Asked, Report, ratios, spread, table
 
+from benchmarks.harness.command import Options
+from benchmarks.harness.report import Report, Target, format_spread, format_table, round_ratios
+from benchmarks.strategy.nets import GPT2_SMALL, Batch, tokens, wikitext
+from benchmarks.strategy.pair import PairJob, StepsTook, TrainingPair
 from perfect.models.gpt2 import Gpt2, Gpt2Shape
-from strategy.baton import Job, Pair, Took
-from strategy.nets import GPT2_SMALL, Batch, tokens, wikitext
 
 BUDGET = 0.25
 WORDS, ROWS, LENGTH = 50257, 2, 128
@@ -30,14 +31,15 @@ def make(smoke: bool, batches: list[Batch]) -> tuple[Any, list[Batch]]:
     return Gpt2(GPT2_SMALL, WORDS), batches
 
 
-def measure(smoke: bool) -> Report:
+def measure(options: Options) -> Report:
+    smoke = options.smoke
     batches, source = _text(smoke)
     threads = 1 if smoke else 0
     budget = 0.6 if smoke else BUDGET  # the largest task of a tiny net takes a larger share
-    job = Job(make, (smoke, batches), "AdamW fused", f"{budget:.0%}", threads)
-    took: dict[str, list[Took]] = {"plain": [], "ours": []}
+    job = PairJob(make, (smoke, batches), "AdamW fused", f"{budget:.0%}", threads)
+    took: dict[str, list[StepsTook]] = {"plain": [], "ours": []}
     least, most = (3, 3) if smoke else (LEAST_STEPS, MOST_STEPS)
-    with Pair() as pair:
+    with TrainingPair() as pair:
         pair.begin(job)
         begin = perf_counter()
         while len(took["ours"]) < (least if perf_counter() - begin > SECONDS else most):
@@ -56,7 +58,7 @@ def _text(smoke: bool) -> tuple[list[Batch], str]:
     return [tokens(WORDS, ROWS, LENGTH) for _ in range(BATCHES)], "a drawn text"
 
 
-def _report(took: dict[str, list[Took]], ends: dict[str, Any], setting: str) -> Report:
+def _report(took: dict[str, list[StepsTook]], ends: dict[str, Any], setting: str) -> Report:
     steps = len(took["ours"])
     losses = {who: [loss for one in found for loss in one.losses] for who, found in took.items()}
     wrong = sum(a != b for a, b in zip(losses["plain"], losses["ours"], strict=True))
@@ -69,32 +71,32 @@ def _report(took: dict[str, list[Took]], ends: dict[str, Any], setting: str) -> 
         {"batch": setting, "steps": steps, "optimizer": "AdamW fused", "budget": f"{BUDGET:.0%}"},
     )
     report.asked = [
-        Asked(f"losses of {steps} steps that differ", 0, wrong),
-        Asked("final parameters and optimizer state differ", 0,
+        Target(f"losses of {steps} steps that differ", 0, wrong),
+        Target("final parameters and optimizer state differ", 0,
               int(ends["plain"].digest != ends["ours"].digest)),
-        Asked("device bytes, of the peak", BUDGET, share),
+        Target("device bytes, of the peak", BUDGET, share),
     ]  # fmt: skip
     # The first step of ours captures and plans.
     after = {who: found[1:] or found for who, found in took.items()}
     cpu = {who: [one.cpu for one in found] for who, found in after.items()}
     wall = {who: [one.wall for one in found] for who, found in after.items()}
-    report.tables["A step"] = table(
+    report.tables["A step"] = format_table(
         ["", "first step, wall s", "CPU s", "wall s", "peak resident set, MiB"],
         [
-            [who, f"{took[who][0].wall:.1f}", spread(cpu[who]), spread(wall[who]),
+            [who, f"{took[who][0].wall:.1f}", format_spread(cpu[who]), format_spread(wall[who]),
              f"{ends[who].rss_mib:,.0f}"]
             for who in ("plain", "ours")
-        ] + [["ratio", "", spread(ratios(cpu["ours"], cpu["plain"])),
-              spread(ratios(wall["ours"], wall["plain"])), ""]],
+        ] + [["ratio", "", format_spread(round_ratios(cpu["ours"], cpu["plain"])),
+              format_spread(round_ratios(wall["ours"], wall["plain"])), ""]],
     )  # fmt: skip
-    report.tables["Memory"] = table(
+    report.tables["Memory"] = format_table(
         ["un-offloaded peak, MiB", "device, MiB", "of the peak", "host, MiB", "predicted s a step"],
         [[f"{plan['peak_bytes'] / MIB:.1f}", f"{plan['device_bytes'] / MIB:.1f}", f"{share:.2%}",
           f"{plan['host_bytes'] / MIB:.1f}", f"{plan['predicted_s']:.2f}"]],
     )  # fmt: skip
     curve = [float.fromhex(loss) for loss in losses["ours"]]
     every = max(1, steps // 10)
-    report.tables["The loss"] = table(
+    report.tables["The loss"] = format_table(
         ["step", "plain", "ours"],
         [[str(n), f"{float.fromhex(losses['plain'][n])!r}", f"{curve[n]!r}"]
          for n in range(0, steps, every)],

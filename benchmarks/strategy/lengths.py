@@ -17,17 +17,19 @@ from typing import Any
 
 import lightning as L
 import torch
-from offloading.process import in_a_fresh_process
-from offloading.report import Asked, Report, spread, table
 from torch.utils.data import DataLoader
 
+from benchmarks.harness.command import Options
+from benchmarks.harness.process import run_in_fresh_process
+from benchmarks.harness.report import Report, Target, format_spread, format_table
+from benchmarks.strategy.nets import Task, tokens
+from benchmarks.strategy.pair import digest_training, make_quiet_trainer
 from offload.memory.cpu_shim import available
 from perfect.models.gpt2 import Gpt2, Gpt2Shape
 from perfect.text import PadToLengths, lengths_for
-from strategy.baton import digest, quiet_trainer
-from strategy.nets import Task, tokens
 from trainers import OffloadStrategy
 
+ROUNDS = 7
 SHAPE, WORDS, ROWS = Gpt2Shape(layers=4, heads=4, width=128, positions=128), 512, 2
 LENGTHS = tuple(range(100, 4, -4))
 """The longest first: a share as a budget is one of what the first batch needs."""
@@ -45,10 +47,11 @@ KINDS: dict[str, dict[str, Any]] = {
 BASE = {name: "plain, padded" if "padded" in name else "plain" for name in KINDS}
 
 
-def measure(smoke: bool, repeats: int) -> Report:
+def measure(options: Options) -> Report:
+    smoke, repeats = options.smoke, options.rounds
     rounds = []
     for _ in range(repeats):
-        rounds.append({name: in_a_fresh_process(one, name, smoke) for name in KINDS})
+        rounds.append({name: run_in_fresh_process(one, name, smoke) for name in KINDS})
     report = Report(
         "lengths",
         "Claim: of 24 lengths in turns, the second pass costs what plain Lightning's does",
@@ -67,22 +70,23 @@ def measure(smoke: bool, repeats: int) -> Report:
         steps = found[0]["steps"]
         lines.append([
             name, str(found[0]["graphs"]), "yes" if found[0]["eager"] else "no",
-            *(spread([1e3 * row["passes"][n] / steps for row in found]) for n in range(PASSES)),
-            spread(second), spread(last),
+            *(format_spread([1e3 * row["passes"][n] / steps for row in found])
+              for n in range(PASSES)),
+            format_spread(second), format_spread(last),
         ])  # fmt: skip
         if not name.startswith("plain"):
             report.asked.append(
-                Asked(f"{name}: second pass, x plain", 1.1, statistics.median(second))
+                Target(f"{name}: second pass, x plain", 1.1, statistics.median(second))
             )
-            report.asked.append(Asked(f"{name}: last pass, x plain", 1.1, statistics.median(last)))
+            report.asked.append(Target(f"{name}: last pass, x plain", 1.1, statistics.median(last)))
     differ = sum(one_round[n]["digest"] != one_round[BASE[n]]["digest"] for one_round in rounds
                  for n in KINDS)  # fmt: skip
-    report.asked.append(Asked("final states that differ", 0, float(differ)))
+    report.asked.append(Target("final states that differ", 0, float(differ)))
     padded = rounds[0]["budget 60%, padded"]
     report.asked.append(
-        Asked("budget 60%, padded: graphs", len(padded["lengths"]), float(padded["graphs"]))
+        Target("budget 60%, padded: graphs", len(padded["lengths"]), float(padded["graphs"]))
     )
-    report.tables["CPU ms a step"] = table(
+    report.tables["CPU ms a step"] = format_table(
         ["run", "graphs", "went eager", *(f"pass {n + 1}" for n in range(PASSES)),
          "pass 2, x plain", "last pass, x plain"], lines
     )  # fmt: skip
@@ -131,7 +135,7 @@ def one(name: str, smoke: bool) -> dict[str, Any]:
     if not kind.get("plain"):
         strategy = OffloadStrategy(kind.get("budget"))
     watch = Watch(PASSES)
-    trainer = quiet_trainer(
+    trainer = make_quiet_trainer(
         strategy, watch, max_epochs=-1, max_steps=kind.get("steps", PASSES * len(batches))
     )
     module = Task(net, "AdamW")
@@ -142,7 +146,7 @@ def one(name: str, smoke: bool) -> dict[str, Any]:
     real = sum(lengths)
     return {
         "passes": watch.seconds, "steps": len(batches), "eager": bool(said),
-        "said": said[0] if said else "", "digest": digest(module, trainer.optimizers[0]),
+        "said": said[0] if said else "", "digest": digest_training(module, trainer.optimizers[0]),
         "graphs": 0 if strategy == "auto" else strategy.spent.plans, "lengths": chosen,
         "waste": sum(ids.shape[1] for ids, _ in batches) / real - 1,
     }  # fmt: skip

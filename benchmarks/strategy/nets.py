@@ -135,7 +135,7 @@ def wikitext(rows: int, length: int, batches: int) -> list[Batch]:
     return list(zip(x.split(rows), y.split(rows), strict=True))
 
 
-class Again(torch.utils.data.IterableDataset[Any]):
+class EndlessBatches(torch.utils.data.IterableDataset[Any]):
     """The same batches, for ever."""
 
     def __init__(self, batches: Sequence[Batch]) -> None:

@@ -9,11 +9,12 @@ and plan among them, are not counted. Every loss of every step must be plain Lig
 import statistics
 from typing import Any
 
-from offloading.report import Asked, Report, ratios, spread, table
+from benchmarks.harness.command import Options
+from benchmarks.harness.report import Report, Target, format_spread, format_table, round_ratios
+from benchmarks.strategy.nets import OPTIMIZERS, Batch, cases
+from benchmarks.strategy.pair import PairJob, TrainingPair
 
-from strategy.baton import Job, Pair
-from strategy.nets import OPTIMIZERS, Batch, cases
-
+ROUNDS = 7
 CHUNK = 0.4
 """Seconds."""
 WARM = 3
@@ -26,7 +27,8 @@ def make(name: str, smoke: bool) -> tuple[Any, list[Batch]]:
     return case.net(), [case.batch() for _ in range(8)]
 
 
-def measure(smoke: bool, repeats: int, only: list[str]) -> Report:
+def measure(options: Options) -> Report:
+    smoke, repeats, only = options.smoke, options.rounds, options.only
     report = Report(
         "overhead",
         "Claim: with everything resident a step takes plain Lightning's CPU time (<= 10 % more if"
@@ -34,29 +36,29 @@ def measure(smoke: bool, repeats: int, only: list[str]) -> Report:
         {"rounds": repeats, "torch threads": 1, "time": "CPU s of the process, median [min, max]"},
     )
     lines = []
-    with Pair() as pair:
+    with TrainingPair() as pair:
         for name, case in cases(smoke).items():
             if only and name not in only:
                 continue
             for optimizer in OPTIMIZERS:
                 row = _one(pair, name, optimizer, repeats, smoke)
                 report.rows.append({"setting": case.setting, **row})
-                share = ratios(row["ours"], row["plain"])
-                asked = Asked(f"{name}, {optimizer}: x plain", case.most, statistics.median(share))
+                share = round_ratios(row["ours"], row["plain"])
+                asked = Target(f"{name}, {optimizer}: x plain", case.most, statistics.median(share))
                 report.asked.append(asked)
                 lines.append([
                     name, optimizer, f"{row['steps']}",
-                    *(spread([1e3 * s for s in row[who]]) for who in ("plain", "ours")),
-                    spread(share, ".3f"), f"{min(row['ours']) / min(row['plain']):.3f}",
+                    *(format_spread([1e3 * s for s in row[who]]) for who in ("plain", "ours")),
+                    format_spread(share, ".3f"), f"{min(row['ours']) / min(row['plain']):.3f}",
                     f"{row['wrong_losses']} + {row['wrong_end']}",
                 ])  # fmt: skip
                 print(" | ".join(lines[-1]), flush=True)
     wrong = sum(row["wrong_losses"] + row["wrong_end"] for row in report.rows)
-    report.asked.append(Asked("losses and final states that differ", 0, wrong))
+    report.asked.append(Target("losses and final states that differ", 0, wrong))
     head = ["model", "optimizer", "steps a turn", "plain ms a step", "ours ms a step",
             "x plain, within a round", "x plain, least of each", "wrong"]  # fmt: skip
-    report.tables["CPU time a step"] = table(head, lines)
-    report.tables["Models"] = table(
+    report.tables["CPU time a step"] = format_table(head, lines)
+    report.tables["Models"] = format_table(
         ["model", "setting"], [[name, case.setting] for name, case in cases(smoke).items()]
     )
     report.remarks = [
@@ -67,8 +69,10 @@ def measure(smoke: bool, repeats: int, only: list[str]) -> Report:
     return report
 
 
-def _one(pair: Pair, name: str, optimizer: str, repeats: int, smoke: bool) -> dict[str, Any]:
-    pair.begin(Job(make, (name, smoke), optimizer))
+def _one(
+    pair: TrainingPair, name: str, optimizer: str, repeats: int, smoke: bool
+) -> dict[str, Any]:
+    pair.begin(PairJob(make, (name, smoke), optimizer))
     seen: dict[str, list[float]] = {"plain": [], "ours": []}
     losses: dict[str, list[str]] = {"plain": [], "ours": []}
     for who in seen:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from surveyed.case import Case, library, wrapped
+from benchmarks.surveyed.case import Case, library, wrapped
 
 UNET = {
     "sample_size": 8, "block_out_channels": (8, 16), "layers_per_block": 1, "norm_num_groups": 4,

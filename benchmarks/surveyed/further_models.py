@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from surveyed.case import Case, Loss, Wrapped, library, padded_text, pictures, wrapped
-from surveyed.transformers_models import BERT, WORDS
+from benchmarks.surveyed.case import Case, Loss, Wrapped, library, padded_text, pictures, wrapped
+from benchmarks.surveyed.transformers_models import BERT, WORDS
 
 NODES, GRAPHS = 12, "torch_geometric.nn"
 FEATURES = {"depths": (1, 1, 1, 1), "dims": (8, 8, 16, 16), "num_classes": 0}

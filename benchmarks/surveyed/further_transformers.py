@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from surveyed.case import Case, padded_text
-from surveyed.transformers_models import BERT, LLAMA, WAV2VEC, WORDS, model_case
+from benchmarks.surveyed.case import Case, padded_text
+from benchmarks.surveyed.transformers_models import BERT, LLAMA, WAV2VEC, WORDS, model_case
 
 HALVES = {
     "d_model": 16, "encoder_attention_heads": 2, "decoder_attention_heads": 2,

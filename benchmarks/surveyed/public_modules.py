@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from surveyed.case import Case, library, padded_text
+from benchmarks.surveyed.case import Case, library, padded_text
 
 PIXELS = 8
 

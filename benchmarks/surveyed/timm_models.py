@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from surveyed.case import Case, class_loss, library, pictures, wrapped
+from benchmarks.surveyed.case import Case, class_loss, library, pictures, wrapped
 
 VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3}
 NETS: tuple[tuple[str, dict[str, Any]], ...] = (

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from surveyed.case import Case, class_loss, library, pictures, wrapped
+from benchmarks.surveyed.case import Case, class_loss, library, pictures, wrapped
 
 
 def _models() -> Any:

@@ -6,7 +6,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from surveyed.case import Case, classified_pictures, library, own_loss, padded_text, wrapped
+from benchmarks.surveyed.case import (
+    Case,
+    classified_pictures,
+    library,
+    own_loss,
+    padded_text,
+    wrapped,
+)
 
 WORDS = 64
 BERT = {

@@ -25,7 +25,6 @@ from benchmarks.swarms import anchor, network, peer
 
 def call(settings: dict[str, Any]) -> None:
     """`"function": "module:name"` is called with the settings."""
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as the scripts have it
     module, name = settings["function"].split(":")
     getattr(import_module(module), name)(settings)
 

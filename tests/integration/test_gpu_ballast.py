@@ -8,19 +8,17 @@ import pytest
 import torch
 from support.fake_gpu import not_on_a_fake_gpu
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))  # as run.sh has it
+from benchmarks.gpu.ballast import Ballast, BallastError, fill
 
-from gpu.ballast import Ballast, BallastError, fill  # noqa: E402
-
+ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
 GIB = 1 << 30
 
 HELPER = """
 import json, os, sys
 from pathlib import Path
-sys.path.insert(0, {benchmarks!r})
-from gpu.ballast import main
+sys.path.insert(0, {root!r})
+from benchmarks.gpu.ballast import main
 
 class FileMemory:
     '''A device in a file: its free bytes, and who holds the others.'''
@@ -63,7 +61,7 @@ def device(tmp_path: Path, total: int) -> tuple[Path, list[str]]:
     """A file as a device, and the command of a helper that takes its memory."""
     path = tmp_path / "device.json"
     path.write_text(json.dumps({"total": total, "others": 0}))
-    helper = HELPER.format(benchmarks=str(BENCHMARKS), device=str(path))
+    helper = HELPER.format(root=str(ROOT), device=str(path))
     return path, [sys.executable, "-c", helper]
 
 
@@ -116,9 +114,7 @@ def test_memory_that_somebody_took_meanwhile_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 @not_on_a_fake_gpu("the driver gives no memory, and processes do not share it")
 def test_what_a_ballast_holds_torch_does_not_get_and_gets_back_after() -> None:
-    code = (
-        f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r}); from gpu.ballast import main; main()"
-    )
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from gpu.ballast import main; main()"
     with Ballast(2 * GIB, spare=GIB, command=[sys.executable, "-c", code]):
         there = torch.empty(2 * GIB, dtype=torch.uint8, device="cuda")
         with pytest.raises(torch.OutOfMemoryError):

@@ -1,17 +1,13 @@
 """Part j of the GPU suite: a guest is answered beside the steps of a GPU."""
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from benchmarks.gpu import sharing
+from benchmarks.gpu.part import Job
 from offload.measuring.calibration import take_samples
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from gpu import sharing
-from gpu.part import Job
 
 pytestmark = [
     pytest.mark.gpu,

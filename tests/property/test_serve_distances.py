@@ -1,4 +1,4 @@
-"""How far two serves of a sample lie apart, and that the benchmark which prints it counts right."""
+"""How far two serves of a sample lie apart."""
 
 from itertools import pairwise
 
@@ -6,7 +6,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from products import examples
 
-from benchmarks.serve_distances import distances
 from loaders.order.reuse import MODES, ReuseBuffer
 
 law = settings(max_examples=examples(150), deadline=None)
@@ -77,18 +76,3 @@ def test_no_batch_holds_a_sample_twice_while_the_buffer_is_larger_than_a_batch(
     if plan.buffer_batches > 1 and plan.samples > plan.batch_size:
         serves, _ = serves_of(plan)
         assert all(len(set(batches)) == len(batches) for batches in serves.values())
-
-
-@law
-@given(plans())
-def test_the_benchmark_counts_every_pair_of_serves(plan: ReuseBuffer) -> None:
-    serves, draining = serves_of(plan)
-    pairs = [
-        (other - one, other >= draining)
-        for batches in serves.values()
-        for one, other in pairwise(batches)
-    ]
-    found = distances(plan)
-    got = zip(found.batches.tolist(), found.drained.tolist(), strict=True)
-    assert sorted(got) == sorted(pairs)
-    assert sorted(found.away_from_the_drain) == sorted(d for d, drained in pairs if not drained)

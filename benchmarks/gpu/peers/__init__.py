@@ -7,6 +7,6 @@ One file a peer: a context manager that gets a `Setup` and gives a step. It impo
 there, so that a peer that is not installed is a line of the table like any other.
 """
 
-from gpu.peers.part import CLAIM, NAME, report, steps
+from benchmarks.gpu.peers.part import CLAIM, NAME, report, steps
 
 __all__ = ["CLAIM", "NAME", "report", "steps"]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from gpu.peers.task import GIB, Running, Setup, batch, whole
+from benchmarks.gpu.peers.task import GIB, Running, Setup, batch, whole
 
 HOST = "110GiB"
 WHOLE_BLOCKS = ["LlamaBlock", "GptBlock"]

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import torch
 
-from gpu.peers.task import Running, Setup, batch, trained, whole
+from benchmarks.gpu.peers.task import Running, Setup, batch, trained, whole
 
 
 @contextmanager

@@ -15,9 +15,9 @@ from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUs
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
 
-from gpu.peers.fsdp2_seams import copies_ahead
-from gpu.peers.task import Running, Setup, Whole, batch, trained, whole
-from gpu.timing import free
+from benchmarks.gpu.peers.fsdp2_seams import copies_ahead
+from benchmarks.gpu.peers.task import Running, Setup, Whole, batch, trained, whole
+from benchmarks.gpu.timing import free
 
 
 def group(setup: Setup) -> None:

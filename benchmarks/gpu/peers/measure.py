@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from gpu.ballast import Ballast, BallastError
-from gpu.memory_watch import MemoryWatch, counter
-from gpu.part import Job, Row, Rows
-from gpu.peers.roster import PEERS, Peer
-from gpu.peers.task import GIB, MIB, Running, Setup, Task, ladder, tasks
-from gpu.timing import REPEATS, WARM_UP, timed
+from benchmarks.gpu.ballast import Ballast, BallastError
+from benchmarks.gpu.memory_watch import MemoryWatch, counter
+from benchmarks.gpu.part import Job, Row, Rows
+from benchmarks.gpu.peers.roster import PEERS, Peer
+from benchmarks.gpu.peers.task import GIB, MIB, Running, Setup, Task, ladder, tasks
+from benchmarks.gpu.timing import REPEATS, WARM_UP, timed
 from offload import OffloadError
 from offload.memory.host_memory import memory_left
 
@@ -76,7 +76,7 @@ def refused(peer: Peer, task: Task, device: str) -> str:
 
 def function_of(peer: Peer) -> Callable[[Setup], AbstractContextManager[Running]]:
     module, _, name = peer.run.partition(":")
-    return getattr(importlib.import_module(module), name)
+    return getattr(importlib.import_module(f"benchmarks.{module}"), name)
 
 
 def version(peer: Peer) -> str:

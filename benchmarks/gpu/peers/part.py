@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from offloading.report import Asked, Report, spread, table
-
-from gpu.part import Found, Outcome, Step
-from gpu.peers.roster import CEILING, OURS, PEERS, Peer
-from gpu.peers.task import Task, ladder, tasks
-from gpu.picture import Panel
+from benchmarks.gpu.part import Found, Outcome, Step
+from benchmarks.gpu.peers.roster import CEILING, OURS, PEERS, Peer
+from benchmarks.gpu.peers.task import Task, ladder, tasks
+from benchmarks.gpu.picture import Panel
+from benchmarks.harness.report import Report, Target, format_spread, format_table
 
 NAME = "peers"
 CLAIM = "Claim: at one budget a planned step is quicker than every peer's"
@@ -65,7 +64,7 @@ def report(found: Found) -> Outcome:
             bars[CEILING] = ceiling
         panels.append(Panel(title, "seconds a step", bars))
     said.tables["What fits: seconds a step"] = _what_fits(found)
-    said.tables["Who they are"] = table(
+    said.tables["Who they are"] = format_table(
         ["peer", "how", "exact"],
         [[name, p.note, "yes" if p.exact else "no: stale weights"] for name, p in PEERS.items()],
     )
@@ -100,15 +99,17 @@ def _ours(found: Found, task: str, budget: str) -> float | None:
     return min(there, default=None)
 
 
-def _asked(found: Found, task: str, budget: str, peers: Sequence[str]) -> list[Asked]:
+def _asked(found: Found, task: str, budget: str, peers: Sequence[str]) -> list[Target]:
     """Ours over theirs: at most 1, or what the issue asks of 7B LoRA at 8x1K."""
     ours = _ours(found, task, budget)
-    asked: list[Asked] = []
+    asked: list[Target] = []
     for name in peers:
         theirs, peer = _median(found, task, budget, name), PEERS[name]
         if ours is None or theirs is None or name in OURS or not peer.budgets:
             continue
-        asked.append(Asked(f"{task}, {budget}: ours over {name}", _most(task, peer), ours / theirs))
+        asked.append(
+            Target(f"{task}, {budget}: ours over {name}", _most(task, peer), ours / theirs)
+        )
     return asked
 
 
@@ -128,7 +129,7 @@ def _table(found: Found, task: str, budget: str, peers: Sequence[str]) -> str:
             continue
         median, bound = row["median"], row.get("bound_s")
         lines.append([
-            name, spread(row["values"]), f"{ceiling / median:.0%}" if ceiling else "",
+            name, format_spread(row["values"]), f"{ceiling / median:.0%}" if ceiling else "",
             f"{median / bound:.2f} ({row['binds']})" if bound else "",
             f"{row['device_mib']:,.0f}", f"{row.get('torch_mib', 0):,.0f}",
             f"{row['rss_mib']:,.0f}", f"{row['group_mib']:,.0f}", f"{row['pinned_mib']:,.0f}",
@@ -137,7 +138,7 @@ def _table(found: Found, task: str, budget: str, peers: Sequence[str]) -> str:
     head = ["peer", "seconds a step", "of no offload", "over the bound", "device MiB",
             "torch's peak MiB", "resident MiB", "group MiB", "pinned MiB", "loss",
             "version"]  # fmt: skip
-    return table(head, lines)
+    return format_table(head, lines)
 
 
 def _what_fits(found: Found) -> str:
@@ -153,4 +154,4 @@ def _what_fits(found: Found) -> str:
             why = found.problems.get(cell, "not yet measured").replace("|", "/")
             line.append(why if seconds is None else f"{seconds:.2f}")
         lines.append(line)
-    return table([f"within {budget}", *rungs], lines)
+    return format_table([f"within {budget}", *rungs], lines)

@@ -10,12 +10,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from offloading.live_steps import LiveSteps, training_step
 
 import offload
-from gpu.ours import without_gradients
-from gpu.peers.task import MIB, Running, Setup, Whole, batch, trained, whole
-from gpu.timing import free
+from benchmarks.gpu.ours import without_gradients
+from benchmarks.gpu.peers.task import MIB, Running, Setup, Whole, batch, trained, whole
+from benchmarks.gpu.timing import free
+from benchmarks.offloading.live_steps import LiveSteps, training_step
 from offload.measuring.calibration import calibrate
 
 

@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 from torch import nn
 
-from gpu.models import Decoder, Kind, WordLoss, turns
-from gpu.peers.task import Running, Setup, Whole, batch, whole
+from benchmarks.gpu.models import Decoder, Kind, WordLoss, turns
+from benchmarks.gpu.peers.task import Running, Setup, Whole, batch, whole
 
 MICRO_BATCHES = 2
 Flow = tuple[torch.Tensor, ...]

@@ -12,7 +12,7 @@ from torch import nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
-from gpu.peers.task import Running, Setup, Whole, batch, trained, whole
+from benchmarks.gpu.peers.task import Running, Setup, Whole, batch, trained, whole
 
 
 class Spilled(nn.Module):

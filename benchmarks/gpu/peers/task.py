@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from offloading.nets import Size
 from torch import nn
 
-from gpu.models import (
+from benchmarks.gpu.models import (
     GPT2_XL,
     LLAMA_7B,
     LLAMA_13B,
@@ -25,7 +24,8 @@ from gpu.models import (
     decoder,
     text,
 )
-from gpu.timing import free
+from benchmarks.gpu.timing import free
+from benchmarks.offloading.nets import Size
 
 MIB, GIB = 1 << 20, 1 << 30
 RANK = 16

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from gpu.peers.fsdp2 import group
-from gpu.peers.task import Running, Setup, batch, trained, whole
+from benchmarks.gpu.peers.fsdp2 import group
+from benchmarks.gpu.peers.task import Running, Setup, batch, trained, whole
 
 
 def offload(setup: Setup) -> AbstractContextManager[Running]:
