@@ -7,11 +7,10 @@ import torch
 from torch import nn
 
 import offload
-from offload.live.session import LiveSession
 
 
-def train(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    net(torch.randn(8, 64)).square().mean().backward()
+def train(net: nn.Module, optimizer: torch.optim.Optimizer, length: int = 8) -> None:
+    net(torch.randn(length, 64)).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 
@@ -50,12 +49,15 @@ def test_debug_has_the_explanation_of_a_plan(
         assert run.plan.explain().splitlines()[0] in "\n".join(messages(caplog, logging.DEBUG))
 
 
-def test_info_says_why_a_step_has_no_plan(net: nn.Module, caplog: pytest.LogCaptureFixture) -> None:
-    waves = torch.randn(4, dtype=torch.complex64)
-    expected = "step waves has no plan: a list of lazily conjugated"
-    session = LiveSession(net, budget="80%")
-    refused = pytest.warns(RuntimeWarning, match="conjugated")
-    with caplog.at_level(logging.INFO, "offload"), session, refused, session.step("waves"):
-        made = torch.cat([waves.conj(), waves.conj()])
-    assert torch.equal(made, torch.cat([waves.conj(), waves.conj()]))
-    assert any(each.startswith(expected) for each in messages(caplog, logging.INFO))
+def test_info_says_why_a_step_has_no_plan(
+    net: nn.Module, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("offload.live.session.MOST_NEW", 2)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    refused = pytest.warns(RuntimeWarning, match="each of 2 steps in a row was another one")
+    logged = caplog.at_level(logging.INFO, "offload")
+    with logged, refused, offload.within("100%", net, optimizer):
+        for length in range(1, 5):
+            train(net, optimizer, length)
+    lines = messages(caplog, logging.INFO)
+    assert any(each.startswith("step step has no plan: each of 2 steps in a row") for each in lines)
