@@ -302,7 +302,7 @@ def run(
             clients = Clients(server.port, picture[0], rate, clock)
             with clients.asking():
                 trainer.fit(module, batches())
-        said = answer.waits.said()
+        said = answer.waits.describe()
     latencies = sorted(1e3 * reply.seconds for reply in clients.replies)
     numbers = {
         "requests": len(latencies),

@@ -14,16 +14,17 @@ from trainers.fleet.deciding.decide import decide
 from trainers.fleet.deciding.events import (
     Added,
     Command,
+    Departed,
     DeviceEnded,
     Event,
     Failed,
     Finished,
     InterruptAsked,
     Leave,
-    Left,
     Planned,
     Restarted,
     Start,
+    StepTimes,
     Turn,
     TurnEnded,
     Yield,
@@ -51,7 +52,7 @@ class PaperFleet:
     streams: int = 0
 
     def __post_init__(self) -> None:
-        self.state = FleetState.of(self.settings)
+        self.state = FleetState.without_jobs(self.settings)
         self.doing: list[Command | None] = [None] * self.settings.devices
         self.began: list[float] = [0.0] * self.settings.devices
         """When the steps of the turn began, after swaps and waits."""
@@ -86,7 +87,7 @@ class PaperFleet:
         """To the end; the seconds that it took."""
         for _ in range(most):
             if not self.step():
-                assert self.state.over
+                assert self.state.is_done
                 return self.clock
         raise AssertionError(f"not over after {most} events")
 
@@ -114,7 +115,7 @@ class PaperFleet:
 
     def replay(self) -> None:
         """The journal, told again, gives the same state and the same commands."""
-        state = FleetState.of(self.settings)
+        state = FleetState.without_jobs(self.settings)
         for event, commands in zip(self.journal, self.said, strict=True):
             state, again = decide(state, event)
             assert again == commands
@@ -137,7 +138,7 @@ class PaperFleet:
             above = [
                 other
                 for other in self.state.jobs.values()
-                if other.device == device and other.phase == "ready" and not other.ending
+                if other.device == device and other.phase == "ready" and not other.exit.kind
                 if other.priority > job.priority
             ]
             top = [o for o in above if o.priority == max(other.priority for other in above)]
@@ -164,8 +165,9 @@ class PaperFleet:
                 self._join(job)
                 left = (job.planned_steps or job.steps) - job.done
                 planned = Planned(
-                    job.name, device, job.done, max(1, left), job.step_seconds * job.predicted,
-                    job.tail_seconds, job.swap_seconds, job.memory, seconds=job.start_seconds,
+                    job.name, device, job.done, max(1, left), StepTimes(
+                        job.step_seconds * job.predicted, job.tail_seconds, job.swap_seconds
+                    ), job.memory, seconds=job.start_seconds,
                 )  # fmt: skip
                 if job.fails_at == 0:
                     self._later(job.start_seconds, device, Failed(job.name, device, "cannot start"))
@@ -178,7 +180,7 @@ class PaperFleet:
                 if job.into_step is not None:  # a step that stands aside ends first
                     rest += job.step_seconds - job.into_step
                     job.done, job.into_step = job.done + 1, None
-                self._later(rest, device, Left(job.name, device, job.done, job.leave_seconds))
+                self._later(rest, device, Departed(job.name, device, job.done, job.leave_seconds))
             case Turn():
                 assert job.lives == device
                 assert (command.steps == 0) == (job.into_step is not None)
@@ -243,16 +245,16 @@ class PaperFleet:
 
     def _comes(self, name: str, device: int) -> bool:
         other = self.state.jobs[name]
-        alive = other.phase in ("ready", "running") and not other.ending
+        alive = other.phase in ("ready", "running") and not other.exit.kind
         return alive and other.device == device
 
     def _lent(self, name: str) -> str:
         """Who has the turn of a job that waits."""
         device, seen = self.jobs[name].lives, {name}
         assert device is not None
-        order = self.state.jobs[name].waits_for
+        order = self.state.jobs[name].turns.waits_for
         while coming := [n for n in order if self._comes(n, device)]:
-            name, order = coming[0], self.state.jobs[coming[0]].waits_for
+            name, order = coming[0], self.state.jobs[coming[0]].turns.waits_for
             assert name not in seen, "jobs wait in a circle"
             seen.add(name)
         return name
@@ -312,7 +314,7 @@ class PaperFleet:
                 job.done = event.step
                 if job.saves_every:
                     job.saved = max(job.saved, job.done - job.done % job.saves_every)
-            case Left():
+            case Departed():
                 job.saved = event.step
                 self._gone(job)
             case Finished() | Failed():
@@ -338,8 +340,8 @@ class PaperFleet:
             assert (job.phase in ("waiting", "finished", "stopped", "failed")) <= (
                 paper.lives is None
             )
-            assert job.waited <= PATIENCE + len(state.jobs)
-            if job.aside:
+            assert job.turns.waited <= PATIENCE + len(state.jobs)
+            if job.turns.is_aside:
                 self._check_beside(job)
         taken = [job.memory for job in self.jobs.values() if job.trained]
         host = sum(m.host_bytes for m in taken)

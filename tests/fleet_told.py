@@ -1,7 +1,7 @@
 """Events of a fleet in short, and what it says to them."""
 
 from trainers.fleet.deciding.decide import decide
-from trainers.fleet.deciding.events import Event, JobMemory, Planned, TurnEnded
+from trainers.fleet.deciding.events import Event, JobMemory, Planned, StepTimes, TurnEnded
 from trainers.fleet.deciding.fleet_state import FleetSettings, FleetState
 
 
@@ -13,7 +13,7 @@ def planned(
     tail: float = 0.0,
     metric: float | None = None,
 ) -> Planned:
-    return Planned(job, device, step, left, 1.0, tail, 0.01, JobMemory(1), metric=metric)
+    return Planned(job, device, step, left, StepTimes(1.0, tail, 0.01), JobMemory(1), metric=metric)
 
 
 def ended(
@@ -25,7 +25,7 @@ def ended(
 
 def told(fleet: FleetSettings, *events: Event) -> tuple[FleetState, list[object]]:
     """The state after the events, and what was said to the last of them."""
-    state, commands = FleetState.of(fleet), ()
+    state, commands = FleetState.without_jobs(fleet), ()
     for event in events:
         state, commands = decide(state, event)
     return state, [*commands]

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks.harness.command import Options
 from benchmarks.harness.report import Report, Target
 from trainers.fleet import Fleet
-from trainers.fleet.deciding.events import Event, Finished, Planned
+from trainers.fleet.deciding.events import Departed, Event, Finished, Planned
 from trainers.fleet.deciding.fleet_state import FleetState
 
 STEP = 0.05
@@ -107,7 +107,8 @@ class Between:
                 self.begun = perf_counter()
         if isinstance(event, Finished):
             self.ended = perf_counter()
-            self.moves = sum(job.moves for job in state.jobs.values())
+        if isinstance(event, Departed):
+            self.moves += state.jobs[event.job].exit.target is not None
 
 
 def in_fleet(grid: Grid) -> tuple[float, int]:

@@ -1,4 +1,4 @@
-"""From the last line of one job to the first line of the next one: dice, baton, decision, journal.
+"""From the last line of one job to the first line of the next: random state, decision, journal.
 
 Both jobs are plain Lightning on the CPU, so nothing is parked.
 """
@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.harness.command import Options
 from benchmarks.harness.report import Report, Target
-from trainers.dice import Dice
 from trainers.fleet import Fleet
+from trainers.random_state import RandomState
 
 
 class Stamped(L.LightningModule):
@@ -66,7 +66,7 @@ def measure(options: Options) -> Report:
     dice = []
     for _ in range(200):
         begun = perf_counter()
-        Dice.now(cpu).roll(cpu)
+        RandomState.capture(cpu).restore(cpu)
         dice.append(1e3 * (perf_counter() - begun))
     took = took or [float("nan")]
     median = statistics.median(took)

@@ -40,6 +40,7 @@ from offload.graph.rates import costs_of
 from offload.measuring.calibration import take_samples
 from offload.running.drivers.cuda import Cuda
 from offload.running.stage import Stage
+from trainers.sharing.guest_session import GuestSession
 from trainers.sharing.high_priority import HighPriority
 from trainers.sharing.waits import Percentiles
 
@@ -238,7 +239,8 @@ def _guest(beside: Beside) -> Iterator[tuple[HighPriority, torch.Tensor, torch.T
     net, x = beside.served()
     right = _right(net, x)
 
-    serve = HighPriority(training, partial(_right, net), net, (), None, left=lambda _: None)
+    session = GuestSession(training, net, (), None, borrows=False)
+    serve = HighPriority(session, partial(_right, net), on_close=lambda _: None)
     training.gate.close()
     with serve:
         for _ in range(2):  # the second one is planned, while no step runs
@@ -358,9 +360,9 @@ def report(found: Found) -> Outcome:
         ])  # fmt: skip
         slower = statistics.median(over)
         if row["answers"]:
-            bars[cell] = 1e3 * Percentiles.of(row["answers"]).p95
+            bars[cell] = 1e3 * Percentiles.of_seconds(row["answers"]).p95
         if "starts" in row:
-            start = 1e3 * Percentiles.of(row["starts"]).p95 if row["starts"] else None
+            start = 1e3 * Percentiles.of_seconds(row["starts"]).p95 if row["starts"] else None
             said.asked.append(Target(f"{cell}: start p95", START, start, "ms"))
             said.asked.append(Target(f"{cell}: steps over steps alone", SLOWER, slower))
             said.asked.append(Target(f"{cell}: answers with other bits", 0, row["wrong"]))
@@ -380,5 +382,5 @@ def report(found: Found) -> Outcome:
 def _parts(times: Sequence[float]) -> tuple[float, float, float]:
     if not times:
         return 0.0, 0.0, 0.0
-    found = Percentiles.of(times)
+    found = Percentiles.of_seconds(times)
     return found.p50, found.p95, found.most

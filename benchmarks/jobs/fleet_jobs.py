@@ -17,12 +17,12 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from trainers import OffloadStrategy
-from trainers.dice import Dice
 from trainers.fleet import Fleet
-from trainers.fleet.deciding.events import Event, Failed, Finished, Leave, Left, Start, Turn
+from trainers.fleet.deciding.events import Departed, Event, Failed, Finished, Leave, Start, Turn
 from trainers.fleet.hosting.device_host import DeviceHost, HostedJob
 from trainers.fleet.jobs.lightning_job import LightningJob
 from trainers.fleet.jobs.seat_settings import SeatSettings
+from trainers.random_state import RandomState
 
 CPU = torch.device("cpu")
 QUIET = (
@@ -178,11 +178,10 @@ def alone(kind: JobKind, budget: str | int = BUDGET, device: torch.device = CPU)
     return Outcome.of(module)
 
 
-def program(name: str, kind: JobKind, module: Any = None) -> LightningJob:
+def program(kind: JobKind, module: Any = None) -> LightningJob:
     given = False if kind.options is None else kind.options
-    return LightningJob.of(
-        name, module or kind.module, kind.train, kind.val, kind.trainer, given, None, None, CPU
-    )
+    make = module or kind.module
+    return LightningJob(make, kind.train, kind.val, kind.trainer, given, None, None)
 
 
 def make(folder: Path, **more: Any) -> Fleet:
@@ -221,8 +220,8 @@ class AnySchedule:
         for name, kind in kinds.items():
             module = kind.module()
             self.modules[name] = module
-            dice = Dice.now(CPU)
-            self._jobs[name] = HostedJob(program(name, kind, module), folder / name, dice)
+            state = RandomState.capture(CPU)
+            self._jobs[name] = HostedJob(program(kind, module), folder / name, state)
 
     def do(self, command: Start | Turn | Leave) -> Event:
         self._hosts[command.device].do(command, self._jobs[command.job])
@@ -246,7 +245,7 @@ class AnySchedule:
             name = self.chance.choice(sorted(where))
             if self.chance.random() < moves:
                 event = self.do(Leave(name, where[name], "moved"))
-                if isinstance(event, Left):
+                if isinstance(event, Departed):
                     waiting.append(name)
                 del where[name]
                 continue

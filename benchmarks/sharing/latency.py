@@ -178,7 +178,7 @@ def measure(options: Options) -> Report:
     p95: dict[str, list[float]] = {}
     for way in WAYS:
         mine = [row for row in rows if row["way"] == way]
-        each = [Percentiles.of(row["answers"]) for row in mine]
+        each = [Percentiles.of_seconds(row["answers"]) for row in mine]
         p95[way] = [one.p95 for one in each]
         lines.append([
             way,
@@ -193,7 +193,7 @@ def measure(options: Options) -> Report:
     ours = [row for row in rows if row["way"] == "ours"]
     every, starts, left = (
         [
-            Percentiles.of(
+            Percentiles.of_seconds(
                 [s for s, first in zip(row[what], row["first"], strict=True) if first or not alone]
             ).p95
             for row in ours

@@ -26,7 +26,7 @@ from benchmarks.sharing.setting import SIZE, TINY, data, one_core
 from trainers.fleet import Fleet
 from trainers.fleet.deciding.events import Planned, TurnEnded
 from trainers.fleet.deciding.fleet_state import FleetState
-from trainers.fleet.jobs.job_checkpoint import FINAL
+from trainers.fleet.jobs.leaving import FINAL
 from trainers.sharing.waits import Percentiles
 
 WAYS = ("in mid-step", "between steps")
@@ -139,7 +139,7 @@ def measure(options: Options) -> Report:
     lines, p95 = [], {}
     for way in WAYS:
         mine = [row for row in rows if row["way"] == way]
-        each = [Percentiles.of(row["waits"]) for row in mine]
+        each = [Percentiles.of_seconds(row["waits"]) for row in mine]
         p95[way] = [one.p95 for one in each]
         lines.append([
             way,

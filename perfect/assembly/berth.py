@@ -98,7 +98,7 @@ def berth_in_fleet(seat: Seat, console: Console) -> Berth:
 
     def train_loader(loader: ReuseLoader) -> ReuseLoader | SharedView:
         """Runs of a fleet that would read the same read it together."""
-        return loader if seat.input is None else seat.input.shared(loader)
+        return seat.share_loader(loader)
 
     return Berth(
         console=console,

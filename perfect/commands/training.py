@@ -38,7 +38,7 @@ from perfect.runs.stderr_log import gloo_apart
 from perfect.runs.swarm_figures import swarm_table
 from trainers.atomic_checkpoint import written
 from trainers.elastic.errors import ElasticError, Expelled
-from trainers.fleet.jobs.job_left import JobLeft
+from trainers.fleet.jobs.leaving import JobLeft
 from trainers.folder_lock import held
 from trainers.read_checkpoint import CheckpointRefused, going_on_from
 

@@ -60,7 +60,10 @@ def check_grid(grid: Grid, console: Console) -> int:
     console.print(Text(said), soft_wrap=True)
     failed = [job for job in jobs.values() if job.phase == "failed"]
     for job in failed:
-        console.print(Text(f"{job.name} would fail: {job.error}", style="red"), soft_wrap=True)
+        console.print(
+            Text(f"{job.name} would fail: {job.reason or job.exit.why}", style="red"),
+            soft_wrap=True,
+        )
     if failed:
         return 1
     _check_first(grid, jobs)
@@ -97,13 +100,13 @@ def _table(jobs: Mapping[str, JobState]) -> Table:
         left = column in ("job", "its plan")
         table.add_column(column, justify="left" if left else "right")
     for job in jobs.values():
-        memory = job.memory
+        memory = job.plan.memory
         cells = [
             job.name,
             f"{job.step + job.left:,}" if job.left else DASH,
             brief(job.step_seconds) if job.step_seconds else DASH,
             DASH if memory is None else say_size(memory.host_bytes),
-            job.about or job.why or job.phase.replace("_", " "),
+            job.plan.about or job.why or job.phase.replace("_", " "),
         ]
         table.add_row(*map(Text, cells))
     return table

@@ -27,11 +27,10 @@ from perfect.runs.folder import RunFolder
 from trainers.fleet import Fleet, FleetResult
 from trainers.fleet.deciding.halving import Halving
 from trainers.fleet.deciding.stop_rule import StopRule
-from trainers.fleet.fleet import Watch
+from trainers.fleet.fleet_run import Watch
 from trainers.fleet.hosting.device_process import PROGRAM
-from trainers.fleet.jobs.job_left import JobLeft
+from trainers.fleet.jobs.leaving import STOPPED, JobLeft
 from trainers.fleet.jobs.seat import Seat
-from trainers.fleet.jobs.turns import STOPPED
 from trainers.fleet.search import optuna_pruner_of, optuna_search_of
 from trainers.fleet.search.asked_trials import AskedTrials
 

@@ -43,7 +43,7 @@ from trainers.fleet import Fleet
 from trainers.fleet.deciding.events import Event
 from trainers.fleet.deciding.fleet_state import FleetState
 from trainers.fleet.keeping.board import Board
-from trainers.fleet.keeping.fleet_result import said_left
+from trainers.fleet.keeping.fleet_result import describe_unfinished
 from trainers.record_file import RecordFile
 
 
@@ -109,7 +109,7 @@ def run_grid(grid: Grid, out: Path, console: Console) -> int:
             status, code = "completed", 0
             if left := result.unfinished:
                 status, again = "out of time", "the same command goes on for as long again"
-                _print_line(console, f"the time is over: {said_left(left, out)}: {again}")
+                _print_line(console, f"the time is over: {describe_unfinished(left, out)}: {again}")
         except KeyboardInterrupt as error:
             status, code = "interrupted", 130
             said = str(error) or f"stopped at once; the same command goes on in {out}"

@@ -30,12 +30,12 @@ from benchmarks.jobs.fleet_jobs import (
     alone,
 )
 from offload.caching.machine import machine_of
-from trainers.dice import Dice, TorchSettings
 from trainers.fleet import Fleet, FleetError, Halving
 from trainers.fleet.deciding.events import Event, Planned, TurnEnded
 from trainers.fleet.deciding.fleet_state import FleetState
-from trainers.fleet.jobs.job_checkpoint import FINAL, LAST
-from trainers.fleet.keeping.fleet_result import said_left
+from trainers.fleet.jobs.leaving import FINAL, LAST
+from trainers.fleet.keeping.fleet_result import describe_unfinished
+from trainers.random_state import RandomState, TorchSettings
 
 pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]
 
@@ -151,25 +151,25 @@ def test_a_job_that_seeds_the_whole_process_seeds_itself_alone(
 @pytest.mark.parametrize("owner", ["cuda.matmul", "cudnn.conv", "mkldnn.matmul", "cudnn", ""])
 def test_the_precision_of_float32_is_a_jobs_own_in_whichever_way_it_sets_it(owner: str) -> None:
     """Torch refuses to read its older settings as long as a newer one says something else."""
-    before, key = TorchSettings.now(), machine_of(CPU)
+    before, key = TorchSettings.current(), machine_of(CPU)
     where: Any = reduce(getattr, filter(None, owner.split(".")), torch.backends)
     where.fp32_precision = "ieee" if where.fp32_precision == "tf32" else "tf32"
-    job = TorchSettings.now()
+    job = TorchSettings.current()
     try:
         assert machine_of(CPU) != key
         for settings in (before, job, replace(before, float32=job.float32)):
-            settings.set()
-            assert TorchSettings.now().float32 == settings.float32
+            settings.apply()
+            assert TorchSettings.current().float32 == settings.float32
     finally:
-        before.set()
-    assert TorchSettings.now() == before and machine_of(CPU) == key
+        before.apply()
+    assert TorchSettings.current() == before and machine_of(CPU) == key
     assert torch.get_float32_matmul_precision() == "highest"
 
 
 def test_dice_are_put_back_as_they_were_and_survive_a_checkpoint() -> None:
-    dice = Dice.now(CPU)
+    dice = RandomState.capture(CPU)
     drawn = torch.rand(3)
-    Dice.of_plain(dice.plain()).roll(CPU)
+    RandomState.from_plain(dice.to_plain()).restore(CPU)
     assert torch.equal(torch.rand(3), drawn)
 
 
@@ -213,7 +213,7 @@ def test_halving_keeps_the_best_and_stopped_jobs_give_their_memory_back(tmp_path
 def test_jobs_come_and_go_from_other_threads_while_the_fleet_runs(
     lone: Mapping[str, Outcome], tmp_path: Path, accelerator: str
 ) -> None:
-    fleet, told, meddled = make(tmp_path, quantum=1), threading.Event(), threading.Event()
+    told, meddled = threading.Event(), threading.Event()
 
     def meddle() -> None:
         assert told.wait(60)
@@ -229,7 +229,7 @@ def test_jobs_come_and_go_from_other_threads_while_the_fleet_runs(
             told.set()
             assert meddled.wait(60)  # before any job has ended
 
-    fleet._watch = watch
+    fleet = make(tmp_path, quantum=1, watch=watch)
     other = threading.Thread(target=meddle)
     other.start()
     modules = {name: add(fleet, name, KINDS[name]) for name in ("adam", "sgd", "clipped")}
@@ -291,7 +291,7 @@ def test_ctrl_c_and_the_end_of_the_time_checkpoint_every_job_and_the_same_progra
         result, said = fleet.result(), str(error.value)
     else:
         result = fleet.fit()
-        said = said_left(result.unfinished, tmp_path)
+        said = describe_unfinished(result.unfinished, tmp_path)
         for job in result.unfinished:
             assert job.why == f"the 2 h were over at step {job.step}"
     assert {job.name for job in result.unfinished} == {*names}

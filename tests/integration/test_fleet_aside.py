@@ -12,7 +12,7 @@ from benchmarks.jobs.fleet_jobs import KINDS, QUIET, JobKind, Outcome, add, alon
 from trainers.fleet import Fleet
 from trainers.fleet.deciding.events import Event, Planned, TurnEnded
 from trainers.fleet.deciding.fleet_state import FleetState
-from trainers.fleet.jobs.job_checkpoint import FINAL
+from trainers.fleet.jobs.leaving import FINAL
 
 pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]
 
@@ -56,12 +56,14 @@ def test_jobs_that_come_in_the_middle_of_a_step_change_no_bit(
     def see(state: FleetState, event: Event) -> None:
         low = state.jobs["low"]
         if isinstance(event, TurnEnded) and event.aside:
-            assert event.job == "low" and low.aside
+            assert event.job == "low" and low.turns.is_aside
             asides[0] += 1
         elif stood[0]:
             beside.add((type(event).__name__, getattr(event, "job", "")))
-        stood[0] = low.aside
-        comes = isinstance(event, Planned | TurnEnded) and event.job == "low" and not low.aside
+        stood[0] = low.turns.is_aside
+        comes = (
+            isinstance(event, Planned | TurnEnded) and event.job == "low" and not low.turns.is_aside
+        )
         if waiting and comes:
             name = next(iter(waiting))
             add_high(fleet, name, waiting.pop(name), priority=len(waiting) + 1)
@@ -108,7 +110,7 @@ def test_a_fleet_that_ends_by_an_error_while_a_step_stands_aside_leaves_no_threa
         if isinstance(event, Planned) and event.job == "low" and "high" not in state.jobs:
             add_high(fleet, "high", KINDS["sgd"], 1)
         if isinstance(event, TurnEnded) and event.job == "high":
-            assert state.jobs["low"].aside
+            assert state.jobs["low"].turns.is_aside
             raise ValueError("the watcher fails")
 
     fleet = make(tmp_path, quantum=3, watch=see)

@@ -30,7 +30,6 @@ from benchmarks.jobs.fleet_jobs import (
 from loaders import ReuseLoader
 from trainers.fleet import Fleet, FleetError, Halving
 from trainers.fleet.deciding.stop_rule import Seen
-from trainers.fleet.early_end import early_end
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_left_at_once"),
@@ -348,17 +347,6 @@ def test_a_job_that_comes_after_the_last_one_has_ended_is_refused_and_not_lost(
         return put(number, handler)
 
     add(fleet, "a", PLAIN)
-    monkeypatch.setattr("trainers.fleet.early_end.signal.signal", late)
+    monkeypatch.setattr("trainers.fleet.fleet_run.signal.signal", late)
     result = fleet.fit()
     assert len(refused) == 1 and states(result) == {"a": "finished"}
-
-
-def test_hours_that_no_clock_can_wait_for_end_nothing() -> None:
-    seen: list[Any] = []
-    with early_end(seen.append, 1e15):
-        [timer] = [
-            thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)
-        ]
-        timer.join(0.2)
-        assert timer.is_alive()
-    assert seen == []

@@ -20,8 +20,7 @@ from trainers.fleet import Fleet, FleetError, Halving
 from trainers.fleet.deciding.events import Event, Turn
 from trainers.fleet.deciding.fleet_state import FleetState
 from trainers.fleet.deciding.stop_rule import Seen
-from trainers.fleet.jobs.job_checkpoint import FINAL, LAST
-from trainers.fleet.jobs.turns import STOPPED
+from trainers.fleet.jobs.leaving import FINAL, LAST, STOPPED
 from trainers.fleet.keeping.journal import NAME
 from trainers.record_file import RecordFile
 
@@ -243,33 +242,24 @@ def test_ctrl_c_on_a_full_disk_claims_no_checkpoint_that_is_not_there(
     assert not any(lone.differences(Outcome.of(module)) for module in modules.values())
 
 
-class Full(RecordFile):
-    """A file on a disk that is full."""
-
-    def __init__(self) -> None:
-        pass
-
-    def append(self, record: Mapping[str, Any]) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def close(self) -> None:
-        pass
+def full(file: RecordFile, record: Mapping[str, Any]) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_a_journal_that_cannot_be_written_ends_the_run_and_the_same_program_goes_on(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fill(state: FleetState, event: Event) -> None:
         if state.jobs["a"].step == 3:
-            fleet._journal.close()
-            fleet._journal._file = Full()
+            monkeypatch.setattr(RecordFile, "append", full)
 
     fleet = make(tmp_path, quantum=1, watch=fill, checkpoint_minutes=1e-9)
     add(fleet, "a", PLAIN)
     before = torch.get_rng_state()
     with pytest.raises(FleetError, match=rf"{NAME} could not be written.*No space left.*goes on"):
         fleet.fit()
-    assert torch.equal(torch.get_rng_state(), before), "the caller's own dice are put back"
+    assert torch.equal(torch.get_rng_state(), before), "the caller's random state is restored"
+    monkeypatch.undo()
     again = make(tmp_path)
     module = add(again, "a", PLAIN)
     assert states(again.fit()) == {"a": "finished"}
@@ -277,16 +267,16 @@ def test_a_journal_that_cannot_be_written_ends_the_run_and_the_same_program_goes
 
 
 def test_an_exception_in_watch_ends_a_long_turn_after_its_step(tmp_path: Path) -> None:
-    class Tried(Exception):
+    class StepFailed(Exception):
         """It comes while the job has a turn of half a million steps."""
 
     def watch(state: FleetState, event: Event) -> None:
         if isinstance(state.busy[0], Turn):
-            raise Tried
+            raise StepFailed
 
     fleet = make(tmp_path, quantum=500_000, watch=watch)
     long = add(fleet, "long", replace(PLAIN, epochs=100_000))
-    with pytest.raises(Tried):
+    with pytest.raises(StepFailed):
         fleet.fit()
     assert len(long.draws) < 100_000
 

@@ -27,8 +27,7 @@ from trainers.fleet.deciding.events import Event, TurnEnded
 from trainers.fleet.deciding.fleet_state import FleetState
 from trainers.fleet.deciding.stop_rule import Seen
 from trainers.fleet.inputs import shared_inputs
-from trainers.fleet.jobs.job_checkpoint import FINAL, LAST
-from trainers.fleet.jobs.turns import STOPPED
+from trainers.fleet.jobs.leaving import FINAL, LAST, STOPPED
 
 pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]
 COUNT = 48

@@ -14,13 +14,13 @@ import torch
 from support.fleet_outcomes import states, wrong
 
 from benchmarks.jobs.fleet_jobs import BUDGET, KINDS, QUIET, Outcome, add, alone
-from trainers.dice import Dice
 from trainers.fleet import Fleet
 from trainers.fleet.deciding.events import DeviceEnded, Event, TurnEnded
 from trainers.fleet.deciding.fleet_state import FleetState
 from trainers.fleet.hosting.device_host import HostedJob
-from trainers.fleet.hosting.device_process import PROGRAM, PickledProgram, pickled
-from trainers.fleet.jobs.job_checkpoint import LAST
+from trainers.fleet.hosting.device_process import PROGRAM, PickledProgram, pickle_program
+from trainers.fleet.jobs.leaving import LAST
+from trainers.random_state import RandomState
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_left_at_once"),
@@ -44,8 +44,8 @@ def test_a_program_is_not_written_through_a_link_that_was_put_there(tmp_path: Pa
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / PROGRAM).symlink_to(tmp_path / "others.txt")
     program = importlib.import_module("fleet_deaths").write_levels
-    job = HostedJob(program, tmp_path / "a", Dice.now(torch.device("cpu")))
-    there = pickled("a", job).program
+    job = HostedJob(program, tmp_path / "a", RandomState.capture(torch.device("cpu")))
+    there = pickle_program("a", job).program
     assert isinstance(there, PickledProgram) and there.path == tmp_path / "a" / PROGRAM
     assert (tmp_path / "others.txt").read_text() == "another's"
     assert not there.path.is_symlink() and there.path.stat().st_size

@@ -268,7 +268,7 @@ def test_loggers_and_explain_tell_what_requests_took(tmp_path: Path) -> None:
     with strategy.high_priority(served()) as serve:
         clients = Clients(lambda _: serve(X), count=1, most=3)
         fitted(strategy, clients, logger=logger)
-        said = serve.waits.said()
+        said = serve.waits.describe()
     logged = (Path(logger.log_dir) / "metrics.csv").read_text()
     shares = ("p50", "p95", "max")
     names = [f"{what}_{share}_ms" for what in ("start", "answer") for share in shares]

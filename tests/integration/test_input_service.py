@@ -15,11 +15,11 @@ import torch
 from support.loader_datasets import served
 from support.shared_streams import SIZE, lone
 
-from trainers.dice import TorchSettings
 from trainers.fleet.inputs import shared_inputs
 from trainers.fleet.inputs.input_link import InputAddress, InputLink
 from trainers.fleet.inputs.input_service import InputService
 from trainers.fleet.inputs.shared_inputs import SharedInputs
+from trainers.random_state import TorchSettings
 
 KEY = b"k" * 32
 
@@ -44,7 +44,7 @@ class Devices:
             except OSError:
                 return
             connection = Connection(peer.detach())
-            attends = threading.Thread(target=self.service.attend, args=(connection, KEY))
+            attends = threading.Thread(target=self.service.serve_device, args=(connection, KEY))
             self._threads.append(attends)
             attends.start()
 
@@ -73,12 +73,12 @@ def devices() -> Iterator[Devices]:
 
 @contextmanager
 def under(settings: TorchSettings) -> Iterator[None]:
-    before = TorchSettings.now()
-    settings.set()
+    before = TorchSettings.current()
+    settings.apply()
     try:
         yield
     finally:
-        before.set()
+        before.apply()
 
 
 def waits(_: tuple[str, ...]) -> bool:
@@ -152,10 +152,10 @@ def test_what_the_service_cannot_take_is_read_by_the_device_which_says_why(
     first = devices.new().view("job", lone(), None, waits)
     assert served(first) == served(lone())
     second = devices.new()
-    with under(replace(TorchSettings.now(), dtype=torch.float64)):
+    with under(replace(TorchSettings.current(), dtype=torch.float64)):
         view = second.view("job", lone(), None, waits)
         assert served(view) == served(lone())
-    assert "read for one device only: it has settings of torch of its own" in caplog.text
+    assert "read for one device only: its settings of torch are different" in caplog.text
     assert second.label("job") == "1.1"
 
 

@@ -99,7 +99,7 @@ def test_whatever_happens_every_job_ends_and_no_law_is_broken(
             if not late:
                 break
             fleet.add(late.pop())
-    assert fleet.state.over
+    assert fleet.state.is_done
     fleet.replay()
     for job in fleet.state.jobs.values():
         check_end(job.name, fleet)
@@ -136,8 +136,8 @@ def disturb(fleet: PaperFleet, rng: random.Random) -> None:
     else:
         fleet.interrupt()
         while fleet.step():
-            assert not fleet.state.over or not fleet.due
-        assert fleet.state.over
+            assert not fleet.state.is_done or not fleet.due
+        assert fleet.state.is_done
         assert all(job.device is None for job in fleet.state.jobs.values())
         fleet.kill()
 
@@ -151,15 +151,15 @@ def check_end(name: str, fleet: PaperFleet) -> None:
     elif job.phase == "stopped":
         assert job.why
     else:
-        assert job.phase == "failed" and job.error
-        fails = paper.fails_at is not None and job.error in ("diverged", "cannot start")
-        large = "raise host_budget" in job.error
-        assert fails or large or "never logged" in job.error or "ended before" in job.error
+        assert job.phase == "failed" and job.reason
+        fails = paper.fails_at is not None and job.reason in ("diverged", "cannot start")
+        large = "raise host_budget" in job.reason
+        assert fails or large or "never logged" in job.reason or "ended before" in job.reason
         needed = paper.memory
         alone = needed.host_bytes + needed.passing_bytes + needed.arena_bytes
         assert large <= (alone > HOST)
-    assert job.device is None and not job.admitted
-    assert not job.remarks  # replayed steps gave the same values
+    assert job.device is None and not job.plan.is_admitted
+    assert not job.rungs.remarks  # replayed steps gave the same values
 
 
 # ---- one input ----------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ def test_halving_stops_the_same_jobs_however_often_the_fleet_is_killed(
     for job in jobs:
         fleet.add(job)
     kills = rng.choice((0.0, 0.01, 0.05))
-    while not fleet.state.over:
+    while not fleet.state.is_done:
         if rng.random() < kills:
             fleet.kill()
             kills *= 0.9

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from products import examples
 
 from trainers.fleet.deciding.fleet_state import FleetSettings
-from trainers.fleet.deciding.schedule import Runnable, lay
+from trainers.fleet.deciding.schedule import Runnable, assign_shares
 from trainers.fleet.deciding.stop_rule import Seen, StopRule
 
 STEP = 0.25
@@ -149,7 +149,7 @@ def test_the_tape_has_all_of_each_job_and_ends_everywhere_in_time(
     case: tuple[list[Runnable], int],
 ) -> None:
     jobs, devices = case
-    laid = lay(jobs, devices)
+    laid = assign_shares(jobs, devices)
     end = max((job.seconds for job in jobs), default=0.0)
     end = max(end, sum(job.seconds for job in jobs) / devices)
     for device, shares in enumerate(laid):
@@ -169,7 +169,7 @@ def test_nothing_is_cut_that_is_not_worth_it(
     case: tuple[list[Runnable], int], grain: float, move: float
 ) -> None:
     jobs = [Runnable(job.job, job.device, job.seconds, grain, move) for job in case[0]]
-    laid = lay(jobs, case[1])
+    laid = assign_shares(jobs, case[1])
     for job in jobs:
         parts = [share for shares in laid for share in shares if share.job == job.job]
         assert sum(share.seconds for share in parts) == pytest.approx(job.seconds)

@@ -2,7 +2,12 @@
 
 from fleet_simulator import PaperFleet, PaperJob
 
-from trainers.fleet.deciding.admission import HeldMemory, host_bytes, lacks, never_fits
+from trainers.fleet.deciding.admission import (
+    HeldMemory,
+    host_bytes,
+    missing_memory,
+    why_it_never_fits,
+)
 from trainers.fleet.deciding.events import JobMemory
 from trainers.fleet.deciding.fleet_state import FleetSettings
 from trainers.fleet.deciding.halving import Halving
@@ -37,8 +42,8 @@ def test_each_device_copies_for_one_job_at_a_time() -> None:
 def test_what_is_missing_is_said_with_the_numbers() -> None:
     limits = FleetSettings(host_bytes=8 * GIB)
     held = [HeldMemory("a", 0, JobMemory(4 * GIB)), HeldMemory("b", 0, JobMemory(2 * GIB))]
-    assert lacks(HeldMemory("c", 0, JobMemory(2 * GIB)), held, limits) == ""
-    assert lacks(HeldMemory("c", 0, JobMemory(3 * GIB)), held, limits) == (
+    assert missing_memory(HeldMemory("c", 0, JobMemory(2 * GIB)), held, limits) == ""
+    assert missing_memory(HeldMemory("c", 0, JobMemory(3 * GIB)), held, limits) == (
         "memory: 3.0 GiB needed, 2.0 GiB of 8.0 GiB left, a and b hold 6.0 GiB"
     )
 
@@ -46,11 +51,11 @@ def test_what_is_missing_is_said_with_the_numbers() -> None:
 def test_a_plain_job_needs_its_device_beside_the_arena() -> None:
     limits = FleetSettings(2, device_bytes=10 * GIB, arena_bytes=6 * GIB)
     held = [HeldMemory("a", 0, JobMemory(0, 0, 3 * GIB))]
-    assert lacks(HeldMemory("b", 1, JobMemory(0, 0, 3 * GIB)), held, limits) == ""
-    assert lacks(HeldMemory("b", 0, JobMemory(0, 0, 3 * GIB)), held, limits) == (
+    assert missing_memory(HeldMemory("b", 1, JobMemory(0, 0, 3 * GIB)), held, limits) == ""
+    assert missing_memory(HeldMemory("b", 0, JobMemory(0, 0, 3 * GIB)), held, limits) == (
         "memory of device 0: 3.0 GiB needed, 1.0 GiB of 10.0 GiB left, the arena and a hold 9.0 GiB"
     )
-    assert "lower budget" in never_fits(JobMemory(0, 0, 5 * GIB), limits)
+    assert "lower budget" in why_it_never_fits(JobMemory(0, 0, 5 * GIB), limits)
 
 
 def test_a_job_that_fits_nowhere_fails_alone_and_says_what_to_do() -> None:
@@ -60,7 +65,7 @@ def test_a_job_that_fits_nowhere_fails_alone_and_says_what_to_do() -> None:
     told.run()
     assert told.state.jobs["small"].phase == "finished"
     assert told.state.jobs["large"].phase == "failed"
-    assert told.state.jobs["large"].error == (
+    assert told.state.jobs["large"].reason == (
         "it needs 9.0 GiB of the host's memory, and all jobs together may take 8.0 GiB: raise"
         " host_budget, or make the job smaller"
     )

@@ -6,13 +6,14 @@ from fleet_told import ended, told
 from trainers.fleet.deciding.decide import decide
 from trainers.fleet.deciding.events import (
     Added,
+    Departed,
     Finished,
     InterruptAsked,
     JobMemory,
     Leave,
-    Left,
     Planned,
     Start,
+    StepTimes,
     Turn,
     TurnEnded,
     Yield,
@@ -22,7 +23,7 @@ from trainers.fleet.deciding.fleet_state import FleetSettings
 
 def big(job: str, step_seconds: float = 1.0, turn_bytes: int = 10) -> Planned:
     memory = JobMemory(1, turn_bytes=turn_bytes)
-    return Planned(job, 0, 0, 100, step_seconds, 0.0, 0.01, memory)
+    return Planned(job, 0, 0, 100, StepTimes(step_seconds, 0.0, 0.01), memory)
 
 
 def aside(job: str, steps: int = 0) -> TurnEnded:
@@ -44,7 +45,7 @@ def test_a_long_step_stands_aside_for_a_job_of_higher_priority_and_ends_after_it
     state, said = decide(state, Finished("high", 0, 100, 1.0, None))
     assert said == (Turn("low", 0, 0, share=False),)
     state, said = decide(state, ended("low", 2, 98))
-    assert said == (Start("other", 0),) and not state.jobs["low"].aside
+    assert said == (Start("other", 0),) and not state.jobs["low"].turns.is_aside
 
 
 def test_a_job_that_needs_a_larger_arena_waits_for_the_end_of_the_step() -> None:
@@ -69,7 +70,7 @@ def test_a_job_that_needs_a_larger_arena_waits_for_the_end_of_the_step() -> None
 def test_a_step_that_cannot_or_need_not_stand_aside_ends_first(
     fleet: FleetSettings, low: Planned
 ) -> None:
-    seconds = low.step_seconds
+    seconds = low.times.step_seconds
     turn = TurnEnded("low", 0, 1, 1, 99, seconds, 0.0, None)
     _, said = told(fleet, Added("low"), low, turn, Added("high", 1))
     assert said == [Yield("low", 0)]
@@ -84,7 +85,7 @@ def test_an_interrupt_first_lets_a_step_end_that_stands_aside() -> None:
     assert not said
     state, said = decide(state, ended("high", 1, 99))
     assert said == (Leave("low", 0, "interrupted"),)
-    state, said = decide(state, Left("low", 0, 2))
+    state, said = decide(state, Departed("low", 0, 2))
     assert said == (Leave("high", 0, "interrupted"),)
 
 

@@ -5,19 +5,26 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from trainers.fleet.deciding.events import Restarted
-from trainers.fleet.deciding.fleet_state import FleetSettings, FleetState, JobState
+from trainers.fleet.deciding.events import Restarted, StepTimes
+from trainers.fleet.deciding.fleet_state import (
+    FleetSettings,
+    FleetState,
+    JobPlan,
+    JobState,
+    JobTurnState,
+)
 from trainers.fleet.keeping.board import Board, board_rows, seconds_left
 
 RUNNING = JobState(
-    "lr=3", "running", device=0, step=60, left=60, step_seconds=0.2, metric=4.708123, seconds=30.0
-)
+    "lr=3", "running", device=0, step=60, left=60, metric=4.708123,
+    plan=JobPlan(times=StepTimes(0.2)), turns=JobTurnState(seconds=30.0),
+)  # fmt: skip
 AT_RUNG = JobState(
-    "lr=1", "at_rung", "waits for lr=3 at step 80", device=0, step=80, left=40, step_seconds=0.1,
-    metric=5.02, seconds=10.0,
+    "lr=1", "at_rung", "waits for lr=3 at step 80", device=0, step=80, left=40, metric=5.02,
+    plan=JobPlan(times=StepTimes(0.1)), turns=JobTurnState(seconds=10.0),
 )  # fmt: skip
 NEW = JobState("lr=9", "waiting")
-FAILED = JobState("lr=7", "failed", step=3, left=9, error="ValueError: no [b]such[/b] key")
+FAILED = JobState("lr=7", "failed", step=3, left=9, reason="ValueError: no [b]such[/b] key")
 
 
 def state(*jobs: JobState, devices: int = 1) -> FleetState:
@@ -112,6 +119,6 @@ def test_a_terminal_has_one_table_in_place() -> None:
 
 
 def test_a_job_whose_steps_have_no_known_time_has_no_prediction() -> None:
-    [row] = board_rows(state(replace(RUNNING, step_seconds=0.0)))
+    [row] = board_rows(state(replace(RUNNING, plan=JobPlan())))
     assert row.seconds_left is None
     assert row.total == 120

@@ -9,6 +9,7 @@ from fleet_told import ended, planned, told
 from trainers.fleet.deciding.decide import decide
 from trainers.fleet.deciding.events import (
     Added,
+    Departed,
     DeviceEnded,
     Event,
     Failed,
@@ -16,12 +17,12 @@ from trainers.fleet.deciding.events import (
     InterruptAsked,
     JobMemory,
     Leave,
-    Left,
     Planned,
     Restarted,
     Start,
+    StepTimes,
     StopAsked,
-    TimeTold,
+    TimeChecked,
     Turn,
     Yield,
 )
@@ -38,7 +39,7 @@ def test_every_job_is_started_before_any_trains() -> None:
 
 def unknown(job: str, device: int, left: int = 100) -> Planned:
     """A job of plain Lightning: nobody knows what a step takes."""
-    return Planned(job, device, 0, left, 0.0, 0.0, 0.0, JobMemory(1), seconds=0.1)
+    return Planned(job, device, 0, left, StepTimes(), JobMemory(1), seconds=0.1)
 
 
 def test_jobs_whose_steps_nobody_can_predict_make_one_each_and_are_shared_out_then() -> None:
@@ -65,7 +66,7 @@ def test_a_device_asks_for_a_job_before_it_has_nothing_to_do() -> None:
     assert state.busy[1] == Turn("b", 1, 1, False)
     state, said = decide(state, ended("b", 1, 1, device=1))
     assert said == (Turn("b", 1, 1, False),)
-    assert [job.name for job in state.jobs.values() if job.target == 1] == ["c"]
+    assert [job.name for job in state.jobs.values() if job.exit.target == 1] == ["c"]
 
 
 def test_a_failed_job_frees_its_device_and_the_others_go_on() -> None:
@@ -73,15 +74,15 @@ def test_a_failed_job_frees_its_device_and_the_others_go_on() -> None:
     state, said = told(FleetSettings(), Added("a"), Added("b"), failed)
     assert said == [Start("b", 0)]
     job = state.jobs["a"]
-    assert (job.phase, job.why, job.details) == ("failed", "ValueError: no", "a traceback")
+    assert (job.phase, job.why, job.exit.details) == ("failed", "ValueError: no", "a traceback")
 
 
 def test_a_job_may_be_added_when_all_others_have_finished() -> None:
     finished = Finished("a", 0, 100, 1.0, 0.5)
     state, said = told(FleetSettings(), Added("a"), planned("a"), finished)
-    assert state.over and not said
+    assert state.is_done and not said
     state, said = decide(state, Added("b"))
-    assert not state.over and said == (Start("b", 0),)
+    assert not state.is_done and said == (Start("b", 0),)
 
 
 def test_a_stopped_job_leaves_when_its_turn_ends() -> None:
@@ -90,35 +91,39 @@ def test_a_stopped_job_leaves_when_its_turn_ends() -> None:
     assert not said
     state, said = told(FleetSettings(), *events, ended("a", 1, 99))
     assert said == [Leave("a", 0, "stopped")]
-    state, said = told(FleetSettings(), *events, ended("a", 1, 99), Left("a", 0, 1))
-    assert (state.jobs["a"].phase, state.jobs["a"].why, state.over) == ("stopped", "no hope", True)
+    state, said = told(FleetSettings(), *events, ended("a", 1, 99), Departed("a", 0, 1))
+    assert (state.jobs["a"].phase, state.jobs["a"].why, state.is_done) == (
+        "stopped",
+        "no hope",
+        True,
+    )
 
 
 @pytest.mark.parametrize(
     ("asked", "why"),
-    [(InterruptAsked(), "interrupted"), (TimeTold(7200.0), "the 2 h were over")],
+    [(InterruptAsked(), "interrupted"), (TimeChecked(7200.0), "the 2 h were over")],
 )
 def test_after_ctrl_c_or_its_time_every_job_leaves_and_may_come_back(
     asked: Event, why: str
 ) -> None:
     settings = FleetSettings(seconds=7200.0)
-    both = Added("a"), Added("b"), planned("a"), planned("b"), TimeTold(7199.0)
+    both = Added("a"), Added("b"), planned("a"), planned("b"), TimeChecked(7199.0)
     _, said = told(settings, *both, ended("a", 1, 99))
     assert isinstance(said[0], Turn), "the time is not over yet"
     both = *both, asked
     _, said = told(settings, *both, ended("a", 1, 99))
     assert said == [Leave("a", 0, "interrupted")]
-    _, said = told(settings, *both, ended("a", 1, 99), Left("a", 0, 1))
+    _, said = told(settings, *both, ended("a", 1, 99), Departed("a", 0, 1))
     assert said == [Leave("b", 0, "interrupted")]
-    gone = *both, ended("a", 1, 99), Left("a", 0, 1), Left("b", 0, 0)
+    gone = *both, ended("a", 1, 99), Departed("a", 0, 1), Departed("b", 0, 0)
     state, said = told(settings, *gone)
-    assert state.over and state.jobs["a"].why == f"{why} at step 1"
+    assert state.is_done and state.jobs["a"].why == f"{why} at step 1"
     _, said = told(settings, *gone, Restarted())
     assert said == [Start("a", 0)]
 
 
 def test_a_job_that_lives_nowhere_when_the_time_is_over_says_so() -> None:
-    events = Added("a"), Added("b"), TimeTold(3600.0)
+    events = Added("a"), Added("b"), TimeChecked(3600.0)
     state, _ = told(FleetSettings(seconds=3600.0), *events)
     assert state.jobs["b"].why == "the 1 h were over at step 0"
 
@@ -133,7 +138,7 @@ def test_a_job_that_runs_while_two_devices_end_fails() -> None:
         fleet.end_device(0)
     fleet.run()
     assert fleet.state.jobs["bad"].phase == "failed"
-    assert fleet.state.jobs["bad"].error == (
+    assert fleet.state.jobs["bad"].reason == (
         "device 0 ended: killed; it ran this job, and so did a device that ended before"
     )
     assert fleet.state.jobs["good"].phase == "finished"
@@ -154,10 +159,10 @@ def test_a_metric_that_was_never_logged_fails_the_job_and_is_named() -> None:
     events = Added("a"), planned("a"), ended("a", 10, 90)
     _, said = told(RULE, *events)
     assert said == [Leave("a", 0, "stopped")]
-    state, _ = told(RULE, *events, Left("a", 0, 10))
+    state, _ = told(RULE, *events, Departed("a", 0, 10))
     assert state.jobs["a"].phase == "failed"
-    assert "val_loss was never logged by step 10" in state.jobs["a"].error
-    assert "self.log('val_loss', ...)" in state.jobs["a"].error
+    assert "val_loss was never logged by step 10" in state.jobs["a"].reason
+    assert "self.log('val_loss', ...)" in state.jobs["a"].reason
 
 
 @pytest.mark.parametrize("again, said", [(0.5, ""), (0.6, "and is 0.6"), (None, "was not logged")])
@@ -165,13 +170,15 @@ def test_a_rung_that_is_reported_again_is_compared(again: float | None, said: st
     first = Added("a"), planned("a"), ended("a", 10, 90, 0.5), Restarted(), planned("a")
     state, _ = told(RULE, *first, ended("a", 10, 90, again))
     job = state.jobs["a"]
-    assert job.phase == "running" and job.values == {10: 0.5}
+    assert job.phase == "running" and job.rungs.values == {10: 0.5}
     assert (said in job.why) if said else not job.why
     state, _ = decide(state, ended("a", 11, 89, 0.1))
     assert said in state.jobs["a"].why
 
 
-@pytest.mark.parametrize("why", [(Restarted(),), (InterruptAsked(), Left("a", 0, 10), Restarted())])
+@pytest.mark.parametrize(
+    "why", [(Restarted(),), (InterruptAsked(), Departed("a", 0, 10), Restarted())]
+)
 def test_a_rung_whose_report_was_lost_is_reported_when_the_job_goes_on(
     why: tuple[Event, ...],
 ) -> None:
@@ -181,18 +188,18 @@ def test_a_rung_whose_report_was_lost_is_reported_when_the_job_goes_on(
     state, said = told(fleet, *before, planned("a", step=10, left=90, metric=3.0))
     assert said == [Start("b", 0)]
     job = state.jobs["a"]
-    assert (job.phase, job.rung, dict(job.values)) == ("at_rung", 10, {10: 3.0})
+    assert (job.phase, job.rungs.rung, dict(job.rungs.values)) == ("at_rung", 10, {10: 3.0})
     rest = (planned("b"), ended("b", 5, 95), ended("b", 10, 90, 4.0))
     state, said = told(fleet, *before, planned("a", step=10, left=90, metric=3.0), *rest)
     assert said == [Leave("b", 0, "stopped")] and state.jobs["a"].phase == "ready"
     state, said = told(fleet, *before, planned("a", step=10, left=90))
-    assert said == [Leave("a", 0, "stopped")] and "never logged" in state.jobs["a"].error
+    assert said == [Leave("a", 0, "stopped")] and "never logged" in state.jobs["a"].reason
 
 
 def test_nan_equals_itself_when_it_is_reported_again() -> None:
     first = Added("a"), planned("a"), ended("a", 10, 90, math.nan), Restarted(), planned("a")
     state, _ = told(RULE, *first, ended("a", 10, 90, math.nan))
-    assert not state.jobs["a"].remarks
+    assert not state.jobs["a"].rungs.remarks
 
 
 def test_a_first_rung_that_nobody_reaches_is_refused_when_all_lengths_are_known() -> None:
@@ -219,7 +226,7 @@ def test_a_run_that_ends_before_the_next_rung_simply_finishes() -> None:
     "events, said",
     [
         ((Added("a"), Added("a")), "job 'a' was added twice"),
-        ((Left("b", 0, 1),), "job 'b', which was never added"),
+        ((Departed("b", 0, 1),), "job 'b', which was never added"),
         ((Added("a"), planned("a", device=3)), "device 3, and there are 1"),
     ],
     ids=["twice", "unknown", "device"],
@@ -303,12 +310,12 @@ def turn(said: list[object]) -> Turn:
 def test_whoever_waits_for_input_lends_its_turn_to_those_who_have_to_read_first() -> None:
     events = [*three(0, 0, 0), ended("a", 5, 95, waits_for=("c", "b"))]
     state, said = told(FleetSettings(), *events)
-    assert turn(said).job == "c" and state.jobs["a"].waits_for == ("c", "b")
+    assert turn(said).job == "c" and state.jobs["a"].turns.waits_for == ("c", "b")
     state, said = told(FleetSettings(), *events, ended("c", 5, 75))
-    assert turn(said).job == "b" and state.jobs["a"].waits_for == ("b",)
+    assert turn(said).job == "b" and state.jobs["a"].turns.waits_for == ("b",)
     state, said = told(FleetSettings(), *events, ended("c", 5, 75), ended("b", 5, 85))
     assert turn(said).job == "a" and turn(said).without == ()
-    assert state.jobs["a"].waited == 0, "turns that it lent are its own"
+    assert state.jobs["a"].turns.waited == 0, "turns that it lent are its own"
 
 
 def test_a_job_of_higher_priority_lends_its_turn_and_nobody_between_cuts_in() -> None:
@@ -341,12 +348,14 @@ def test_nobody_waits_for_a_job_that_does_not_come(how: str) -> None:
         events += [ended("a", 4, 96, waits_for=b), StopAsked("b", "asked"), ended("b", 2, 88)]
         state, said = told(settings, *events)
         assert said == [Leave("b", 0, "stopped")]
-        events += [Left("b", 0, 2)]
+        events += [Departed("b", 0, 2)]
     elif how == "moved":
         events += [ended("a", 4, 96, waits_for=b), DeviceEnded(0, "killed", "b")]
         events += [planned("a", step=4, left=96)]
         state, said = told(settings, *events)
-        assert state.jobs["a"].waits_for == (), "it begins again, and says anew what it waits for"
+        assert state.jobs["a"].turns.waits_for == (), (
+            "it begins again, and says anew what it waits for"
+        )
         return
     else:
         events += [ended("a", 3, 97, 1.0), ended("b", 5, 85, 1.0)]

@@ -152,7 +152,7 @@ def test_no_package_reads_the_environment_as_a_second_configuration() -> None:
     # Launchers say who a process is by environment variables; nobody else says anything.
     launcher = {"LOCAL_RANK", "LOCAL_WORLD_SIZE", "RANK", "WORLD_SIZE", "NODE_RANK"}
     # Lightning keeps a run's seed in the environment, and every job of a fleet has its own.
-    swapped = {"trainers/dice.py"}
+    swapped = {"trainers/random_state.py"}
     reads = []
     for path in sources(*PACKAGES):
         if name(path) in swapped:

@@ -1,10 +1,10 @@
 """Many jobs on few devices: the arena of a device is lent to one job at a time, for whole steps.
 
 `fleet.py` is what a user calls. `deciding/` says what happens next, from events alone; the other
-rooms do it.
+folders do it.
 
-May import: dice, fleet.deciding, fleet.hosting, fleet.jobs, fleet.keeping, offload.memory,
-    offload.sizes.
+May import: fleet.deciding, fleet.hosting, fleet.inputs, fleet.jobs, fleet.keeping, loaders,
+    offload.memory, offload.sizes, random_state, torch_seams.
 """
 
 from trainers.fleet.deciding.events import JobMemory

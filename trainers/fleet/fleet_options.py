@@ -1,6 +1,7 @@
-"""What a fleet was made with: checked once, and the same for the whole run."""
+"""The arguments of a fleet, checked once."""
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -9,21 +10,19 @@ import torch
 
 from offload.memory.host_memory import memory_left
 from offload.sizes import is_share, parse_share, parse_size
-from trainers.dice import Dice
 from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.deciding.fleet_state import FleetSettings
 from trainers.fleet.deciding.stop_rule import StopRule
-from trainers.fleet.device_names import Devices, devices_of
 from trainers.fleet.jobs.seat_settings import SeatSettings
+from trainers.random_state import RandomState
 
 Isolation = Literal["thread", "process"]
-LONGEST_NAME = 255
-"""The bytes that file systems allow for the name of a folder."""
+Devices = str | int | Sequence[str | int]
 
 
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
-    """The arguments of `Fleet`, which says what they mean."""
+    """The arguments of `Fleet`, where they are explained."""
 
     devices: tuple[torch.device, ...]
     isolation: Isolation
@@ -31,53 +30,14 @@ class FleetOptions:
     host_budget: str | int | None
     stop: StopRule | None
     metric: str | None
-    mode: str
+    mode: Literal["min", "max"]
     quantum: int | None
     folder: Path
     checkpoint_seconds: float
     seconds: float | None
 
-    @classmethod
-    def of(
-        cls,
-        budget: str | int | None,
-        devices: Devices,
-        host_budget: str | int | None,
-        stop: StopRule | None,
-        metric: str | None,
-        mode: str,
-        quantum: int | None,
-        folder: str | Path,
-        isolation: Isolation | None,
-        checkpoint_minutes: float,
-        hours: float | None,
-    ) -> "FleetOptions":
-        found = devices_of(devices)
-        if stop is not None and not hasattr(stop, "judge"):
-            raise FleetError(f"stop={stop!r}: give a stop rule, such as Halving('val_loss')")
-        if stop is not None and type(stop).__repr__ is object.__repr__:
-            raise FleetError(
-                f"stop={type(stop).__name__}: give this class a __repr__ with its settings (a"
-                " dataclass has one), because the fleet's folder knows its stop rule by it"
-            )
-        options = cls(
-            found,
-            isolation or ("process" if len(found) > 1 else "thread"),
-            budget,
-            host_budget,
-            stop,
-            stop.metric if stop is not None else metric,
-            getattr(stop, "mode", mode),
-            quantum,
-            Path(folder),
-            60 * checkpoint_minutes,
-            None if hours is None else checked_hours(hours),
-        )
-        options.check()
-        return options
-
-    def check(self) -> None:
-        """Raise `FleetError` if a fleet cannot be made so."""
+    def __post_init__(self) -> None:
+        """Raise `FleetError` if an option is wrong."""
         if self.isolation not in ("thread", "process"):
             raise FleetError(f"isolation={self.isolation!r}: give 'thread' or 'process'")
         if self.isolation == "thread" and len(self.devices) > 1:
@@ -93,35 +53,35 @@ class FleetOptions:
             raise FleetError(
                 f"checkpoint_minutes={self.checkpoint_seconds / 60:g}: give a number above 0"
             )
-        try:
-            if self.budget is not None:
-                _parsed(self.budget)
-        except ValueError as error:
-            raise FleetError(f"budget: {error}") from None
-        try:
-            if self.host_budget is not None:
-                parse_size(self.host_budget)
-        except ValueError as error:
-            raise FleetError(f"host_budget: {error}") from None
+        for name, parse in (("budget", _parse_budget), ("host_budget", parse_size)):
+            try:
+                if (value := getattr(self, name)) is not None:
+                    parse(value)
+            except ValueError as error:
+                raise FleetError(f"{name}: {error}") from None
+
+    @property
+    def in_processes(self) -> bool:
+        """Whether each device has a process of its own."""
+        return self.isolation == "process"
 
     def identity(self) -> dict[str, Any]:
-        """Return what must be the same when the fleet goes on, for the same decisions."""
+        """Return the options that must be the same when the fleet resumes."""
         return {"stop": repr(self.stop), "metric": self.metric, "mode": self.mode}
 
-    def dice(self) -> Dice:
-        """Return the dice as they lie now. With processes, this one leaves the GPUs alone."""
-        apart = self.isolation == "process"
-        return Dice.now(torch.device("cpu") if apart else self.devices[0])
+    def random_state(self) -> RandomState:
+        """Return the random state of this process. It leaves the GPUs to the devices' processes."""
+        return RandomState.capture(torch.device("cpu") if self.in_processes else self.devices[0])
 
     def seat(self, number: int, device: torch.device) -> SeatSettings:
-        """Return what the seats of a device have in common."""
+        """Return the settings of all jobs of a device."""
         return SeatSettings(
             device, number, self.budget, self.metric, self.checkpoint_seconds,
             self.folder / "plans",
         )  # fmt: skip
 
     def settings(self) -> FleetSettings:
-        """Return what decisions depend on, with the memory that is left now."""
+        """Return the settings of all decisions, with the memory that is left now."""
         device = self.devices[0]
         on_device = 0
         if device.type == "cuda":
@@ -139,17 +99,17 @@ class FleetOptions:
         )
 
 
-def wrong_name(name: str) -> str:
-    """Say why a job cannot have this name, which its folder has, too; "" if it can."""
-    if not isinstance(name, str):
-        return "give a text"
-    if not name or name != Path(name).name or name in (".", ".."):
-        return "it is the name of a folder, too, so give one without / and no . or .."
-    if not name.isprintable():
-        return "it is the name of a folder, too, and has a character that cannot be printed"
-    if (length := len(name.encode())) > LONGEST_NAME:
-        return f"it is the name of a folder, too, and has {length} bytes of {LONGEST_NAME}"
-    return ""
+def check_stop_rule(stop: StopRule | None) -> None:
+    """Raise `FleetError` if the fleet cannot ask this rule, or compare it after a restart."""
+    if stop is None:
+        return
+    if not hasattr(stop, "judge"):
+        raise FleetError(f"stop={stop!r}: give a stop rule, such as Halving('val_loss')")
+    if type(stop).__repr__ is object.__repr__:
+        raise FleetError(
+            f"stop={type(stop).__name__}: give this class a __repr__ with its settings (a"
+            " dataclass has one), because the fleet's folder knows its stop rule by it"
+        )
 
 
 def checked_hours(hours: Any) -> float:
@@ -160,7 +120,50 @@ def checked_hours(hours: Any) -> float:
     return 3600.0 * hours
 
 
-def _parsed(budget: str | int) -> float:
+def find_devices(given: Devices) -> tuple[torch.device, ...]:
+    """Return the devices that `Fleet(devices=...)` names. `auto`: every GPU, or the CPU if there is
+    none; a number of GPUs; a list: names of devices, or numbers of GPUs."""
+    count = torch.cuda.device_count()
+    if given == "auto":
+        return tuple(torch.device("cuda", n) for n in range(count)) or (torch.device("cpu"),)
+    if isinstance(given, bool) or (isinstance(given, int) and given < 1):
+        raise FleetError(f"devices={given!r}: give auto, a number of GPUs, or a list of devices")
+    if isinstance(given, int):
+        given = list(range(given))
+    names = [given] if isinstance(given, str) else given
+    if not isinstance(names, Sequence) or not names:
+        raise FleetError(f"devices={given!r}: give auto, a number of GPUs, or a list of devices")
+    devices = tuple(_find_device(name, count) for name in names)
+    if len({device.type for device in devices}) > 1:
+        raise FleetError(
+            f"devices={given!r} are of several kinds, and a job has different bits on each: give"
+            " devices of one kind"
+        )
+    gpus = [device for device in devices if device.type == "cuda"]
+    if len(set(gpus)) < len(gpus):
+        raise FleetError(f"devices={given!r} names one GPU twice: name each once")
+    return devices
+
+
+def _find_device(name: str | int, count: int) -> torch.device:
+    try:
+        device = torch.device("cuda", name) if isinstance(name, int) else torch.device(name)
+    except (RuntimeError, TypeError) as error:
+        raise FleetError(
+            f"devices: {name!r} is no device: give cpu, cuda:0, or the number of a GPU"
+        ) from error
+    if device.type not in ("cpu", "cuda"):
+        raise FleetError(f"devices: a fleet runs on the CPU and on CUDA devices, not on {name!r}")
+    if device.type == "cpu":
+        return torch.device("cpu")
+    number = device.index or 0
+    if number >= count:
+        has = f"{count} GPU{'s' * (count != 1)}" if count else "no GPU"
+        raise FleetError(f"devices: {name!r} is not there: this machine has {has}")
+    return torch.device("cuda", number)
+
+
+def _parse_budget(budget: str | int) -> float:
     """Return the bytes of a budget, or its share of what a step needs."""
     if isinstance(budget, str) and is_share(budget):
         return parse_share(budget)

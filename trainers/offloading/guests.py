@@ -19,6 +19,7 @@ from offload.gate import Gate
 from offload.running.drivers.cuda import Cuda
 from offload.running.stage import Stage
 from offload.sizes import parse_size
+from trainers.sharing.guest_session import GuestSession
 from trainers.sharing.high_priority import HighPriority
 from trainers.steps.target import Target
 
@@ -109,17 +110,8 @@ class Guests:
             work, optimizers = _answering(net), ()
         else:
             work, optimizers = _training(net, loss, optimizer), (optimizer,)
-        guest = HighPriority(
-            self,
-            work,
-            net,
-            optimizers,
-            nbytes,
-            priority=priority,
-            seed=seed,
-            borrows=borrows,
-            left=self._forget,
-        )
+        session = GuestSession(self, net, optimizers, nbytes, borrows)
+        guest = HighPriority(session, work, priority=priority, seed=seed, on_close=self._forget)
         if nbytes is not None and has_budget and not borrows:
             self._reserves[guest] = nbytes
         self._known.append(guest)
@@ -134,7 +126,7 @@ class Guests:
 
     def explain(self) -> list[str]:
         """Return a line for each guest: how long its requests waited."""
-        return [f"high priority: {guest.waits.said()}" for guest in self._known]
+        return [f"high priority: {guest.waits.describe()}" for guest in self._known]
 
     def log_waits(self, trainer: L.Trainer) -> None:
         """Give the loggers how long the requests of this run took."""

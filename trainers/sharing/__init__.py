@@ -1,5 +1,5 @@
-"""Uses the device of a training between two nodes of its steps: answers of high priority.
+"""Requests of high priority, which use the device of a training between two nodes of its steps.
 
-May import: dice, offload, offload.gate, offload.graph, offload.live, offload.plans,
-    offload.running, offload.running.drivers.
+May import: offload, offload.gate, offload.graph, offload.live, offload.plans, offload.running,
+    offload.running.drivers, random_state.
 """

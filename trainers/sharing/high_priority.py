@@ -10,55 +10,27 @@ Its memory is one of two:
     borrowed     asked for later, beside a training with a budget: for every answer the first bytes
                  of the training's arena go to the host and come back, and so do its own weights
 
-The net's own Python runs in every request, as a live step, in a thread of the guest's, so it may
-change between two of them. An answer has the bits that it has alone. Who draws random numbers, may
-draw some, or borrows memory comes only while a step stands aside (gate.py), and rolls dice of its
-own: between two steps the training's thread may draw too, or read its tensors. While no training
-runs nobody stands aside, so only the thread that opened the block may draw then.
+The net's own Python runs in every request, as a live step in the guest's thread, so it may change
+between two of them. An answer has the bits that it has alone.
+
+A request that may draw random numbers, or that borrows memory, comes only while a step stands aside
+(gate.py), and has a random state of its own: between two steps the training's thread may draw, too,
+or read its tensors. While no training runs, only the thread that opened the block may draw.
 """
 
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
-from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
-from torch.optim import Optimizer
 
-from offload import Costs, OffloadError
-from offload.gate import Gate
-from offload.live.session import LiveSession
-from offload.running.drivers.cuda import Cuda
-from offload.running.stage import Stage
-from trainers.dice import Dice
-from trainers.sharing.guest_planner import GuestPlanner
-from trainers.sharing.waits import Waits
-
-
-class Host(Protocol):
-    """The training whose device is used."""
-
-    @property
-    def gate(self) -> Gate: ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def costs(self) -> Costs | None: ...
-
-    @property
-    def stage(self) -> Stage | None:
-        """The stage of its steps; None before the first one and after the last."""
-        ...
-
-    def guest_driver(self) -> Cuda | None:
-        """A driver of the device for a guest; None: the engine's own."""
-        ...
+from offload import OffloadError
+from trainers.random_state import RandomState
+from trainers.sharing.guest_session import GuestSession
+from trainers.sharing.waits import RequestTimes, Waits
 
 
 class HighPriority:
@@ -66,43 +38,22 @@ class HighPriority:
 
     def __init__(
         self,
-        host: Host,
+        session: GuestSession,
         work: Callable[..., Any],
-        net: torch.nn.Module,
-        optimizers: Sequence[Optimizer],
-        budget: int | None,
         *,
         priority: int = 0,
         seed: int = 0,
-        borrows: bool = False,
-        left: Callable[["HighPriority"], object],
+        on_close: Callable[["HighPriority"], object],
     ) -> None:
-        """`work` makes the answer of some inputs. `net`, `optimizers`: whose tensors it uses.
-        `budget`: the bytes of the device that it may take. `borrows`: whether it has no memory of
-        its own. `left` is called at the end."""
-        self._host = host
+        """`work` computes the answer for some inputs."""
+        self._session = session
+        self._gate = session.host.gate
         self._work = work
-        self._net = net
-        self._optimizers = optimizers
-        self._budget = budget
         self._priority = priority
-        self._seed = seed
-        self._borrows = borrows
-        self._left = left
-        self._thread = ThreadPoolExecutor(1, "guest")
-        """The session's."""
-        self._session: LiveSession | None = None
-        self._planner: GuestPlanner | None = None
-        self._device = host.device
-        self._dice: Dice | None = None
-        """Its own, once it has been asked."""
-        self._draws: bool | None = None
-        """Whether it draws random numbers; None: nobody knows yet."""
+        self._on_close = on_close
+        self._random = GuestRandomState(seed)
         self._opened_by = threading.get_ident()
-        self._starts: list[float] = []
-        self._answers: list[float] = []
-        self._aside = host.gate.stood_aside
-        self._lock = threading.Lock()
+        self._times = RequestTimes(self._gate.stood_aside)
         self._closed = False
 
     @property
@@ -112,25 +63,21 @@ class HighPriority:
     @property
     def waits(self) -> Waits:
         """How long the requests took so far."""
-        with self._lock:
-            starts, answers = tuple(self._starts), tuple(self._answers)
-        return Waits(starts, answers, self._host.gate.stood_aside - self._aside)
+        return self._times.summary(self._gate.stood_aside)
 
     def __call__(self, *inputs: torch.Tensor, priority: int | None = None) -> Any:
         """Return what the net makes of these inputs, or the loss of a training step."""
         self._check_open()
         _check_tensors(inputs)
-        may_draw = self._draws is not False
+        may_draw = self._random.draws is not False
         priority = self._priority if priority is None else priority
-        inside = self._borrows or may_draw
-        with self._host.gate.granted(priority, inside=inside) as guest:
+        inside = self._session.borrows or may_draw
+        with self._gate.granted(priority, inside=inside) as guest:
             self._check_open()
             if may_draw and not guest.inside:
                 self._check_thread()
-            answer = self._in_thread(self._answer, inputs, may_draw)
-        with self._lock:
-            self._starts.append(guest.granted - guest.asked)
-            self._answers.append(guest.ended - guest.asked)
+            answer = self._session.call(self._answer, inputs, may_draw)
+        self._times.add(guest.granted - guest.asked, guest.ended - guest.asked)
         return answer
 
     def _check_open(self) -> None:
@@ -138,10 +85,11 @@ class HighPriority:
             raise OffloadError("this use of high priority is over: its block was left")
 
     def _check_thread(self) -> None:
-        """Raise if the program may draw random numbers beside this request, which may do so."""
+        """Raise if the program may draw random numbers beside this request, which may draw, too."""
         if threading.get_ident() == self._opened_by:
             return
-        why = "its net draws random numbers" if self._draws else "it is the first one: it may draw"
+        draws = self._random.draws
+        why = "its net draws random numbers" if draws else "it is the first one: it may draw"
         raise OffloadError(
             f"no training runs, and this request uses the process's random generators, because"
             f" {why}: nobody keeps the rest of the program from drawing beside it. Ask from the"
@@ -152,94 +100,40 @@ class HighPriority:
     def held(self) -> Iterator[None]:
         """Let no request run in this block. In it any thread may read and write the net's tensors,
         to give it newer weights; on a GPU, all of them take their bytes there meanwhile."""
-        with self._host.gate.granted(self._priority):
-            if self._session is None:
+        with self._gate.granted(self._priority):
+            if not self._session.is_open:
                 yield
                 return
-            self._in_thread(partial(self._session.show_weights, copies=True))
+            self._session.show_weights(copies=True)
             try:
                 yield
             finally:
-                self._in_thread(self._session.show_weights)
-
-    def _in_thread(self, do: Callable[..., Any], *given: Any) -> Any:
-        done = self._thread.submit(do, *given)
-        try:
-            return done.result()
-        finally:
-            wait([done])  # after Ctrl-C, too: it has the gate
-
-    # ---- while it has the gate, in its own thread ------------------------------------------------
+                self._session.show_weights()
 
     def _answer(self, inputs: Sequence[torch.Tensor], may_draw: bool) -> Any:
-        session, planner = self._opened()
+        """Answer, in the session's thread."""
+        session, planner = self._session.open()
+        device, random_state = self._session.device, self._random
         session.let_draw(may_draw)
-        there = [each.to(self._device) for each in inputs]
+        on_device = [tensor.to(device) for tensor in inputs]
+        own_state = random_state.restored(device) if may_draw else nullcontext()
         try:
-            with self._own_dice() if may_draw else nullcontext(), session.step("request"):
-                answer = self._work(*there)
-            self._draws = bool(self._draws)
+            with own_state, session.step("request"):
+                answer = self._work(*on_device)
+            random_state.draws = bool(random_state.draws)
             return answer
         finally:
             planner.give_back()
             session.show_weights()
-            self._draws = session.draws or self._draws
-
-    def _opened(self) -> tuple[LiveSession, GuestPlanner]:
-        """The session on the training's device."""
-        if self._device != self._host.device:
-            self._end()
-            self._device = self._host.device
-        if self._session is None or self._planner is None:
-            driver = self._host.guest_driver()
-            stage = Stage(self._device, None if driver is None else "cuda", driver=driver)
-            planner = GuestPlanner(self._host.costs, stage, self._lender)
-            of_session = {"budget": self._budget, "device": self._device, "planner": planner}
-            session = LiveSession(self._net, *self._optimizers, **of_session)
-            self._session, self._planner = session.__enter__(), planner
-        return self._session, self._planner
-
-    def _lender(self) -> Stage | None:
-        """Whose arena it borrows, as long as there is a training."""
-        return self._host.stage if self._borrows else None
-
-    @contextmanager
-    def _own_dice(self) -> Iterator[None]:
-        """Roll its own dice for this block, and leave the training's as they lay."""
-        training = Dice.now(self._device)
-        try:
-            if self._dice is None:
-                _seed_all(self._seed)
-                self._dice = Dice.now(self._device)
-            else:
-                self._dice.roll(self._device)
-            yield
-            before, self._dice = self._dice, Dice.now(self._device)
-            self._draws = self._dice.of_python != before.of_python or self._draws
-        finally:
-            training.roll(self._device)
-
-    def _end(self) -> None:
-        session, self._session = self._session, None
-        planner, self._planner = self._planner, None
-        if session is not None and planner is not None:
-            try:
-                session.__exit__(None, None, None)
-            finally:
-                planner.close()
-
-    # ---- the end --------------------------------------------------------------------------------
+            random_state.draws = session.draws or random_state.draws
 
     def close(self) -> None:
         """Give its tensors memory of their own again. It may be called again."""
         if not self._closed:
-            with self._host.gate.granted(self._priority):
+            with self._gate.granted(self._priority):
                 self._closed = True
-                try:
-                    self._in_thread(self._end)
-                finally:
-                    self._thread.shutdown()
-        self._left(self)
+                self._session.close()
+        self._on_close(self)
 
     def __enter__(self) -> "HighPriority":
         return self
@@ -248,15 +142,38 @@ class HighPriority:
         self.close()
 
 
+class GuestRandomState:
+    """The random state of a guest."""
+
+    def __init__(self, seed: int) -> None:
+        self.draws: bool | None = None
+        """Whether the guest draws random numbers; None: it is unknown."""
+        self._seed = seed
+        self._state: RandomState | None = None
+        """None before the first request."""
+
+    @contextmanager
+    def restored(self, device: torch.device) -> Iterator[None]:
+        """Restore the guest's state for this block, and the training's state after it."""
+        training = RandomState.capture(device)
+        try:
+            if self._state is None:
+                torch.manual_seed(self._seed)
+                random.seed(self._seed)
+                np.random.seed(self._seed)
+                self._state = RandomState.capture(device)
+            else:
+                self._state.restore(device)
+            yield
+            before, self._state = self._state, RandomState.capture(device)
+            self.draws = self._state.without_torch != before.without_torch or self.draws
+        finally:
+            training.restore(device)
+
+
 def _check_tensors(inputs: Sequence[Any]) -> None:
-    for number, one in enumerate(inputs):
-        if not isinstance(one, torch.Tensor):
+    for number, value in enumerate(inputs):
+        if not isinstance(value, torch.Tensor):
             raise OffloadError(
-                f"input {number} is a {type(one).__name__}; a tensor is expected: make one of it"
+                f"input {number} is a {type(value).__name__}; a tensor is expected: make one of it"
             )
-
-
-def _seed_all(seed: int) -> None:
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed)

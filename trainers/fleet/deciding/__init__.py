@@ -1,7 +1,7 @@
 """Decides which job has which device next, and which job ends. Pure: every file.
 
-`decide.py` takes a state and an event, and gives the next state and commands. `schedule.py` says
-whose turn it is and where, `admission.py` who has room, `halving.py` who goes on at a rung.
+`decide.py` takes a state and an event, and returns the next state and commands. `schedule.py` says
+which job has a turn and where, `admission.py` which has room, `halving.py` which goes on at a rung.
 
 May import: offload.sizes.
 """

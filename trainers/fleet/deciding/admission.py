@@ -1,11 +1,11 @@
-"""Who has room: no job takes its memory before all that could be taken at once fits.
+"""Admits jobs: no job takes its memory before all that could be taken at once fits.
 
     host     |a ........|b .....|c ..|passing|passing|arenas of CPUs|    <= host_bytes
     device 0 |arena ................|plain d |plain e|      <= device_bytes
 
 Jobs are admitted in the order in which they were planned. If the first one does not fit, a later
-one may pass, but only if the first and all who passed it fit together into an empty machine. So
-the first one waits for those who were there before it, and never for one that passed.
+one may pass it, but only if the first and all that passed it fit together into an empty machine. So
+the first one never waits for a job that passed it.
 """
 
 from collections.abc import Collection
@@ -18,7 +18,7 @@ from trainers.fleet.deciding.fleet_state import FleetSettings, FleetState, JobSt
 
 @dataclass(frozen=True, slots=True)
 class HeldMemory:
-    """What a job has taken, or would take."""
+    """The memory that a job has taken, or would take."""
 
     job: str
     device: int
@@ -26,37 +26,37 @@ class HeldMemory:
 
 
 def host_bytes(held: Collection[HeldMemory], devices: int) -> int:
-    """The most that jobs take of the host's memory at once. Each device copies for one job, and has
-    one arena, as large as the largest that a job needs."""
+    """Return the most bytes that jobs take of the host at once. Each device copies for one job at a
+    time, and has one arena of the largest size that a job needs."""
     passing = sorted((h.memory.passing_bytes for h in held), reverse=True)
     arenas = sorted((h.memory.arena_bytes for h in held), reverse=True)
     return sum(h.memory.host_bytes for h in held) + sum(passing[:devices]) + sum(arenas[:devices])
 
 
 def device_bytes(held: Collection[HeldMemory], device: int, settings: FleetSettings) -> int:
-    """The most that a device holds: its arena, and what plain jobs keep there."""
+    """Return the most bytes that a device holds: its arena, and the memory of plain jobs."""
     return settings.arena_bytes + sum(h.memory.device_bytes for h in held if h.device == device)
 
 
-def lacks(new: HeldMemory, held: Collection[HeldMemory], settings: FleetSettings) -> str:
-    """What is missing for a job beside those who hold memory, with the numbers; "" if it fits."""
+def missing_memory(new: HeldMemory, held: Collection[HeldMemory], settings: FleetSettings) -> str:
+    """Return what a job lacks besides those that hold memory, with the numbers; "" if it fits."""
     both = [*held, new]
     host, own = settings.host_bytes, settings.device_bytes
     if host and host_bytes(both, settings.devices) > host:
         taken = host_bytes(held, settings.devices)
         need = host_bytes(both, settings.devices) - taken
-        return _said("memory", need, taken, host, [h.job for h in held])
+        return _describe_lack("memory", need, taken, host, [h.job for h in held])
     here = [h for h in held if h.device == new.device and h.memory.device_bytes]
     if own and new.memory.device_bytes and device_bytes(both, new.device, settings) > own:
         taken = device_bytes(here, new.device, settings)
         need = new.memory.device_bytes
         names = [*(["the arena"] if settings.arena_bytes else []), *(h.job for h in here)]
-        return _said(f"memory of device {new.device}", need, taken, own, names)
+        return _describe_lack(f"memory of device {new.device}", need, taken, own, names)
     return ""
 
 
-def never_fits(memory: JobMemory, settings: FleetSettings) -> str:
-    """Why a job would not fit even alone, with the numbers and what to do; "" if it would."""
+def why_it_never_fits(memory: JobMemory, settings: FleetSettings) -> str:
+    """Return why a job would not fit even alone, and what to do; "" if it would fit."""
     alone = [HeldMemory("", 0, memory)]
     need = host_bytes(alone, settings.devices)
     if settings.host_bytes and need > settings.host_bytes:
@@ -74,108 +74,116 @@ def never_fits(memory: JobMemory, settings: FleetSettings) -> str:
     return ""
 
 
-def holding(state: FleetState) -> list[HeldMemory]:
-    """All who were admitted. A job that moves keeps its room, at the device to which it goes. What
-    a step has in the arena while it stands aside waits on the host."""
+def held_memory(state: FleetState) -> list[HeldMemory]:
+    """Return the memory of all admitted jobs. A job that moves keeps its room, on its new device.
+    While a step stands aside, its part of the arena is on the host."""
     held: list[HeldMemory] = []
     for job in state.jobs.values():
-        if job.admitted and job.memory is not None:
-            held.append(HeldMemory(job.name, _place(job), job.memory))
-            if job.aside:
-                held.append(HeldMemory(job.name, _place(job), JobMemory(job.memory.turn_bytes)))
+        if job.plan.is_admitted and job.plan.memory is not None:
+            held.append(HeldMemory(job.name, _place(job), job.plan.memory))
+            if job.turns.is_aside:
+                copy = JobMemory(job.plan.memory.turn_bytes)
+                held.append(HeldMemory(job.name, _place(job), copy))
     return held
 
 
-def lets_in(running: JobState, job: JobState) -> bool:
-    """Whether a job could have its turn in the arena of one that stands aside."""
-    assert job.memory is not None and running.memory is not None
-    return job.memory.turn_bytes <= running.memory.turn_bytes
+def fits_into_arena(job: JobState, aside: JobState) -> bool:
+    """Return whether a job could have its turn in the arena of one that stands aside."""
+    assert job.plan.memory is not None and aside.plan.memory is not None
+    return job.plan.memory.turn_bytes <= aside.plan.memory.turn_bytes
 
 
 def can_stand_aside(state: FleetState, job: JobState) -> bool:
-    """Whether there is room on the host for what a running job has in the arena."""
-    if job.memory is None or not job.memory.turn_bytes or job.device is None:
+    """Return whether the host has room for the running job's part of the arena."""
+    memory = job.plan.memory
+    if memory is None or not memory.turn_bytes or job.device is None:
         return False
-    copy = HeldMemory(job.name, job.device, JobMemory(job.memory.turn_bytes))
-    return not lacks(copy, holding(state), state.settings)
+    copy = HeldMemory(job.name, job.device, JobMemory(memory.turn_bytes))
+    return not missing_memory(copy, held_memory(state), state.settings)
 
 
-def admitted(state: FleetState) -> FleetState:
-    """The state in which whoever of the lobby has room is ready."""
-    passers = [name for name in state.passers if state.jobs[name].admitted]
+def admit_jobs(state: FleetState) -> FleetState:
+    """Return the state in which the jobs of the lobby that have room are ready."""
+    passers = [name for name in state.passers if state.jobs[name].plan.is_admitted]
     for name in state.queue:
         job = state.jobs[name]
-        assert job.memory is not None
-        new = HeldMemory(name, _place(job), job.memory)
-        missing = lacks(new, holding(state), state.settings)
+        assert job.plan.memory is not None
+        new = HeldMemory(name, _place(job), job.plan.memory)
+        missing = missing_memory(new, held_memory(state), state.settings)
         first = state.queue[0]
         if name == first and not missing:
             passers = []
-        elif not missing and (behind := _behind(state, new, first, passers)):
-            missing = behind
+        elif not missing and (why := _why_not_pass(state, new, first, passers)):
+            missing = why
         if missing:
-            state = state.put(replace(job, reason=f"waits for {missing}"))
+            state = state.with_jobs(replace(job, reason=f"waits for {missing}"))
             continue
         if name != first:
             passers.append(name)
         queue = tuple(other for other in state.queue if other != name)
-        phase = "ready" if job.rung is None else "at_rung"
-        entered = replace(job, phase=phase, reason="", admitted=True, waited=0)
-        state = replace(state.put(entered), queue=queue)
+        phase = "ready" if job.rungs.rung is None else "at_rung"
+        job = replace(
+            job, phase=phase, reason="", plan=replace(job.plan, is_admitted=True),
+            turns=replace(job.turns, waited=0),
+        )  # fmt: skip
+        state = replace(state.with_jobs(job), queue=queue)
     return replace(state, passers=tuple(passers))
 
 
-def _behind(state: FleetState, new: HeldMemory, first: str, passers: Collection[str]) -> str:
-    """Why a job that would fit must not pass the first one; "" if it may."""
+def _why_not_pass(state: FleetState, new: HeldMemory, first: str, passers: Collection[str]) -> str:
+    """Return why a job that would fit must not pass the first one; "" if it may."""
     head = state.jobs[first]
-    assert head.memory is not None
-    before = [h for h in holding(state) if h.job in passers]
-    if lacks(new, [*before, HeldMemory(first, _place(head), head.memory)], state.settings):
+    assert head.plan.memory is not None
+    before = [h for h in held_memory(state) if h.job in passers]
+    if missing_memory(
+        new, [*before, HeldMemory(first, _place(head), head.plan.memory)], state.settings
+    ):
         return f"{first}, which came before it and needs memory, too"
     return ""
 
 
-def likely(state: FleetState, job: JobState, device: int) -> str:
-    """Why a job should not be started yet, as far as anybody can know; "" if it may be.
-
-    Nobody knows what a job takes before it is planned. So far it counts as the largest one."""
+def why_not_start(state: FleetState, job: JobState, device: int) -> str:
+    """Return why a job should not be started yet; "" if it may be. A job that has not been planned
+    counts as the largest one so far."""
     if state.queue:
         return f"waits: {state.queue[0]} is planned and waits for memory"
-    held = holding(state)
-    starting = [j for j in state.jobs.values() if j.phase == "starting" and not j.admitted]
+    held = held_memory(state)
+    starting = [j for j in state.jobs.values() if j.phase == "starting" and not j.plan.is_admitted]
     if not held and not starting:
         return ""
-    known = [j.memory for j in state.jobs.values() if j.memory is not None]
+    known = [j.plan.memory for j in state.jobs.values() if j.plan.memory is not None]
     largest = max(known, key=lambda m: m.host_bytes, default=JobMemory(0))
-    held += [HeldMemory(j.name, j.device or 0, j.memory or largest) for j in starting]
-    missing = lacks(HeldMemory(job.name, device, job.memory or largest), held, state.settings)
+    held += [HeldMemory(j.name, j.device or 0, j.plan.memory or largest) for j in starting]
+    missing = missing_memory(
+        HeldMemory(job.name, device, job.plan.memory or largest), held, state.settings
+    )
     if not missing:
         return ""
-    guess = "" if job.memory else " (if it takes as much as the largest job so far)"
+    guess = "" if job.plan.memory else " (if it takes as much as the largest job so far)"
     return f"waits for {missing}{guess}"
 
 
 def lacks_room(state: FleetState, job: JobState, device: int) -> str:
-    """What is missing on another device for a job that would move there; "" if it fits."""
-    assert job.memory is not None
-    others = [h for h in holding(state) if h.job != job.name]
-    return lacks(HeldMemory(job.name, device, job.memory), others, state.settings)
+    """Return what another device lacks for a job that would move there; "" if it fits."""
+    assert job.plan.memory is not None
+    others = [h for h in held_memory(state) if h.job != job.name]
+    return missing_memory(HeldMemory(job.name, device, job.plan.memory), others, state.settings)
 
 
 def _place(job: JobState) -> int:
-    if job.target is not None:
-        return job.target
+    if job.exit.target is not None:
+        return job.exit.target
     return job.device if job.device is not None else 0
 
 
-def _said(what: str, need: int, taken: int, size: int, names: Collection[str]) -> str:
+def _describe_lack(what: str, need: int, taken: int, size: int, names: Collection[str]) -> str:
     left = f"{say_size(max(0, size - taken))} of {say_size(size)} left"
     if not names:
         return f"{what}: {say_size(need)} needed, {left}"
     verb = "holds" if len(names) == 1 else "hold"
-    return f"{what}: {say_size(need)} needed, {left}, {_and(names)} {verb} {say_size(taken)}"
+    return f"{what}: {say_size(need)} needed, {left}, {_join_names(names)} {verb} {say_size(taken)}"
 
 
-def _and(names: Collection[str]) -> str:
+def _join_names(names: Collection[str]) -> str:
     *most, last = names
     return f"{', '.join(most)} and {last}" if most else last

@@ -1,15 +1,15 @@
 """Jobs that wait for the turns of others, because they read the same input.
 
     a  |---- turn ----| waits for b ............. |-- turn
-    b  .............. |---- turn: takes what a has read ----|
+    b  .............. |---- turn: takes the batches that a has read ----|
 
 A job that reads together with others may be ahead of them by the window of their stream. Then its
-turn ends early, and it names those that have to take their batches first. Its next turn is theirs:
-whoever would be chosen and waits, lends its place to the first of them, whatever its priority.
+turn ends early, and it names the jobs that have to read first. If it would be chosen next, its turn
+goes to the first of them, whatever its priority.
 
-Who has had a turn is waited for no more, so names lead only to jobs whose last turn is older. There
-is no circle, and at the end of every chain is a job that can go on. Who does not come (it stands at
-a rung, waits for memory, leaves, has ended) is waited for no more either.
+A job that has had a turn is not waited for any more, so names lead only to jobs whose last turn is
+older, and there is no circle. Nor is a job that cannot read: it is at a rung, waits for memory,
+leaves, or has ended.
 """
 
 from dataclasses import replace
@@ -17,32 +17,36 @@ from dataclasses import replace
 from trainers.fleet.deciding.fleet_state import FleetState, JobState
 
 
-def awaited(state: FleetState, job: JobState) -> tuple[str, ...]:
-    """Of the jobs for which this one waits, those that come: they live beside it and train."""
-    found = [state.jobs[name] for name in job.waits_for if name in state.jobs]
+def awaited_jobs(state: FleetState, job: JobState) -> tuple[str, ...]:
+    """Return the jobs for which this one waits, if they train on the same device."""
+    others = [state.jobs[name] for name in job.turns.waits_for if name in state.jobs]
     return tuple(
         other.name
-        for other in found
-        if other.phase in ("ready", "running") and other.device == job.device and not other.ending
+        for other in others
+        if other.phase in ("ready", "running") and other.device == job.device
+        if not other.exit.kind
     )
 
 
-def giver(state: FleetState, job: JobState) -> JobState:
-    """Who has the turn that this job would have: itself, or the one for whom it waits."""
-    while names := awaited(state, job):
+def job_to_run_instead(state: FleetState, job: JobState) -> JobState:
+    """Return the job that gets the turn of this one: itself, or the one for which it waits."""
+    while names := awaited_jobs(state, job):
         job = state.jobs[names[0]]
     return job
 
 
-def weight(state: FleetState, job: JobState) -> int:
-    """The priority of a job, or of the highest one for which it has a turn."""
-    lent = [other for other in state.jobs.values() if other.waits_for and other.phase == "ready"]
-    return max([job.priority, *(o.priority for o in lent if giver(state, o).name == job.name)])
+def effective_priority(state: FleetState, job: JobState) -> int:
+    """Return the highest priority of this job and of those whose turn it has."""
+    waiting = [o for o in state.jobs.values() if o.turns.waits_for and o.phase == "ready"]
+    lent = [o for o in waiting if job_to_run_instead(state, o).name == job.name]
+    return max([job.priority, *(other.priority for other in lent)])
 
 
-def had_turn(state: FleetState, name: str) -> FleetState:
-    """The state in which nobody waits for this job any more."""
-    waiting = [job for job in state.jobs.values() if name in job.waits_for]
-    return state.put(
-        *(replace(o, waits_for=tuple(n for n in o.waits_for if n != name)) for o in waiting)
-    )
+def stop_waiting_for(state: FleetState, name: str) -> FleetState:
+    """Return the state in which nobody waits for this job, because it has had a turn."""
+    waiting = [job for job in state.jobs.values() if name in job.turns.waits_for]
+    changed: list[JobState] = []
+    for job in waiting:
+        names = tuple(other for other in job.turns.waits_for if other != name)
+        changed.append(replace(job, turns=replace(job.turns, waits_for=names)))
+    return state.with_jobs(*changed)

@@ -1,10 +1,10 @@
-"""Which node trains which jobs: the longest job first, to whoever would be done with it first.
+"""Assigns jobs to nodes: the longest job first, to the node that would end it first.
 
     work    a 8   b 5   c 4   d 3            node 0 (speed 2)   a a a a c c        done at 6
                                              node 1 (speed 1)   b b b b b d d d    done at 8
 
-The last job to be done ends at most twice as late as with the best possible deal (Gonzalez, Ibarra
-and Sahni, "Bounds for LPT Schedules on Uniform Processors", 1977).
+The last job ends at most twice as late as in the best possible assignment (Gonzalez, Ibarra and
+Sahni, "Bounds for LPT Schedules on Uniform Processors", 1977).
 """
 
 import math
@@ -20,8 +20,8 @@ NOTHING: Mapping[str, float] = MappingProxyType({})
 def deal(
     work: Mapping[str, float], speeds: Mapping[str, float], loads: Mapping[str, float] = NOTHING
 ) -> Mapping[str, tuple[str, ...]]:
-    """The jobs of each node, its longest first. `work`: what each job takes, in any unit. `speeds`:
-    the work that each node does at a time. `loads`: the work that nodes have already."""
+    """Return the jobs of each node, its longest first. `work`: of each job, in any unit. `speeds`:
+    the work that each node does in a unit of time. `loads`: the work that nodes have already."""
     if not speeds:
         raise FleetError(f"there is no node for {say_count(len(work), 'job')}: start one")
     for job, amount in work.items():

@@ -1,4 +1,4 @@
-"""What a fleet is told (events) and what it says (commands).
+"""Events, which a fleet receives, and commands, which it sends.
 
     event -> journal -> decide(state, event) -> commands -> devices -> the next events
 
@@ -6,14 +6,13 @@ A device does one thing at a time: a Start, a Turn or a Leave. Its answer frees 
 
     Start    Planned, Failed or Finished
     Turn     TurnEnded, Failed or Finished
-    Leave    Left or Failed
+    Leave    Departed or Failed
     any      DeviceEnded
 
-A Yield is no thing of its own: it ends a Turn early. A turn that ends between two nodes of a step
-is gone on with by another Turn, and until then the device has others of higher priority only.
+A Yield ends a Turn early and has no answer of its own. A turn that ends in the middle of a step is
+resumed by another Turn. Until then the device trains only jobs of higher priority.
 
-All fields are JSON's types (`memory` is an object of whole numbers), so that a journal can keep an
-event as one line. NaN is possible where a metric is.
+All fields are JSON's types, so that a journal can keep an event as one line. A metric may be NaN.
 """
 
 from dataclasses import dataclass
@@ -22,20 +21,31 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class JobMemory:
-    """The bytes that a job takes, beside the arena of a device, which it borrows for its turns."""
+    """The bytes that a job takes, besides the arena of its device, which it borrows for a turn."""
 
     host_bytes: int
-    """Held as long as the job lives: its host arena, its residents while it is parked, the buffers
-    of its loaders, its module."""
+    """Held as long as the job is on a device: its host arena, its residents while it is parked, the
+    buffers of its loaders, its module."""
     passing_bytes: int = 0
-    """Taken for a while, by one job of a device at a time: copies at its start, and at its
-    end."""
+    """Held by one job of a device at a time: copies at its start and at its end."""
     device_bytes: int = 0
-    """What a plain job keeps on its device all the time; 0 for an offloaded one."""
+    """Held on the device all the time by a plain job; 0 for an offloaded one."""
     arena_bytes: int = 0
-    """The device's arena, if the device is a CPU. It is as large as any of its jobs needs it."""
+    """The device's arena, if the device is a CPU. Its size is the largest that a job needs."""
     turn_bytes: int = 0
-    """What it needs of its device's arena in its turns; 0 for a plain job."""
+    """The part of the device's arena that it needs in its turns; 0 for a plain job."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """The seconds of a job's steps. 0.0 is unknown."""
+
+    step_seconds: float = 0.0
+    """One step."""
+    tail_seconds: float = 0.0
+    """The end of a step, in which only the host works."""
+    swap_seconds: float = 0.0
+    """A change to another job and back: park and unpark."""
 
 
 # ---- events -------------------------------------------------------------------------------------
@@ -52,33 +62,29 @@ class Added:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A job has been built, and its step planned: it could train now."""
+    """A job has been built and its step planned: it could train now."""
 
     job: str
     device: int
-    """Where it lives now."""
+    """Its device."""
     step: int
     """Steps that are done: more than 0 if it resumed."""
     left: int
     """Steps that are left."""
-    step_seconds: float
-    """Predicted seconds of a step; 0.0 if nobody knows."""
-    tail_seconds: float
-    """Of these the last ones, in which only the host works."""
-    swap_seconds: float
-    """Predicted seconds that a change to another job and back costs: park and unpark."""
+    times: StepTimes
+    """As predicted by its plan."""
     memory: JobMemory
     """What it will take once it is admitted."""
     about: str = ""
-    """One line of its plan, for people."""
+    """Its plan on one line, for people."""
     seconds: float = 0.0
-    """What its start took. A move costs as much again. 0.0 if nobody knows."""
+    """How long its start took, and a move would take. 0.0 is unknown."""
     validation_seconds: float = 0.0
     """Predicted seconds of all validations that are left."""
     metric: float | None = None
-    """The fleet's metric in the checkpoint from which it goes on; None if it was never logged."""
+    """The fleet's metric in the checkpoint from which it resumed; None if it was never logged."""
     input: str = ""
-    """The stream that it reads; jobs with the same one share it. "": it has a loader of its own."""
+    """The name of the stream that it reads, and may share; "": it has a loader of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,45 +100,44 @@ class TurnEnded:
     left: int
     """Steps that are left."""
     seconds: float
-    """What the steps took, `swap_seconds` not among them. If the turn was shared, the tail of the
-    last step is not among them either."""
+    """The time of the steps without `swap_seconds`; if the turn was shared, without the tail of the
+    last step, too."""
     swap_seconds: float
     """Measured park and unpark for this turn; 0.0 if the job before was the same."""
     metric: float | None
     """The newest value of the fleet's metric; None if it was never logged."""
     instead: str = ""
-    """What was logged instead, if the metric never was."""
+    """The names that were logged instead, if the metric never was."""
     aside: bool = False
-    """Whether a step stands aside between two of its nodes. Its job goes on there in its next turn,
-    and nothing else of this event counts but `steps` and the seconds of those."""
+    """Whether a step stands aside in its middle. The next turn resumes it. Only `steps` and
+    `seconds` of this event count then."""
     input: str = ""
     """The stream that it reads, as in `Planned`."""
     waits_for: tuple[str, ...] = ()
-    """The jobs that have to take their batches before this one can go on. Then the turn ended
-    early, between two batches."""
+    """The jobs that have to take their batches first. The turn ended early then, between two
+    batches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A job has trained to its end and is gone from its device."""
+    """A job has trained to its end and has left its device."""
 
     job: str
     device: int
     step: int
     """Steps that are done in all."""
     seconds: float
-    """What its last turn took."""
+    """The time of its last turn."""
     metric: float | None
     """The last value of the fleet's metric; None if it was never logged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A job has raised an error and is gone. The other jobs go on."""
+    """A job has raised an error and has left its device. The other jobs continue."""
 
     job: str
     device: int | None
-    """Where it was; None if it was nowhere."""
     error: str
     """The error in one line."""
     details: str = ""
@@ -140,15 +145,15 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
-    """A job has left, as it was told to: a snapshot is on disk, its memory is given back."""
+class Departed:
+    """A job has left by command: its checkpoint is on disk, and its memory is free."""
 
     job: str
     device: int
     step: int
-    """Steps that its snapshot has."""
+    """The steps in its checkpoint."""
     seconds: float = 0.0
-    """What leaving took. 0.0 if nobody knows."""
+    """How long leaving took. 0.0 is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,17 +170,17 @@ class InterruptAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class TimeTold:
-    """A look at the clock: if the fleet's time is over, every job leaves."""
+class TimeChecked:
+    """If the fleet's time is over, every job leaves."""
 
     seconds: float
-    """So long this start of the fleet has trained."""
+    """How long this start of the fleet has trained."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceEnded:
-    """The process of a device has died, with all jobs on it. The same command goes to its
-    successor, which has the same number."""
+    """The process of a device has died, with all jobs on it. A new one with the same number
+    replaces it."""
 
     device: int
     why: str
@@ -185,7 +190,7 @@ class DeviceEnded:
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """The fleet goes on after a kill or an interruption. No job lives anywhere now."""
+    """The fleet resumes after a kill or an interruption. No job is on a device."""
 
 
 Event = (
@@ -194,10 +199,10 @@ Event = (
     | TurnEnded
     | Finished
     | Failed
-    | Left
+    | Departed
     | StopAsked
     | InterruptAsked
-    | TimeTold
+    | TimeChecked
     | DeviceEnded
     | Restarted
 )
@@ -208,7 +213,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Build a job on a device, resume it if it has a snapshot, and plan its step."""
+    """Build a job on a device, resume it if it has a checkpoint, and plan its step."""
 
     job: str
     device: int
@@ -221,33 +226,33 @@ class Turn:
     job: str
     device: int
     steps: int
-    """So many whole steps, at least one. 0: the rest of a step that stands aside."""
+    """The number of whole steps; 0: the rest of a step that stands aside."""
     share: bool
-    """Whether the job gives the device back when only the host works at its last step."""
+    """Whether the job gives the device back when only the host works on its last step."""
     without: tuple[str, ...] = ()
-    """The jobs for which it has waited, and which do not come now: it waits no more for them."""
+    """The jobs for which it does not wait any more, because they cannot read now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Let a job write a snapshot and give all memory back."""
+    """Let a job write a checkpoint and free all its memory."""
 
     job: str
     device: int
     why: Literal["stopped", "moved", "interrupted"]
-    """stopped: it will not come back. moved: it will be started again, here or elsewhere.
-    interrupted: it may come back in another run."""
+    """stopped: it will not be started again. moved: it will, here or elsewhere. interrupted: it may
+    be started by another run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Yield:
-    """Let a job end its turn after the step under way, because one of higher priority waits. It is
-    answered by the `TurnEnded` of that turn."""
+    """Let a job end its turn after the current step, because one of higher priority waits. The
+    answer is the `TurnEnded` of that turn."""
 
     job: str
     device: int
     at_once: bool = False
-    """Whether the step under way should stand aside at its next node, instead."""
+    """Whether the current step should stand aside at its next node instead."""
 
 
 Command = Start | Turn | Leave | Yield

@@ -1,4 +1,4 @@
-"""Synchronous successive halving: at each rung only the best part of the jobs goes on.
+"""Synchronous successive halving: from each rung only the best jobs go on.
 
     first = 500, eta = 3       500          1500            4500
     a  0.9 ------------------- | stops
@@ -26,9 +26,9 @@ class Halving:
     """Stops all but the best `1 / eta` of the jobs at the steps first, first * eta, ..."""
 
     metric: str
-    """The name under which modules log what counts."""
+    """The name under which modules log the metric."""
     eta: int = 3
-    """Of so many jobs one goes on, and rungs are so many times farther each."""
+    """One of this many jobs goes on, and each rung is this many times later than the one before."""
     first: int = 500
     """The step of the first rung."""
     mode: Literal["min", "max"] = "min"
@@ -38,14 +38,14 @@ class Halving:
         _check(self.metric, self.eta, self.first, self.mode)
 
     def next_look(self, step: int) -> int:
-        """The first of first, first * eta, ... after `step`."""
+        """Return the first of first, first * eta, ... after `step`."""
         rung = self.first
         while rung <= step:
             rung *= self.eta
         return rung
 
     def judge(self, seen: Seen, gone: Collection[str]) -> Mapping[str, str]:
-        """Who is not among the best of a rung that is complete, by the newest rung of each job."""
+        """Return the jobs that are not among the best of their newest rung, if it is complete."""
         verdicts: dict[str, str] = {}
         alive = [job for job in seen if job not in gone]
         for job in alive:
@@ -62,12 +62,12 @@ class Halving:
         return verdicts
 
     def waits(self, job: str, seen: Seen, alive: Collection[str]) -> bool:
-        """Whether a living job has not reported yet at the newest rung of `job`."""
+        """Return whether a living job has not reported yet at the newest rung of `job`."""
         rung = max(seen[job])
         return any(rung not in seen[other] for other in alive)
 
     def _order(self, rung: int, seen: Seen) -> list[str]:
-        """All jobs that reported at a rung, the best one first."""
+        """Return the jobs that reported at a rung, the best one first."""
         sign = 1 if self.mode == "min" else -1
 
         def rank(job: str) -> tuple[bool, float, str]:

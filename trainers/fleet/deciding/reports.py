@@ -1,291 +1,320 @@
-"""What an event changes in a state, before anybody decides anything.
+"""Applies an event to a state, before any decision.
 
 A device is free as soon as it has answered. A job that reports a rung a second time, because it was
-started again from an older snapshot, is compared with what it reported first.
+restarted from an older checkpoint, keeps the value that it reported first.
 """
 
 import math
 from dataclasses import replace
 
 from offload.sizes import say_count
-from trainers.fleet.deciding.admission import never_fits
-from trainers.fleet.deciding.awaiting import had_turn
+from trainers.fleet.deciding.admission import why_it_never_fits
+from trainers.fleet.deciding.awaiting import stop_waiting_for
 from trainers.fleet.deciding.events import (
     Added,
+    Departed,
     DeviceEnded,
     Event,
     Failed,
     Finished,
     InterruptAsked,
-    Left,
     Planned,
     Restarted,
     StopAsked,
-    TimeTold,
+    TimeChecked,
     Turn,
     TurnEnded,
 )
 from trainers.fleet.deciding.fleet_error import FleetError
-from trainers.fleet.deciding.fleet_state import FleetState, JobState
+from trainers.fleet.deciding.fleet_state import FleetState, JobExit, JobPlan, JobState
 
-NEWEST = 0.5
-"""How much of a step's seconds comes from the newest turn."""
-TWICE = 2
-"""A job that ran on so many devices while they ended is not started again."""
+NEWEST_WEIGHT = 0.5
+"""The weight of the newest turn in the seconds of a step."""
+MOST_ENDED_DEVICES = 2
+"""A job that ran on this many devices while they ended is not started again."""
 
 
-def heard(state: FleetState, event: Event) -> FleetState:
-    """The state in which an event has happened."""
+def apply_event(state: FleetState, event: Event) -> FleetState:
+    """Return the state after an event."""
     device = getattr(event, "device", None)
     if device is not None and not 0 <= device < state.settings.devices:
         raise FleetError(
-            f"the journal speaks of device {device}, and there are {state.settings.devices}: replay"
-            " it with as many devices as it was written with"
+            f"the journal has an event of device {device}, and there are {state.settings.devices}:"
+            " replay it with as many devices as it was written with"
         )
     match event:
         case Added():
             if event.job in state.jobs:
                 raise FleetError(f"job {event.job!r} was added twice: give each job its own name")
-            return state.put(JobState(event.job, priority=event.priority))
+            return state.with_jobs(JobState(event.job, priority=event.priority))
         case InterruptAsked():
             return replace(state, interrupted="interrupted")
-        case TimeTold():
-            return _time_told(state, event.seconds)
+        case TimeChecked():
+            return _apply_time(state, event.seconds)
         case Restarted():
-            return _restarted(state)
+            return _restart(state)
         case DeviceEnded():
-            return _device_ended(state, event)
+            return _end_device(state, event)
         case _:
             pass
     job = state.jobs.get(event.job)
     if job is None:
         raise FleetError(
-            f"the journal speaks of job {event.job!r}, which was never added: use another folder"
+            f"the journal has an event of job {event.job!r}, which was never added: use another"
+            " folder"
         )
     match event:
         case Planned():
-            return _planned(_freed(state, job), job, event)
+            return _apply_plan(_free_device(state, job), job, event)
         case TurnEnded():
-            return _turn_ended(state, job, event)
+            return _end_turn(state, job, event)
         case Finished():
-            values = _recorded(state, job, event.step, event.metric).values
-            gone = replace(
-                _gone(job), phase="finished", step=event.step, left=0, metric=event.metric,
-                values=values, seconds=job.seconds + event.seconds, reason="",
+            values = _record_metric(state, job, event.step, event.metric).rungs.values
+            seconds = job.turns.seconds + event.seconds
+            job = _without_device(job)
+            job = replace(
+                job, phase="finished", step=event.step, left=0, metric=event.metric, reason="",
+                rungs=replace(job.rungs, values=values), turns=replace(job.turns, seconds=seconds),
             )  # fmt: skip
-            return _freed(state, job).put(gone)
         case Failed():
-            return _freed(state, job).put(_failed(job, event.error, event.details))
-        case Left():
+            job = _fail(job, event.error, event.details)
+        case Departed():
             state = replace(state, leave_seconds=max(state.leave_seconds, event.seconds))
-            if not _rungs(state, job, event.step):  # else it reports the rung when it is planned
+            if not _rungs_between(state, job, event.step):  # else `Planned` will report the rung
                 job = replace(job, step=event.step, left=job.left + job.step - event.step)
-            return _freed(state, job).put(_left(state, job))
+            job = _depart(state, job)
         case StopAsked():
-            return _stop_asked(state, job, event.why)
+            return _ask_to_stop(state, job, event.why)
+    return _free_device(state, job).with_jobs(job)
 
 
-def _planned(state: FleetState, job: JobState, event: Planned) -> FleetState:
-    moved, before = job.target is not None, job
+def _apply_plan(state: FleetState, job: JobState, event: Planned) -> FleetState:
+    before, times = job, event.times
+    if job.plan.is_measured:
+        times = replace(times, step_seconds=job.step_seconds)
+    plan = JobPlan(
+        event.memory, times, job.plan.is_measured, start_seconds=event.seconds, about=event.about
+    )
     job = replace(
-        _recorded(state, job, event.step, event.metric),
-        step=event.step,
-        left=event.left,
-        tail_seconds=event.tail_seconds,
-        swap_seconds=event.swap_seconds,
-        step_seconds=job.step_seconds if job.measured else event.step_seconds,
-        start_seconds=event.seconds,
-        memory=event.memory,
-        about=event.about,
-        input=event.input,
+        _record_metric(state, job, event.step, event.metric),
         phase="lobby",
         reason="",
-        admitted=False,
-        target=None,
-        moves=job.moves + moved,
+        step=event.step,
+        left=event.left,
+        plan=plan,
+        exit=replace(job.exit, target=None),
+        turns=replace(job.turns, input=event.input),
     )
-    if (wrong := never_fits(event.memory, state.settings)) and not job.ending:
-        return state.put(replace(job, ending="failed", ending_why=wrong, error=wrong))
+    wrong = why_it_never_fits(event.memory, state.settings)
+    if wrong and not job.exit.kind:
+        return state.with_jobs(replace(job, exit=JobExit("failed", wrong)))
     # A checkpoint is written before the end of its turn is reported, so a kill may lose a report.
-    job = replace(_at_rung(state, before, job, ""), phase="lobby")
-    if job.ending == "failed":
-        return state.put(job)
-    return replace(state.put(job), queue=(*state.queue, job.name))
+    job = replace(_stand_at_rung(state, before, job, ""), phase="lobby")
+    if job.exit.kind == "failed":
+        return state.with_jobs(job)
+    return replace(state.with_jobs(job), queue=(*state.queue, job.name))
 
 
-def _turn_ended(state: FleetState, job: JobState, event: TurnEnded) -> FleetState:
+def _end_turn(state: FleetState, job: JobState, event: TurnEnded) -> FleetState:
     command = state.busy[event.device]
-    shared = isinstance(command, Turn) and command.share
-    state = _freed(state, job)
-    seconds = event.seconds + (job.tail_seconds if shared else 0.0)
+    is_shared = isinstance(command, Turn) and command.share
+    state, times = _free_device(state, job), job.plan.times
     if event.steps > 0:
-        new = seconds / event.steps
-        new = NEWEST * new + (1 - NEWEST) * job.step_seconds if job.measured else new
-        job = replace(job, step_seconds=new, measured=True)
+        step_seconds = (event.seconds + (times.tail_seconds if is_shared else 0.0)) / event.steps
+        if job.plan.is_measured:
+            step_seconds = NEWEST_WEIGHT * step_seconds + (1 - NEWEST_WEIGHT) * times.step_seconds
+        times = replace(times, step_seconds=step_seconds)
+        job = replace(job, plan=replace(job.plan, times=times, is_measured=True))
+    turns = replace(job.turns, seconds=job.turns.seconds + event.seconds)
     if event.aside:
         why = "a step stands aside for a job of higher priority"
-        seconds = job.seconds + event.seconds
-        return state.put(replace(job, phase="ready", reason=why, aside=True, seconds=seconds))
+        turns = replace(turns, is_aside=True)
+        return state.with_jobs(replace(job, phase="ready", reason=why, turns=turns))
     before = job
+    times = replace(times, swap_seconds=event.swap_seconds or times.swap_seconds)
     job = replace(
-        _recorded(state, job, event.step, event.metric),
+        _record_metric(state, job, event.step, event.metric),
         phase="ready",
         step=event.step,
         left=event.left,
         metric=event.metric,
-        seconds=job.seconds + event.seconds,
-        swap_seconds=event.swap_seconds or job.swap_seconds,
-        tail_left=job.tail_seconds if shared else 0.0,
-        input=event.input,
-        waits_for=event.waits_for,
+        plan=replace(job.plan, times=times),
+        turns=replace(
+            turns,
+            tail_left=times.tail_seconds if is_shared else 0.0,
+            input=event.input,
+            waits_for=event.waits_for,
+        ),
     )
-    job = _at_rung(state, before, job, event.instead)
+    job = _stand_at_rung(state, before, job, event.instead)
     others = [
-        replace(other, tail_left=max(0.0, other.tail_left - event.seconds - event.swap_seconds))
+        _shorten_tail(other, event.seconds + event.swap_seconds)
         for other in state.jobs.values()
-        if other.device == event.device and other.tail_left > 0 and other.name != job.name
+        if other.device == event.device and other.turns.tail_left > 0 and other.name != job.name
     ]
-    return had_turn(state.put(job, *others), job.name)
+    return stop_waiting_for(state.with_jobs(job, *others), job.name)
 
 
-def _rungs(state: FleetState, job: JobState, step: int) -> list[int]:
-    """The rungs after what `job` had done, up to `step`."""
-    rule, found = state.settings.rule, []
+def _shorten_tail(job: JobState, seconds: float) -> JobState:
+    tail_left = max(0.0, job.turns.tail_left - seconds)
+    return replace(job, turns=replace(job.turns, tail_left=tail_left))
+
+
+def _rungs_between(state: FleetState, job: JobState, step: int) -> list[int]:
+    """Return the rungs after the steps of `job`, up to `step`."""
+    rule = state.settings.rule
+    rungs: list[int] = []
     rung = rule.next_look(job.step) if rule is not None else None
     while rule is not None and rung is not None and rung <= step:
-        found.append(rung)
+        rungs.append(rung)
         rung = rule.next_look(rung)
-    return found
+    return rungs
 
 
-def _recorded(state: FleetState, job: JobState, step: int, metric: float | None) -> JobState:
-    """The job with what it reports at the rungs up to `step`; it says what differs from before."""
-    for rung in _rungs(state, job, step):
-        first = job.values.get(rung)
+def _record_metric(state: FleetState, job: JobState, step: int, metric: float | None) -> JobState:
+    """Record the metric at the rungs up to `step`, with a remark if it was different before."""
+    rungs = job.rungs
+    for rung in _rungs_between(state, job, step):
+        first = rungs.values.get(rung)
         if first is None:
             if metric is not None:
-                job = replace(job, values={**job.values, rung: metric})
+                rungs = replace(rungs, values={**rungs.values, rung: metric})
         elif metric is None or not (metric == first or (math.isnan(metric) and math.isnan(first))):
             name = state.settings.rule.metric if state.settings.rule else "metric"
             now = "was not logged" if metric is None else f"is {metric!r}"
             remark = (
                 f"at step {rung} {name} was {first!r}, and {now} after a restart: not the same run"
             )
-            job = replace(job, remarks=tuple(dict.fromkeys((*job.remarks, remark))))
-    return job
+            rungs = replace(rungs, remarks=tuple(dict.fromkeys((*rungs.remarks, remark))))
+    return replace(job, rungs=rungs)
 
 
-def _at_rung(state: FleetState, before: JobState, job: JobState, instead: str) -> JobState:
-    """The job as it stands after a turn: at a rung, or failed there, or ready. `instead`: what it
+def _stand_at_rung(state: FleetState, before: JobState, job: JobState, instead: str) -> JobState:
+    """Return the job after a turn: at a rung, failed there, or ready. `instead`: the names that it
     has logged if it has not logged the metric."""
-    rungs = [r for r in _rungs(state, before, job.step) if r > job.passed]
-    if not rungs or job.ending in ("stopped", "failed") or state.settings.rule is None:
+    passed = job.rungs.passed
+    rungs = [rung for rung in _rungs_between(state, before, job.step) if rung > passed]
+    if not rungs or job.exit.kind in ("stopped", "failed") or state.settings.rule is None:
         return job
-    job = replace(job, ending="", ending_why="", target=None)  # who stands at a rung moves later
-    if rungs[-1] not in job.values:
+    job = replace(job, exit=JobExit())  # a job that stands at a rung moves later
+    if rungs[-1] not in job.rungs.values:
         name = state.settings.rule.metric
         error = (
             f"{name} was never logged by step {rungs[-1]}, where jobs are compared by it"
             f"{f' ({instead} was logged)' if instead else ''}: log it with self.log({name!r}, ...)"
             " before that step, or give the stop rule another metric"
         )
-        return replace(job, ending="failed", ending_why=error, error=error)
-    if job.left <= 0:
-        return replace(job, passed=rungs[-1])  # it is at its end: nothing is saved by stopping it
-    return replace(job, phase="at_rung", rung=rungs[-1])
+        return replace(job, exit=JobExit("failed", error))
+    if job.left <= 0:  # it is at its end: nothing is saved by stopping it
+        return replace(job, rungs=replace(job.rungs, passed=rungs[-1]))
+    return replace(job, phase="at_rung", rungs=replace(job.rungs, rung=rungs[-1]))
 
 
-def _left(state: FleetState, job: JobState) -> JobState:
-    """A job after it has given everything back."""
-    if job.ending == "failed":
-        return _failed(job, job.error, job.details)
-    if job.ending == "stopped":
-        return replace(_gone(job), phase="stopped", reason=job.ending_why)
+def _depart(state: FleetState, job: JobState) -> JobState:
+    """Return a job that has freed its device and its memory."""
+    if job.exit.kind == "failed":
+        return _fail(job, job.exit.why, job.exit.details)
+    if job.exit.kind == "stopped":
+        return replace(_without_device(job), phase="stopped", reason=job.exit.why)
     if state.interrupted:
-        return _parked(job, f"{state.interrupted} at step {job.step}")
-    if job.target is None:
-        return _parked(job, f"left at step {job.step}, so that others have its memory")
+        return _park(job, f"{state.interrupted} at step {job.step}")
+    if (target := job.exit.target) is None:
+        return _park(job, f"left at step {job.step}, so that others have its memory")
     return replace(
-        job, phase="waiting", device=None, ending="", ending_why="", tail_left=0.0, waits_for=(),
-        reason=f"moves to device {job.target}",
-    )  # fmt: skip
+        job,
+        phase="waiting",
+        device=None,
+        reason=f"moves to device {target}",
+        exit=JobExit(target=target),
+        turns=replace(job.turns, tail_left=0.0, waits_for=()),
+    )
 
 
-def _parked(job: JobState, reason: str) -> JobState:
-    """A job that lives nowhere now and will be started again, if its rung lets it."""
-    phase = "waiting" if job.rung is None else "at_rung"
-    return replace(_gone(job), phase=phase, reason=reason)
+def _park(job: JobState, reason: str) -> JobState:
+    """Return a job that has no device and is started again later, if its rung allows it."""
+    phase = "waiting" if job.rungs.rung is None else "at_rung"
+    return replace(_without_device(job), phase=phase, reason=reason)
 
 
-def _gone(job: JobState) -> JobState:
-    """A job without device and memory."""
+def _fail(job: JobState, error: str, details: str) -> JobState:
+    exit = JobExit("failed", error, details=details)
+    return replace(_without_device(job), phase="failed", exit=exit, reason=error)
+
+
+def _without_device(job: JobState) -> JobState:
+    """Return a job without device and memory."""
     return replace(
-        job, device=None, target=None, admitted=False, ending="", ending_why="", waited=0,
-        tail_left=0.0, aside=False, waits_for=(),
-    )  # fmt: skip
+        job,
+        device=None,
+        plan=replace(job.plan, is_admitted=False),
+        exit=JobExit(),
+        turns=replace(job.turns, waited=0, tail_left=0.0, is_aside=False, waits_for=()),
+    )
 
 
-def _failed(job: JobState, error: str, details: str) -> JobState:
-    return replace(_gone(job), phase="failed", error=error, details=details, reason=error)
-
-
-def _freed(state: FleetState, job: JobState) -> FleetState:
-    """The state in which the device that was busy with `job` is free, and nobody queues for it."""
+def _free_device(state: FleetState, job: JobState) -> FleetState:
+    """Return the state in which the device that was busy with `job` is free."""
     busy = tuple(None if c is not None and c.job == job.name else c for c in state.busy)
-    queue = tuple(name for name in state.queue if name != job.name)
-    return replace(state, busy=busy, queue=queue)
+    return replace(state, busy=busy, queue=_without_name(state.queue, job.name))
 
 
-def _stop_asked(state: FleetState, job: JobState, why: str) -> FleetState:
-    if job.ended or job.ending in ("stopped", "failed"):
+def _without_name(queue: tuple[str, ...], name: str) -> tuple[str, ...]:
+    return tuple(other for other in queue if other != name)
+
+
+def _ask_to_stop(state: FleetState, job: JobState, why: str) -> FleetState:
+    if not job.alive:
         return state
     if job.device is None:
-        return state.put(replace(_gone(job), phase="stopped", reason=why))
-    queue = tuple(name for name in state.queue if name != job.name)
-    return replace(state.put(replace(job, ending="stopped", ending_why=why)), queue=queue)
+        return state.with_jobs(replace(_without_device(job), phase="stopped", reason=why))
+    state = state.with_jobs(replace(job, exit=JobExit("stopped", why, job.exit.target)))
+    return replace(state, queue=_without_name(state.queue, job.name))
 
 
-def _time_told(state: FleetState, seconds: float) -> FleetState:
+def _apply_time(state: FleetState, seconds: float) -> FleetState:
     limit = state.settings.seconds
     if limit is None or seconds < limit or state.interrupted:
         return state
-    said = f"the {limit / 3600:.3g} h were over"
+    why = f"the {limit / 3600:.3g} h were over"
     resting = [job for job in state.jobs.values() if not job.ended and job.device is None]
-    state = state.put(*[replace(job, reason=f"{said} at step {job.step}") for job in resting])
-    return replace(state, interrupted=said)
+    state = state.with_jobs(*[replace(job, reason=f"{why} at step {job.step}") for job in resting])
+    return replace(state, interrupted=why)
 
 
-def _device_ended(state: FleetState, event: DeviceEnded) -> FleetState:
+def _end_device(state: FleetState, event: DeviceEnded) -> FleetState:
     command = state.busy[event.device]
-    ran = event.job or (command.job if command is not None else None)
+    running = event.job or (command.job if command is not None else None)
+    why = f"device {event.device} ended: {event.why}"
     for job in [job for job in state.jobs.values() if job.device == event.device]:
-        state = _freed(state, job)
-        said = f"device {event.device} ended: {event.why}"
-        count = job.ended_devices + (job.name == ran)
-        job = replace(job, ended_devices=count)
-        if job.name == ran and count >= TWICE and job.ending != "stopped":
-            error = f"{said}; it ran this job, and so did a device that ended before"
-            job = _failed(job, error, "")
-        elif job.ending in ("stopped", "failed"):
-            job = _left(state, job)
+        state = _free_device(state, job)
+        count = job.turns.ended_devices + (job.name == running)
+        job = replace(job, turns=replace(job.turns, ended_devices=count))
+        is_suspect = job.name == running and count >= MOST_ENDED_DEVICES
+        if is_suspect and job.exit.kind != "stopped":
+            error = f"{why}; it ran this job, and so did a device that ended before"
+            job = _fail(job, error, "")
+        elif job.alive:
+            job = _park(job, f"{why}; it starts again")
         else:
-            job = _parked(job, f"{said}; it starts again")
-        state = state.put(job)
+            job = _depart(state, job)
+        state = state.with_jobs(job)
     busy = tuple(None if d == event.device else c for d, c in enumerate(state.busy))
     last = tuple(None if d == event.device else n for d, n in enumerate(state.last))
     return replace(state, busy=busy, last=last)
 
 
-def _restarted(state: FleetState) -> FleetState:
-    """All jobs that have not ended live nowhere. `settings` may be others than before."""
-    jobs = []
+def _restart(state: FleetState) -> FleetState:
+    """Return the state in which no job is on a device. The settings may have changed before."""
+    jobs: list[JobState] = []
     for job in state.jobs.values():
         if job.ended:
             continue
-        if job.ending in ("stopped", "failed"):
-            jobs.append(_left(state, job))
-        else:
+        if job.alive:
             done = f"starts again; it had done {say_count(job.step, 'step')}"
-            jobs.append(_parked(job, done if job.step else ""))
+            jobs.append(_park(job, done if job.step else ""))
+        else:
+            jobs.append(_depart(state, job))
     free = (None,) * state.settings.devices
-    return replace(state.put(*jobs), busy=free, last=free, queue=(), passers=(), interrupted="")
+    return replace(
+        state.with_jobs(*jobs), busy=free, last=free, queue=(), passers=(), interrupted=""
+    )

@@ -1,19 +1,19 @@
-"""What a stop rule answers.
+"""A stop rule ends jobs early, by what they report at certain steps (rungs).
 
     step  0 ........ rung ........ rung ............ end
                       |             '- next_look(step of the rung before)
-                      '- judge: who stops here       waits: who stands still until others are here
+                      '- judge: which jobs stop here     waits: which jobs wait here for others
 
-All that a rule may look at is what jobs have reported at their rungs, and in which order. A journal
-that is read again tells it the same in the same order, so it gives the same verdicts.
+A rule may look only at what jobs have reported at their rungs, and in which order. So it gives the
+same verdicts when a journal is read again.
 """
 
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
 Seen = Mapping[str, Mapping[int, float]]
-"""By job, in the order of adding: the value of the metric at each rung that it has reached. A job
-that has reported nothing yet is there too, with nothing in it."""
+"""By job, in the order of adding: the value of the metric at each rung that it has reached. It has
+jobs without any value, too."""
 
 
 class StopRule(Protocol):
@@ -21,18 +21,18 @@ class StopRule(Protocol):
 
     @property
     def metric(self) -> str:
-        """The name under which jobs log what the rule looks at."""
+        """The name of the metric."""
         ...
 
     def next_look(self, step: int) -> int | None:
-        """The first rung after `step`; None if there is no more."""
+        """Return the first rung after `step`; None if there is none."""
         ...
 
     def judge(self, seen: Seen, gone: Mapping[str, str]) -> Mapping[str, str]:
-        """Why, by job that should stop. `gone` have ended, or are about to: finished, stopped or
-        failed. The fleet asks after every report, and stops only jobs that stand at a rung."""
+        """Return the reason by job that should stop. `gone`: by job that has ended, or will soon:
+        finished, stopped or failed. Only jobs that stand at a rung are stopped."""
         ...
 
     def waits(self, job: str, seen: Seen, alive: Collection[str]) -> bool:
-        """Whether `job`, which stands at its newest rung, waits there for others."""
+        """Return whether `job` waits at its newest rung for others."""
         ...

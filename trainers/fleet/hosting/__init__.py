@@ -3,5 +3,5 @@
 `device_host.py` has the threads of the jobs and the stage of the device. `device_process.py` is the
 same behind a pipe. `input_process.py` starts the process that reads for several devices.
 
-May import: dice, fleet.deciding, fleet.inputs, fleet.jobs, loaders.sharing.
+May import: fleet.deciding, fleet.inputs, fleet.jobs, loaders.sharing, random_state.
 """

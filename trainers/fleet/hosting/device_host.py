@@ -1,10 +1,9 @@
 """The jobs of one device in this process: threads that take turns, and the stage that they share.
 
-    command --> the job's thread goes on ...... --> event
-                one command at a time: its job has the baton until its event is sent
+    command --> the job's thread runs ...... --> event
 
-The host itself runs no job's code. It is called by the fleet's loop, or by the loop of a device's
-process.
+A device gets one command at a time. The fleet's loop calls the host, or the loop of a device's
+process. The host itself runs no job's code.
 """
 
 import logging
@@ -13,17 +12,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainers.dice import Dice
 from trainers.fleet.deciding.events import Command, Event, Start, Yield
 from trainers.fleet.inputs.input_link import InputLink
 from trainers.fleet.inputs.shared_inputs import SharedInputs
-from trainers.fleet.jobs.job_program import JobProgram
 from trainers.fleet.jobs.job_thread import JobThread
+from trainers.fleet.jobs.seat import JobProgram, Seat
 from trainers.fleet.jobs.seat_settings import SeatSettings
 from trainers.fleet.jobs.tenancy import Tenancy
+from trainers.random_state import RandomState
 
-SAID_BY = "lightning.pytorch.utilities.rank_zero"
-BEGINS = ("GPU available: ", "TPU available: ", "💡 Tip: ")
+BANNER_LOGGER = "lightning.pytorch.utilities.rank_zero"
+BANNER_STARTS = ("GPU available: ", "TPU available: ", "💡 Tip: ")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,8 +31,8 @@ class HostedJob:
 
     program: JobProgram
     folder: Path
-    dice: Dice
-    """The dice when the job was added."""
+    random_state: RandomState
+    """That of the process when the job was added."""
     priority: int = 0
 
 
@@ -44,14 +43,14 @@ class DeviceHost:
         self._settings = settings
         self._send = send
         self._tenancy = Tenancy(settings.device)
-        self._inputs = _inputs_of(settings)
+        self._inputs = _make_inputs(settings)
         self._threads: dict[str, JobThread] = {}
         self._priorities: set[int] = set()
-        self._banner = Banner(says=settings.number == 0)
+        self._banner = BannerFilter(is_first=settings.number == 0)
 
     def do(self, command: Command, job: HostedJob) -> None:
-        """Let a job go on. The device must have nothing else to do, but for a Yield, which goes to
-        the job that it runs."""
+        """Send a command to a job. The device must be idle, except for a Yield, which goes to the
+        job that it runs."""
         name = command.job
         if isinstance(command, Yield):
             self._threads[name].end_turn_early(command.at_once)
@@ -61,17 +60,18 @@ class DeviceHost:
             if len(self._priorities) > 1:
                 self._tenancy.expect_cuts()
             if name in self._threads:
-                self._threads[name].join()  # it left before, and comes back
-            self._threads[name] = JobThread(
-                name, job.program, job.folder, self._settings, self._tenancy, job.dice, self._send,
+                self._threads[name].join()  # it has left before
+            seat = Seat(
+                name, job.folder, self._settings, self._tenancy, job.random_state, self._send,
                 self._inputs,
             )  # fmt: skip
+            self._threads[name] = JobThread(seat, job.program, self._tenancy, self._send)
         self._threads[name].grant(command)
 
     def close(self) -> None:
         """End all jobs where they wait, and the stage."""
         for thread in sorted(self._threads.values(), key=lambda thread: thread.stands_aside):
-            thread.end()  # a step that stands aside goes on only when nobody else has a turn
+            thread.end()  # a step that stands aside resumes only when no other job has a turn
         self._banner.close()
         self._inputs.close()
         self._tenancy.close()
@@ -83,31 +83,31 @@ class DeviceHost:
         self.close()
 
 
-def _inputs_of(settings: SeatSettings) -> SharedInputs:
+def _make_inputs(settings: SeatSettings) -> SharedInputs:
     if settings.inputs is None:
         return SharedInputs(str(settings.number))
-    # The process of a device that has ended may still be known there.
+    # The input process may still know an earlier process of this device.
     return SharedInputs(f"{settings.number}-{os.getpid()}", InputLink(settings.inputs))
 
 
-class Banner(logging.Filter):
-    """Passes each line of Lightning's banner (what the machine has, and tips) for one job. What
-    else jobs and others say passes always."""
+class BannerFilter(logging.Filter):
+    """Passes each line of Lightning's banner (the machine's devices, tips) for one job only. All
+    other lines pass."""
 
-    def __init__(self, says: bool) -> None:
-        """`says`: whether this process has the device that says it for all."""
+    def __init__(self, is_first: bool) -> None:
+        """`is_first`: whether this process has the first device, which logs the banner."""
         super().__init__()
-        self._says = says
-        self._said: set[str] = set()
-        logging.getLogger(SAID_BY).addFilter(self)
+        self._is_first = is_first
+        self._logged: set[str] = set()
+        logging.getLogger(BANNER_LOGGER).addFilter(self)
 
     def close(self) -> None:
-        logging.getLogger(SAID_BY).removeFilter(self)
+        logging.getLogger(BANNER_LOGGER).removeFilter(self)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        line = record.getMessage()
-        if not str(record.threadName).startswith("perfect-job-") or not line.startswith(BEGINS):
+        line, by_job = record.getMessage(), str(record.threadName).startswith("perfect-job-")
+        if not by_job or not line.startswith(BANNER_STARTS):
             return True
-        first = self._says and line not in self._said
-        self._said.add(line)
-        return first
+        is_new = self._is_first and line not in self._logged
+        self._logged.add(line)
+        return is_new

@@ -5,7 +5,7 @@
     send(event)  <--pipe--   a thread reads        <-- event --
 
 A process that dies (a segmentation fault, the system's killer) is reported as `DeviceEnded`. Its
-jobs go on from their checkpoints in another process.
+jobs resume from their checkpoints in another process.
 """
 
 import gc
@@ -22,10 +22,9 @@ from typing import Any
 
 from trainers.fleet.deciding.events import Command, DeviceEnded, Event, Yield
 from trainers.fleet.deciding.fleet_error import FleetError
-from trainers.fleet.hosting.child_manners import ChildManners
+from trainers.fleet.hosting.child_settings import ChildSettings
 from trainers.fleet.hosting.device_host import DeviceHost, HostedJob
-from trainers.fleet.jobs.job_program import JobProgram
-from trainers.fleet.jobs.seat import Seat
+from trainers.fleet.jobs.seat import JobProgram, Seat
 from trainers.fleet.jobs.seat_settings import SeatSettings
 
 JOIN_SECONDS = 30.0
@@ -34,7 +33,7 @@ PROGRAM = "program.pickle"
 
 @dataclass(frozen=True, slots=True)
 class PickledProgram:
-    """A job's program in a file. It is read in the job's own thread, under its dice."""
+    """A job's program in a file. It is read in the job's own thread, with its random state."""
 
     path: Path
 
@@ -44,16 +43,16 @@ class PickledProgram:
         program(seat)
 
 
-def pickled(name: str, job: HostedJob) -> HostedJob:
+def pickle_program(name: str, job: HostedJob) -> HostedJob:
     """Return the job with its program in a file of its folder. Raise `FleetError` if it cannot be
     pickled."""
     path = job.folder / PROGRAM
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        path.unlink(missing_ok=True)  # else a link that was put there would name what is written
+        path.unlink(missing_ok=True)  # else it could be a link to a file of somebody else
         with path.open("xb") as file:
             pickle.dump(job.program, file)
-    except Exception as error:  # whatever a class raises that is not made to be pickled
+    except Exception as error:  # any error of a class that cannot be pickled
         path.unlink(missing_ok=True)
         raise FleetError(
             f"job {name} cannot be sent to the process of a device: {error}. Give functions at the"
@@ -70,13 +69,13 @@ class DeviceProcess:
         self._settings = settings
         self._send = send
         self._running: str | None = None
-        """The job that was last told to go on, and has not answered."""
+        """The job that has a command and has not answered."""
         self._closing = False
         spawn = multiprocessing.get_context("spawn")
         self._pipe, theirs = spawn.Pipe()
         self._process = spawn.Process(
             target=_serve,
-            args=(theirs, settings, ChildManners.of_this_process()),
+            args=(theirs, settings, ChildSettings.of_this_process()),
             name=f"perfect-device-{settings.number}",
             daemon=False,
         )
@@ -87,14 +86,14 @@ class DeviceProcess:
 
     def start(self) -> None:
         self._process.start()
-        self._theirs.close()  # the child has its own; with it closed here, its death ends the pipe
+        self._theirs.close()  # now the pipe ends when the child dies
         self._reader.start()
 
     def do(self, command: Command, job: HostedJob) -> None:
-        """Let a job go on. The device must have nothing else to do."""
+        """Send a command to a job. The device must be idle, except for a Yield."""
         if not isinstance(command, Yield):
             self._running = command.job
-        with suppress(BrokenPipeError, ConnectionResetError):  # the reader says so
+        with suppress(BrokenPipeError, ConnectionResetError):  # the reader reports it
             self._pipe.send((command, job))
 
     def _read(self) -> None:
@@ -107,12 +106,11 @@ class DeviceProcess:
             pass
         if not self._closing:
             self._process.join()
-            self._send(
-                DeviceEnded(self._settings.number, said(self._process.exitcode), self._running)
-            )
+            why = describe_exit(self._process.exitcode)
+            self._send(DeviceEnded(self._settings.number, why, self._running))
 
     def close(self) -> None:
-        """End the process. Its jobs must have ended, or are given up."""
+        """End the process. A job that still runs is lost."""
         self._closing = True
         if self._process.ident is None:
             return
@@ -133,16 +131,16 @@ class DeviceProcess:
         self.close()
 
 
-def said(code: int | None) -> str:
-    """Say how a process ended."""
+def describe_exit(code: int | None) -> str:
+    """Return how a process ended."""
     if code is not None and code < 0:
         return f"its process was ended by {signal.Signals(-code).name}"
     return f"its process ended with code {code}"
 
 
-def _serve(pipe: Connection, settings: SeatSettings, manners: ChildManners) -> None:
+def _serve(pipe: Connection, settings: SeatSettings, child: ChildSettings) -> None:
     """Run in the process of a device."""
-    manners.adopt()
+    child.apply()
     lock = threading.Lock()
 
     def send(event: Event) -> None:
@@ -150,17 +148,17 @@ def _serve(pipe: Connection, settings: SeatSettings, manners: ChildManners) -> N
             pipe.send(event)
 
     gc.collect()
-    gc.freeze()  # what was imported stays: a collection after every job need not look at it
+    gc.freeze()  # a collection after every job need not look at what was imported
     try:
         with DeviceHost(settings, send) as host:
-            while (received := _received(pipe)) is not None:
+            while (received := _receive(pipe)) is not None:
                 command, job = received
                 host.do(command, job)
     finally:
-        gc.unfreeze()  # libraries count what is left at the end of a process
+        gc.unfreeze()  # libraries check for leaks at the end of a process
 
 
-def _received(pipe: Connection) -> Any:
+def _receive(pipe: Connection) -> Any:
     try:
         return pipe.recv()
     except EOFError:  # the caller's process is gone

@@ -1,8 +1,8 @@
-"""One input for the jobs that name the same data and augmentation.
+"""One input for jobs with the same data and augmentation.
 
-`same_input.py` says which loaders are equal, `shared_inputs.py` which jobs of a process read
-together. Where devices have processes, `input_service.py` reads for all of them in one more
-process, and `input_link.py` is how a device asks it.
+`same_input.py` compares loaders, and `shared_inputs.py` lets jobs of a process read together. If
+devices have processes, `input_service.py` reads for all of them in one more process, and a device
+asks it by `input_link.py`.
 
-May import: dice, loaders, loaders.errors, loaders.identity, loaders.sharing.
+May import: loaders, loaders.errors, loaders.identity, loaders.sharing, random_state.
 """

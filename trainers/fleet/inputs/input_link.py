@@ -1,10 +1,10 @@
-"""What the process of a device and the process that reads for all devices say to each other.
+"""The messages between the process of a device and the process that reads for all devices.
 
     device                            inputs
     OpenInput(label, loader)  ---->
-                              <----   RemoteView, or why there is none
+                              <----   RemoteView, or the reason why there is none
     AskLabel(label)           ---->
-                              <----   the stream that it reads, "" if there is none
+                              <----   the name of its stream, "" if there is none
     LeaveInput(label)         ---->
 
 The batches go from view to view: `loaders/sharing/view_link.py`.
@@ -25,18 +25,18 @@ from typing import Any
 
 from loaders import ReuseLoader
 from loaders.sharing.remote_view import RemoteView
-from trainers.dice import TorchSettings
+from trainers.random_state import TorchSettings
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class InputAddress:
-    """Where the process that reads for all devices is found."""
+    """The address of the process that reads for all devices."""
 
     socket: str
     key: bytes
-    """Who has not got it is not let in."""
+    """Clients must present it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +61,18 @@ Request = OpenInput | AskLabel | LeaveInput
 
 
 class InputLink:
-    """One device's. Only the holder of the baton calls it. Where the other process has ended, or
-    cannot be reached, the device reads by itself."""
+    """One device's. Only the job with the baton calls it. If the other process has ended, or cannot
+    be reached, the device reads by itself."""
 
     def __init__(self, address: InputAddress) -> None:
         self._address = address
         self._connection: Connection | None = None
-        self._welcome = False
-        """Whether both sides have shown that they have the key."""
+        self._is_authenticated = False
+        """Whether both sides have presented the key."""
         self._lost = False
 
-    def wake(self) -> None:
-        """Have the other process start, without waiting for it."""
+    def start_process(self) -> None:
+        """Let the other process start, without waiting for it."""
         if self._connection is not None or self._lost:
             return
         try:
@@ -81,25 +81,25 @@ class InputLink:
             self._lose(error)
 
     def open(self, label: str, loader: ReuseLoader) -> RemoteView | None:
-        """Return a view that serves what this loader would. None: it has to be read here."""
+        """Return a view that serves the batches of this loader; None if it must be read here."""
         try:
             pickled = pickle.dumps(loader)
-        except Exception as error:  # whatever a class raises that is not made to be pickled
+        except Exception as error:  # any error of a class that cannot be pickled
             log.warning("an input is read for one device only, as it cannot be sent: %s", error)
             return None
-        self.wake()
-        answer = self._ask(OpenInput(label, pickled, TorchSettings.now()))
+        self.start_process()
+        answer = self._ask(OpenInput(label, pickled, TorchSettings.current()))
         if isinstance(answer, str):
             log.warning("an input is read for one device only: %s", answer)
         return answer if isinstance(answer, RemoteView) else None
 
     def label(self, label: str) -> str:
-        """Return the name of the stream that is read for this one; "" if there is none."""
+        """Return the name of the other process's stream for this one; "" if there is none."""
         return self._ask(AskLabel(label)) or ""
 
     def leave(self, label: str) -> None:
-        """Say that a stream of this process has ended."""
-        self._say(LeaveInput(label))
+        """Report that a stream of this process has ended."""
+        self._call(lambda connection: connection.send(LeaveInput(label)))
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -108,19 +108,16 @@ class InputLink:
             connection.close()
 
     def _ask(self, request: Request) -> Any:
-        return self._do(lambda connection: (connection.send(request), connection.recv())[1])
+        return self._call(lambda connection: (connection.send(request), connection.recv())[1])
 
-    def _say(self, request: Request) -> None:
-        self._do(lambda connection: connection.send(request))
-
-    def _do(self, talk: Callable[[Connection], Any]) -> Any:
+    def _call(self, talk: Callable[[Connection], Any]) -> Any:
         if self._connection is None:
             return None
         try:
-            if not self._welcome:
+            if not self._is_authenticated:
                 answer_challenge(self._connection, self._address.key)
                 deliver_challenge(self._connection, self._address.key)
-                self._welcome = True
+                self._is_authenticated = True
             return talk(self._connection)
         except (AuthenticationError, EOFError, OSError) as error:
             self._lose(error)
@@ -131,7 +128,7 @@ class InputLink:
         log.warning("the process that reads for all devices cannot be reached: %r", error)
 
 
-def let_in(connection: Connection, key: bytes) -> None:
-    """Let a device in that knows the key. Raise what `Connection` raises otherwise."""
+def authenticate_device(connection: Connection, key: bytes) -> None:
+    """Raise an error of `Connection` if the device does not present the key."""
     deliver_challenge(connection, key)
     answer_challenge(connection, key)

@@ -1,10 +1,10 @@
-"""What reads for the devices of a fleet that have processes of their own.
+"""Reads for all devices of a fleet that have processes of their own.
 
     device 0: jobs a, b -- stream 0.1 --.                 a loader is decoded once for all devices,
     device 1: jobs c, d -- stream 1.1 --+-- stream all.1  as long as they stay together
 
-Nobody waits for another device, which may be slow, or may train a job that reads something else.
-Who is more than the window behind reads on alone, and with others like it from its next pass on.
+No device waits for another one, which may be slow, or may train a job that reads something else. A
+stream that is more than the window behind reads on alone until its next pass.
 """
 
 import pickle
@@ -17,26 +17,32 @@ from loaders.errors import SharingError
 from loaders.sharing.follower import OnWait
 from loaders.sharing.remote_view import RemoteView
 from loaders.sharing.view_server import ViewServer
-from trainers.dice import TorchSettings
-from trainers.fleet.inputs.input_link import AskLabel, LeaveInput, OpenInput, Request, let_in
+from trainers.fleet.inputs.input_link import (
+    AskLabel,
+    LeaveInput,
+    OpenInput,
+    Request,
+    authenticate_device,
+)
 from trainers.fleet.inputs.shared_inputs import SharedInputs
+from trainers.random_state import TorchSettings
 
 
 class InputService:
-    """One fleet's. Devices are attended to in threads of their own."""
+    """One fleet's. Each device is served in a thread of its own."""
 
     def __init__(self) -> None:
         self._inputs = SharedInputs("all")
         self._views = ViewServer()
         self._settings: TorchSettings | None = None
-        """Those of the first device that asked."""
+        """Those of the first request."""
         self._lock = threading.RLock()
 
-    def attend(self, connection: Connection, key: bytes) -> None:
-        """Serve one device until it goes."""
+    def serve_device(self, connection: Connection, key: bytes) -> None:
+        """Serve one device until it disconnects."""
         opened: set[str] = set()
         try:
-            let_in(connection, key)
+            authenticate_device(connection, key)
             while True:
                 request: Request = connection.recv()
                 match request:
@@ -50,7 +56,7 @@ class InputService:
                         opened.discard(label)
                         self._leave(label)
         except (AuthenticationError, EOFError, OSError):
-            pass  # the device has gone
+            pass  # the device has disconnected
         finally:
             for label in opened:
                 self._leave(label)
@@ -62,41 +68,41 @@ class InputService:
             self._inputs.close()
 
     def _open(self, request: OpenInput) -> RemoteView | str:
-        """Return a view for a device, or why it has to read by itself."""
+        """Return a view for a device, or the reason why it has to read by itself."""
         with self._lock:
             if self._settings is None:
-                request.settings.set()
+                request.settings.apply()
                 self._settings = request.settings
             if request.settings != self._settings:
-                return f"it has settings of torch of its own: {request.settings}"
+                return f"its settings of torch are different: {request.settings}"
             try:
                 loader = pickle.loads(request.loader)
                 view = self._inputs.view(request.label, loader, None, self._rest)
                 assert view.on_pass is not None and view.on_wait is not None
-                view.on_pass, view.on_wait = self._one_at_a_time(view.on_pass, view.on_wait)
+                view.on_pass, view.on_wait = self._under_lock(view.on_pass, view.on_wait)
                 return RemoteView(self._views.offer(view), view.facts)
             except SharingError as error:
                 return str(error)
-            except Exception as error:  # whatever a class raises that is not made to be pickled
+            except Exception as error:  # any error of a class that cannot be pickled
                 return f"it cannot be rebuilt in another process: {error!r}"
 
-    def _one_at_a_time(
+    def _under_lock(
         self, on_pass: Callable[[], None], on_wait: OnWait
     ) -> tuple[Callable[[], None], OnWait]:
-        """Return what views call in their threads, so that one calls at a time."""
+        """Return these functions so that one thread calls them at a time."""
 
-        def begin() -> None:
+        def on_pass_locked() -> None:
             with self._lock:
                 on_pass()
 
-        def go_on(labels: tuple[str, ...]) -> bool | None:
+        def on_wait_locked(labels: tuple[str, ...]) -> bool | None:
             with self._lock:
                 return on_wait(labels)
 
-        return begin, go_on
+        return on_pass_locked, on_wait_locked
 
     def _rest(self, labels: tuple[str, ...]) -> bool:
-        """Have nobody wait for these."""
+        """Let nobody wait for these streams."""
         self._inputs.rest(labels)
         return True
 

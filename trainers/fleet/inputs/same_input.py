@@ -1,11 +1,11 @@
-"""Whether two loaders would serve the same batches, for certain.
+"""Whether two loaders would certainly serve the same batches.
 
-    the same object was given to both jobs          yes
-    all that they are made of is told, and equal    yes: data, rows, arrays, code, arguments, place
-    something cannot be told (an open file, ...)    no
-    something draws as it likes (a generator)       no
+    the same object was given to both jobs           yes
+    all their contents can be hashed, and are equal  yes: data, rows, arrays, code, arguments, place
+    something cannot be hashed (an open file, ...)   no
+    something draws its own random numbers           no
 
-What only the state of a file or the environment would tell is the same for all jobs of a process.
+Files and the environment are the same for all jobs of a process.
 """
 
 from collections.abc import Iterator
@@ -17,9 +17,9 @@ from loaders.identity.file_states import FileStates
 from loaders.sharing.refusals import check_loader
 
 
-def why_not(loader: object) -> str:
-    """Say why jobs cannot read this loader together; "" if they can. A class that is derived from
-    `ReuseLoader` may serve otherwise."""
+def why_not_shareable(loader: object) -> str:
+    """Return why jobs cannot read this loader together; "" if they can. A subclass of `ReuseLoader`
+    may serve other batches."""
     if type(loader) is not ReuseLoader:
         return f"only a ReuseLoader can be read by several jobs, not a {type(loader).__name__}"
     if loader.world_size != 1:
@@ -33,31 +33,31 @@ def why_not(loader: object) -> str:
     return ""
 
 
-def shareable(loader: object) -> bool:
+def is_shareable(loader: object) -> bool:
     """Whether jobs can read this loader together."""
-    return not why_not(loader)
+    return not why_not_shareable(loader)
 
 
 class LoaderContents:
-    """What one loader is made of. It is told before anybody reads: a data set may keep something
-    of what was read."""
+    """The contents of one loader. They are hashed before anybody reads, because a data set may keep
+    something of what was read."""
 
     def __init__(self, loader: ReuseLoader, given: object) -> None:
         """`given`: the object that the user gave to the job."""
         self.loader = loader
-        """Nobody reads it."""
+        """It is never read."""
         self._given = given
         self._place = {**loader.state_dict(), "stats": None}
         self._data = self._rest = ""
 
-    def tell(self) -> "LoaderContents":
-        """Look at all that the loader is made of."""
+    def hash_contents(self) -> "LoaderContents":
+        """Compute the digests of all that the loader is made of."""
         dataset = self.loader.dataset
         self._data, self._rest = _digest(dataset), _digest(self.loader, dataset)
         return self
 
     def same_object_as(self, other: "LoaderContents") -> bool:
-        """Return whether the user gave both jobs one loader, and it stands where it stood."""
+        """Return whether the user gave both jobs one loader, which has not moved since."""
         same = self._given is not None and self._given is other._given
         return same and self._place == other._place
 
@@ -70,8 +70,8 @@ class LoaderContents:
 
 
 def _digest(thing: object, besides: object = None) -> str:
-    """Return a digest of all that a thing is made of; "" if that cannot be told. `besides`: what is
-    left out where it comes."""
+    """Return a digest of all that a thing is made of; "" if it cannot be computed. `besides`: an
+    object that is left out."""
     contents = _CertainContents(_NoFiles())
     contents.besides = besides
     try:
@@ -82,7 +82,7 @@ def _digest(thing: object, besides: object = None) -> str:
 
 
 class _CertainContents(Contents):
-    """A generator is told by its type alone elsewhere. Here its draws are part of the batches."""
+    """Refuses generators, whose draws are part of the batches. The base class hashes their type."""
 
     besides: object = None
 
@@ -96,7 +96,7 @@ class _CertainContents(Contents):
 
 
 class _NoFiles(FileStates):
-    """Two loaders of a process see the same files, so a name is enough."""
+    """Two loaders of a process see the same files, so their names are enough."""
 
     def of_file(self, name: str) -> str:
         return name

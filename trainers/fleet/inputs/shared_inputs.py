@@ -2,13 +2,13 @@
 
     job a --view--.                       each view is what the job's own loader would be
     job b --view--+-- SharedStream -- a copy of the loader
-    job c --view----- SharedStream        c stands elsewhere in the data: it reads with nobody
+    job c --view----- SharedStream        c is elsewhere in the data: it reads alone
 
-A job's view belongs to the stream that can give it the next batch; it looks for one whenever it
-begins or resumes a pass, and has one to itself where there is none. A stream holds the first
-batches of a pass for those that may come, as long as they fit into the window.
+A view belongs to the stream that can give it the next batch. It looks for one whenever its job
+begins or resumes a pass, and gets one of its own if there is none. A stream holds the first batches
+of a pass for jobs that may join, as long as they fit into the window.
 
-Where devices have processes, the stream of each reads what `input_service.py` reads for all.
+If devices have processes, the stream of each reads what `input_service.py` reads for all.
 """
 
 import copy
@@ -21,20 +21,20 @@ from loaders import ReuseLoader, SharedStream
 from loaders.sharing.follower import Follower
 from loaders.sharing.local_view import LocalView
 from loaders.sharing.remote_view import RemoteSource
-from trainers.dice import TorchSettings
 from trainers.fleet.inputs.input_link import InputLink
 from trainers.fleet.inputs.same_input import LoaderContents
+from trainers.random_state import TorchSettings
 
 log = logging.getLogger(__name__)
 
 WINDOW = 64
-"""Jobs that read together are at most so many batches apart."""
+"""Jobs that read together are at most this many batches apart."""
 KEPT_BYTES = 256 << 20
-"""And so many bytes of batches, for any number of jobs."""
-COMING = "jobs/coming"
-"""No job can be called so."""
+"""And at most this many bytes of batches apart, for any number of jobs."""
+LATE_JOBS = "jobs/coming"
+"""No job can have this name."""
 Waits = Callable[[tuple[str, ...]], bool]
-"""Ends the turn of a job until these jobs had theirs. False: the job cannot wait now."""
+"""Ends the turn of a job until these jobs had theirs. It returns False if the job cannot wait."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,19 +45,19 @@ class InputStream:
     stream: SharedStream
     members: set[str] = field(default_factory=set)
     readers: dict[str, None] = field(default_factory=dict)
-    """All that were ever members, in the order of joining."""
-    coming: Follower | None = None
-    """Holds batches for jobs that may come."""
+    """All past and present members, in the order of joining."""
+    holder: Follower | None = None
+    """Holds batches for jobs that may join."""
 
-    def hold_from(self, view: LocalView) -> None:
-        """Hold the batches from where a view stands, for jobs that may come."""
-        self.coming = Follower(COMING, view.follower.standing, holds_only=True)
-        self.stream.follow(self.coming)
+    def hold_batches(self, view: LocalView) -> None:
+        """Hold the batches from the place of a view on, for jobs that may join."""
+        self.holder = Follower(LATE_JOBS, view.follower.standing, holds_only=True)
+        self.stream.follow(self.holder)
 
-    def let_go(self) -> None:
-        if self.coming is not None:
-            self.coming.away = True
-            self.coming = None
+    def release_batches(self) -> None:
+        if self.holder is not None:
+            self.holder.away = True
+            self.holder = None
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +66,7 @@ class SameInput:
 
     contents: LoaderContents
     settings: TorchSettings
-    """Under which its batches are made."""
+    """The settings under which the batches are made."""
     streams: list[InputStream] = field(default_factory=list)
     jobs: set[str] = field(default_factory=set)
 
@@ -78,7 +78,7 @@ class InputMember:
     job: str
     same: SameInput
     own: InputStream
-    """The stream that it begins with, if it can reach no other one."""
+    """Its first stream, if it can join no other one."""
     view: LocalView
     waits: Waits
     reads: InputStream | None = None
@@ -86,10 +86,10 @@ class InputMember:
 
 
 class SharedInputs:
-    """One process's. Only the holder of the baton calls it."""
+    """One process's. Only the job with the baton calls it."""
 
     def __init__(self, name: str = "0", link: InputLink | None = None) -> None:
-        """`name` is used for the labels of streams. `link`: to what reads for several processes."""
+        """`name`: for the labels of streams. `link`: to the process that reads for all devices."""
         self._name = name
         self._link = link
         self._made = 0
@@ -100,13 +100,13 @@ class SharedInputs:
         """Return what this job trains with instead of its loader. `given`: what the user gave to
         the job. `waits` is called where it needs the turns of others."""
         self.leave(job)
-        same = self._same_as(LoaderContents(copy.copy(loader), given))
-        own = self._new(same)
+        same = self._find_same_input(LoaderContents(copy.copy(loader), given))
+        own = self._make_stream(same)
         view = own.stream.view(name=job)
         member = InputMember(job, same, own, view, waits)
         same.jobs.add(job)
         self._members[job] = member
-        view.on_pass = lambda: self._begin(member)
+        view.on_pass = lambda: self._begin_pass(member)
         view.on_wait = lambda names: self._wait(member, names)
         return view
 
@@ -117,13 +117,13 @@ class SharedInputs:
             return
         member.view.close()
         member.view.on_pass = member.view.on_wait = None
-        self._part(member)
+        self._leave_stream(member)
         member.same.jobs.discard(job)
         if not member.same.jobs:
             self._same.remove(member.same)
 
     def rest(self, jobs: Iterable[str]) -> None:
-        """Have nobody wait for these jobs until they read again."""
+        """Let nobody wait for these jobs until they read again."""
         for job in jobs:
             if job in self._members:
                 self._members[job].view.rest()
@@ -137,12 +137,12 @@ class SharedInputs:
         return label if self._link is None else self._link.label(label) or label
 
     def room(self, job: str) -> int:
-        """Return the job's part of the bytes that its stream may come to keep."""
+        """Return the job's part of the bytes that its stream may keep."""
         member = self._members.get(job)
         if member is None or member.reads is None:
             return 0
         kept = member.reads.stream.most_bytes // len(member.reads.members)
-        return kept if self._link is None else 2 * kept  # as much is kept where all are read
+        return kept if self._link is None else 2 * kept  # the input process keeps as much
 
     def close(self) -> None:
         """End all streams."""
@@ -153,25 +153,25 @@ class SharedInputs:
 
     # ---- where a job reads -----------------------------------------------------------------------
 
-    def _same_as(self, contents: LoaderContents) -> SameInput:
-        settings = TorchSettings.now()
+    def _find_same_input(self, contents: LoaderContents) -> SameInput:
+        settings = TorchSettings.current()
         known = [same for same in self._same if same.settings == settings]
         for same in known:
             if same.contents.same_object_as(contents):
                 return same
-        contents.tell()
+        contents.hash_contents()
         for same in known:
             if same.contents.same_as(contents):
                 return same
         self._same.append(same := SameInput(contents, settings))
         return same
 
-    def _begin(self, member: InputMember) -> None:
-        """A job begins or resumes a pass: it goes to the stream that can give it the batches."""
+    def _begin_pass(self, member: InputMember) -> None:
+        """Begin or resume a pass in a stream that can give the job its batches."""
         view, streams = member.view, member.same.streams
-        reads = self._found(member) or self._added(member)
+        reads = self._find_stream(member) or self._add_stream(member)
         if reads is not member.reads:
-            self._part(member)
+            self._leave_stream(member)
             if view.stream is not reads.stream:
                 view.move_to(reads.stream)
             member.reads = reads
@@ -182,11 +182,11 @@ class SharedInputs:
             if not self._wait(member, names):
                 break
         if not reads.stream.has_begun(number) and (len(streams) > 1 or len(reads.readers) == 1):
-            reads.let_go()
-            reads.hold_from(view)
+            reads.release_batches()
+            reads.hold_batches(view)
 
-    def _found(self, member: InputMember) -> InputStream | None:
-        """The stream that reads this pass already, before the job's own one before any other."""
+    def _find_stream(self, member: InputMember) -> InputStream | None:
+        """Return a stream that reads this pass already, if possible the job's own one."""
         standing, own = member.view.follower.standing, member.reads
         number = standing.mark[0]
         stays = own is not None and own.stream.reaches(standing, member.view.follower)
@@ -200,25 +200,26 @@ class SharedInputs:
             return max(begun, key=lambda one: len(one.members))
         return own if stays else next(iter(others), None)
 
-    def _added(self, member: InputMember) -> InputStream:
-        """A stream that no other job reads. A job's own one may belong to others after a pass."""
-        made = member.own if member.reads is None else self._new(member.same)
+    def _add_stream(self, member: InputMember) -> InputStream:
+        """Add a stream that no other job reads. A job's own one may have other members after a
+        pass."""
+        made = member.own if member.reads is None else self._make_stream(member.same)
         member.same.streams.append(made)
         return made
 
-    def _new(self, same: SameInput) -> InputStream:
+    def _make_stream(self, same: SameInput) -> InputStream:
         self._made += 1
         label = f"{self._name}.{self._made}"
         loader = copy.copy(same.contents.loader)
         source = None
         if self._link is not None:
-            self._link.wake()
+            self._link.start_process()
             source = RemoteSource(loader, partial(self._link.open, label, loader))
         stream = SharedStream(loader, window=WINDOW, kept_bytes=KEPT_BYTES, source=source)
         return InputStream(label, stream)
 
-    def _part(self, member: InputMember) -> None:
-        """Take a job off its stream, and end a stream without jobs."""
+    def _leave_stream(self, member: InputMember) -> None:
+        """Remove a job from its stream, and end a stream without jobs."""
         reads, member.reads = member.reads, None
         if reads is None:
             return
@@ -226,7 +227,7 @@ class SharedInputs:
         if reads.members:
             return
         member.same.streams.remove(reads)
-        reads.let_go()
+        reads.release_batches()
         stats = reads.stream.stats
         decodes, jobs = stats.decoded + stats.extra_decodes, list(reads.readers)
         if len(jobs) > 1 and self._link is None:
@@ -237,7 +238,7 @@ class SharedInputs:
 
     def _wait(self, member: InputMember, names: tuple[str, ...]) -> bool:
         reads = member.reads
-        if COMING in names and reads is not None:
-            reads.let_go()
+        if LATE_JOBS in names and reads is not None:
+            reads.release_batches()
             return True
         return member.waits(names)

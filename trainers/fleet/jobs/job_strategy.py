@@ -13,11 +13,11 @@ class JobStrategy(OffloadStrategy):
     strategy_name = "offload_job"
 
     def __init__(self, make_runner: MakeRunner, tails: bool, **options: Any) -> None:
-        """`make_runner` returns a runner for a plan as soon as there is memory for it. `tails`: the
-        device goes to another job when only the host works on a step, so plans are made for that.
-        `options` are those of `OffloadStrategy`."""
+        """`make_runner` returns a runner for a plan as soon as there is memory for it. `tails`:
+        plan for a device that goes to another job when only the host works on a step. `options`:
+        those of `OffloadStrategy`."""
         super().__init__(**options)
-        # Without a budget, too, the first step has a plan, which says what the job needs.
+        # Without a budget, too, the first step has a plan, which shows what the job needs.
         request = replace(self._run.request, tails=tails, default_budget="100%")
         self._start_run(request)
         self._make_runner = make_runner
@@ -28,4 +28,4 @@ class JobStrategy(OffloadStrategy):
     def on_validation_end(self) -> None:
         super().on_validation_end()
         if self._run.module.trainer.sanity_checking:
-            self._run.session.close()  # what the job takes is what the runner of its training takes
+            self._run.session.close()  # only the runner of the training counts as the job's memory

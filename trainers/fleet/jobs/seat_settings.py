@@ -1,4 +1,4 @@
-"""What all jobs of one device have in common."""
+"""The settings of all jobs of one device."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ from trainers.fleet.inputs.input_link import InputAddress
 
 @dataclass(frozen=True, slots=True)
 class SeatSettings:
-    """What all seats of one device have in common."""
+    """The settings of all jobs of one device."""
 
     device: torch.device
     number: int
@@ -19,8 +19,8 @@ class SeatSettings:
     metric: str | None
     """The metric that the fleet watches."""
     checkpoint_seconds: float
-    """A job's checkpoint is renewed when it is so old."""
+    """The age at which a job's checkpoint is replaced."""
     plans: Path | None = None
-    """Where jobs whose steps are equal find one another's plans and measurements."""
+    """The folder in which jobs of equal steps share plans and measurements."""
     inputs: InputAddress | None = None
-    """Where jobs of several processes read their input together. None: there is one process."""
+    """The process that reads for the jobs of several processes; None if there is one process."""

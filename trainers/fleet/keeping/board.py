@@ -1,13 +1,12 @@
-"""The live table of a fleet: what every job does now, and why.
+"""The live table of a fleet: the state of every job, and why.
 
     4 jobs on 1 device; 55 s; about 40 s left
     job    state    step      val_loss  left  device  why
     lr=3   running  60/120    4.71      12 s    31 %
     lr=1   at rung  40/120    5.02      20 s    22 %  waits for lr=3 at step 40
 
-On a terminal the table stays in place. Elsewhere (a log file, CI) a line is printed whenever a job
-comes into another state; a job that takes turns stays in one. The board reads a fleet's state and
-changes nothing.
+On a terminal the table stays in place. Elsewhere (a log file, CI) a line is printed when a job
+changes its state; a job that takes turns stays in one.
 """
 
 import math
@@ -21,19 +20,18 @@ from rich.table import Table
 from rich.text import Text
 
 from trainers.fleet.deciding.events import Event
-from trainers.fleet.deciding.fleet_state import FleetState, JobState, Phase
-from trainers.fleet.deciding.shared_input import said_inputs
+from trainers.fleet.deciding.fleet_state import FleetState, JobState, Phase, describe_inputs
 
 ORDER: tuple[Phase, ...] = (
     "running", "ready", "starting", "leaving", "at_rung", "lobby", "waiting", "failed", "finished",
     "stopped",
 )  # fmt: skip
-"""What is shown first, where there is no room for all jobs."""
+"""The order of the rows. The last ones are left out if there is no room."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoardRow:
-    """What is shown of a job."""
+    """A row of the table."""
 
     job: str
     phase: Phase
@@ -43,15 +41,15 @@ class BoardRow:
     """The steps of the whole job; None before they are known."""
     metric: float | None
     seconds_left: float | None
-    """The seconds of its own steps that are left, without those of others."""
+    """The seconds of its own steps that are left."""
     share: float | None
-    """Its share of the time that all jobs had a device."""
+    """Its share of the device time of all jobs."""
     why: str
 
 
 def board_rows(state: FleetState) -> list[BoardRow]:
     """Return a row for every job, in the order of adding."""
-    together = sum(job.seconds for job in state.jobs.values())
+    together = sum(job.turns.seconds for job in state.jobs.values())
     return [_row(job, together) for job in state.jobs.values()]
 
 
@@ -66,17 +64,17 @@ def _row(job: JobState, together: float) -> BoardRow:
         total=job.step + (0 if job.phase == "finished" else job.left) if planned else None,
         metric=job.metric,
         seconds_left=job.left * job.step_seconds if known else None,
-        share=job.seconds / together if together else None,
-        why=job.error if job.phase == "failed" else job.why,
+        share=job.turns.seconds / together if together else None,
+        why=job.reason if job.phase == "failed" else job.why,
     )
 
 
 def seconds_left(state: FleetState) -> float | None:
-    """Return the least seconds until all jobs have ended; None while a job's are unknown. Devices
-    cannot be quicker than the longest job, nor than all jobs shared out evenly."""
+    """Return the least seconds until all jobs have ended: those of the longest job, or of all jobs
+    on all devices. None while the seconds of a job are unknown."""
     living = [row for row in board_rows(state) if not state.jobs[row.job].ended]
     seconds = [row.seconds_left for row in living]
-    known = [one for one in seconds if one is not None]
+    known = [each for each in seconds if each is not None]
     if len(known) < len(seconds) or not known:
         return None
     return max(*known, sum(known) / state.settings.devices)
@@ -95,9 +93,9 @@ class Board:
         self._metric = metric or "metric"
         self._clock = clock
         self._began = clock()
-        self._told: dict[str, tuple[str, str]] = {}
-        """By job: its state and the reason, as they were last printed."""
-        self._told_inputs: set[str] = set()
+        self._printed: dict[str, tuple[str, str]] = {}
+        """By job: its state and the reason, as last printed."""
+        self._printed_inputs: set[str] = set()
         self._live: Live | None = None
 
     def __enter__(self) -> "Board":
@@ -112,7 +110,7 @@ class Board:
             self._live = None
 
     def see(self, state: FleetState, _event: Event) -> None:
-        """Show the state that an event has led to."""
+        """Show the state after an event."""
         if self._live is not None:
             self._live.update(self.page(state))
             return
@@ -120,7 +118,7 @@ class Board:
             self._console.print(Text(line), soft_wrap=True)
 
     def page(self, state: FleetState) -> Group:
-        """Return what stands on a terminal."""
+        """Return the table for a terminal."""
         rows = sorted(board_rows(state), key=lambda row: ORDER.index(row.phase))
         room = max(1, self._console.height - 5)
         shown = rows if len(rows) <= room else rows[: room - 1]
@@ -145,15 +143,15 @@ class Board:
     def _headline(self, state: FleetState) -> str:
         jobs, devices = len(state.jobs), state.settings.devices
         left = seconds_left(state)
-        said = [
+        parts = [
             f"{jobs} job{'s' * (jobs != 1)} on {devices} device{'s' * (devices != 1)}",
             f"{_duration(self._clock() - self._began)}",
         ]
         if left is not None:
-            said.append(f"about {_duration(left)} left")
+            parts.append(f"about {_duration(left)} left")
         if state.interrupted:
-            said.append("every job writes a checkpoint and stops")
-        return "; ".join(said)
+            parts.append("every job writes a checkpoint and stops")
+        return "; ".join(parts)
 
     def _cells(self, row: BoardRow) -> tuple[str, ...]:
         return (
@@ -167,15 +165,15 @@ class Board:
         )
 
     def _lines(self, state: FleetState) -> Iterator[str]:
-        """Yield a line for each job whose state is another one than before."""
+        """Yield a line for each job whose state has changed."""
         for row in board_rows(state):
             # Jobs take turns every few seconds: a job that waits for its turn is training.
             name = "training" if row.phase in ("ready", "running") else row.state
             why = "" if row.phase in ("ready", "running") else row.why
-            if self._told.get(row.job) == (name, why):
+            if self._printed.get(row.job) == (name, why):
                 continue
-            first = row.job not in self._told
-            self._told[row.job] = (name, why)
+            first = row.job not in self._printed
+            self._printed[row.job] = (name, why)
             if first and row.phase == "waiting" and not why:
                 continue  # every job begins like this
             metric = "" if row.metric is None else f", {self._metric} {row.metric:.5g}"
@@ -184,15 +182,17 @@ class Board:
             yield f"{after}  {row.job}  {name}, step {_steps(row)}{metric}{reason}"
         training = [job for job in state.jobs.values() if job.phase in ("ready", "running")]
         if len(training) < sum(not job.ended for job in state.jobs.values()):
-            return  # some begin or leave: what is said of the rest would not be true for long
+            return  # some begin or leave, so the lines would soon be wrong
         for line in _inputs(state):
-            if line not in self._told_inputs:
-                self._told_inputs.add(line)
+            if line not in self._printed_inputs:
+                self._printed_inputs.add(line)
                 yield f"{_duration(self._clock() - self._began)}  {line}"
 
 
 def _inputs(state: FleetState) -> tuple[str, ...]:
-    return said_inputs({job.name: job.input for job in state.jobs.values() if not job.ended})
+    return describe_inputs(
+        {job.name: job.turns.input for job in state.jobs.values() if not job.ended}
+    )
 
 
 def _steps(row: BoardRow) -> str:

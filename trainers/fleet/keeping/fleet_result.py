@@ -1,4 +1,4 @@
-"""What became of every job of a fleet."""
+"""The results of a fleet's jobs."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,29 +11,28 @@ from trainers.fleet.deciding.fleet_state import ENDED
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """One job's end."""
+    """The result of one job."""
 
     name: str
     state: str
-    """finished, stopped, failed, or what it was when the fleet was interrupted or its time was
-    over."""
+    """finished, stopped, failed, or the phase in which the fleet was interrupted."""
     step: int
     """The optimizer steps that it has done."""
     metric: float | None
     """The watched metric as it was last logged."""
     seconds: float
-    """The seconds that it had a device."""
+    """The device seconds of its turns."""
     why: str
     """Why it was stopped, or its error on one line."""
     details: str
     """The traceback of a job that failed."""
     folder: Path
-    """Where its checkpoints and logs are."""
+    """The folder of its checkpoints and logs."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetResult:
-    """Every job's end, in the order in which they were added."""
+    """The results of all jobs, in the order of adding."""
 
     jobs: Mapping[str, JobResult]
     history: Mapping[str, Mapping[int, float]]
@@ -55,7 +54,7 @@ class FleetResult:
 
     @property
     def unfinished(self) -> list[JobResult]:
-        """Return the jobs with which the same program goes on."""
+        """Return the jobs that the same program would resume."""
         return [job for job in self.jobs.values() if job.state not in ENDED]
 
     @property
@@ -67,8 +66,8 @@ class FleetResult:
                 "there is no best job, because the fleet watches no metric: give Fleet(metric=...)"
             )
         for job in self.ranked:
-            there = job.state not in ("stopped", "failed")
-            if there and job.metric is not None and not math.isnan(job.metric):
+            may_count = job.state not in ("stopped", "failed")
+            if may_count and job.metric is not None and not math.isnan(job.metric):
                 return job.name
         raise FleetError(f"there is no best job: none has finished with a {self.metric}")
 
@@ -94,10 +93,10 @@ class FleetResult:
         return "\n".join(lines)
 
 
-def said_left(jobs: Sequence[JobResult], folder: Path) -> str:
-    """Say how many of the jobs with which a fleet goes on have a checkpoint."""
+def describe_unfinished(jobs: Sequence[JobResult], folder: Path) -> str:
+    """Return how many of the unfinished jobs have a checkpoint."""
     kept = sum(job.step > 0 for job in jobs)
-    said = f"{kept} {'job is' if kept == 1 else 'jobs are'} checkpointed"
+    text = f"{kept} {'job is' if kept == 1 else 'jobs are'} checkpointed"
     if fresh := len(jobs) - kept:
-        said += f", {fresh} {'begins' if fresh == 1 else 'begin'} anew,"
-    return f"{said} in {folder}"
+        text += f", {fresh} {'begins' if fresh == 1 else 'begin'} anew,"
+    return f"{text} in {folder}"

@@ -1,22 +1,22 @@
-"""Every event of a fleet as a line of JSON. Reading them again gives the same decisions.
+"""The journal of a fleet: every event as a line of JSON. Replaying them gives the same decisions.
 
     {"fleet": {...}}                                      which fleet this is
     {"settings": {...}}                                   devices and memory, at every beginning
     {"event": "TurnEnded", "job": "a", "step": 40, ...}   one line an event
 
-A line has left the process before its decision is carried out, so a kill of the process loses none.
-It may leave half a line at the end, whose decision was never carried out (record_file.py).
+An event is written before its decision is carried out, so a kill of the process loses none. It may
+leave half a line at the end, whose decision was never carried out (record_file.py).
 """
 
 import json
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_args
 
-from trainers.fleet.deciding.events import Event
+from trainers.fleet.deciding.events import Departed, Event, Planned, StepTimes, TimeChecked
 from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.deciding.fleet_state import FleetSettings
 from trainers.folder_lock import held
@@ -25,11 +25,17 @@ from trainers.record_file import RecordFile, read_records
 
 LOCK = "fleet.lock"
 NAME = "journal.jsonl"
-KINDS = MappingProxyType({kind.__name__: kind for kind in get_args(Event)})
+NAMES = MappingProxyType(
+    {kind: kind.__name__ for kind in get_args(Event)} | {Departed: "Left", TimeChecked: "TimeTold"}
+)
+"""The name of each event in a journal."""
+KINDS = MappingProxyType({name: kind for kind, name in NAMES.items()})
+TIMES = tuple(field.name for field in fields(StepTimes))
+"""`Planned.times` is written as these keys of the event itself."""
 
 
 class Journal:
-    """Call `open`, and `close` at the end. `past` are the events of earlier processes."""
+    """Call `open`, and `close` at the end."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
@@ -37,11 +43,11 @@ class Journal:
         self._file: RecordFile | None = None
 
     def open(self, fleet: Mapping[str, Any]) -> list[Event | FleetSettings]:
-        """Open the journal for writing, and return the events that it has, with the settings under
-        which they happened before them. `fleet`: what must stay the same. Raise `FleetError` if the
-        journal is another's, or another process has it open."""
+        """Open the journal for writing, and return its events, with the settings of each process
+        before its events. `fleet`: what must stay the same. Raise `FleetError` if the journal
+        belongs to another fleet, or another process has it open."""
         try:
-            self._take(self.path.with_name(LOCK))
+            self._lock_folder(self.path.with_name(LOCK))
             past = read_records(self.path, self._read)
             self._file = RecordFile(self.path)
         except OSError as error:
@@ -62,8 +68,8 @@ class Journal:
             )
         return past[1:]
 
-    def _take(self, lock: Path) -> None:
-        """Make the folder this process's."""
+    def _lock_folder(self, lock: Path) -> None:
+        """Lock the folder for this process."""
         lock.parent.mkdir(parents=True, exist_ok=True)
         lock.touch()
         if not self._held.enter_context(held(lock)):
@@ -73,12 +79,15 @@ class Journal:
             )
 
     def begin(self, settings: FleetSettings) -> None:
-        """Note the settings of this process. The rule is not kept: `open` has compared it."""
+        """Write the settings of this process, without the rule, which `open` has compared."""
         self._write({"settings": asdict(replace(settings, rule=None))})
 
     def write(self, event: Event) -> None:
-        """Note an event."""
-        self._write({"event": type(event).__name__, **asdict(event)})
+        """Write an event."""
+        line = {"event": NAMES[type(event)], **asdict(event)}
+        if isinstance(event, Planned):
+            line |= line.pop("times")
+        self._write(line)
 
     def _write(self, line: Mapping[str, Any]) -> None:
         assert self._file is not None
@@ -96,16 +105,18 @@ class Journal:
             return record.get("fleet")
         try:
             if "settings" in record:
-                kind, fields = FleetSettings, record["settings"]
+                kind, values = FleetSettings, record["settings"]
             else:
-                kind, fields = KINDS[record.pop("event")], record
-            return typed(kind, with_defaults(kind, fields), kind.__name__)
+                kind, values = KINDS[record.pop("event")], record
+            if kind is Planned:
+                values["times"] = {name: values.pop(name) for name in TIMES}
+            return typed(kind, with_defaults(kind, values), kind.__name__)
         except (KeyError, TypeError) as error:
             raise ValueError(f"or of another version: {error!r}") from error
 
     def close(self) -> None:
         if self._file is not None:
-            with suppress(OSError):  # every line was flushed; what was not has been said
+            with suppress(OSError):  # every line was flushed, or its error was raised
                 self._file.close()
             self._file = None
         self._held.close()

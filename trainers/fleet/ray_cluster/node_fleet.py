@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainers.fleet.fleet import Fleet
-from trainers.fleet.jobs.job_checkpoint import LAST
+from trainers.fleet.jobs.leaving import LAST
 from trainers.fleet.keeping.fleet_result import JobResult
 from trainers.fleet.ray_cluster.ray_package import Actor, import_ray
 

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from trainers.fleet.deciding.dealing import deal
 from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.fleet import Fleet
-from trainers.fleet.jobs.job_program import JobProgram
+from trainers.fleet.jobs.seat import JobProgram
 from trainers.fleet.keeping.fleet_result import FleetResult, JobResult
 from trainers.fleet.ray_cluster.node_fleet import DealtJob, Gatherer, NodeFleet
 from trainers.fleet.ray_cluster.ray_package import Actor, Ray, import_ray

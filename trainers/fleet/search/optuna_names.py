@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from trainers.fleet.deciding.fleet_error import FleetError
-from trainers.fleet.jobs.job_program import JobProgram
+from trainers.fleet.jobs.seat import JobProgram
 from trainers.fleet.search.optuna_package import import_optuna
 from trainers.fleet.search.optuna_pruner import OptunaPruner
 from trainers.fleet.search.optuna_search import OptunaSearch, SearchedFleet

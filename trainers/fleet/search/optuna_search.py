@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import lightning as L
 
 from trainers.fleet.deciding.fleet_error import FleetError
-from trainers.fleet.jobs.job_program import JobProgram
 from trainers.fleet.jobs.lightning_job import LightningJob
-from trainers.fleet.jobs.seat import Seat
+from trainers.fleet.jobs.seat import JobProgram, Seat
 from trainers.fleet.keeping.fleet_result import FleetResult, JobResult
 from trainers.fleet.search.asked_trials import AskedTrials
 from trainers.fleet.search.optuna_package import (
@@ -270,14 +269,14 @@ class SearchedJob:
                 f"`make` returned a dict with {', '.join(map(str, made)) or 'nothing'}:"
                 f" module and train are needed, and {', '.join(ARGUMENTS)} are known"
             )
-        return LightningJob.of(
-            name=seat.name,
+        job = LightningJob(
             module=made["module"],
             train=made["train"],
             val=made.get("val"),
-            trainer=made.get("trainer") or {},
+            trainer=dict(made.get("trainer") or {}),
             offload=made.get("offload"),
             seed=made.get("seed", self.seed),
             reserve=made.get("reserve"),
-            device=seat.device,
         )
+        job.check(seat.name, seat.device)
+        return job

@@ -1,11 +1,10 @@
-"""What random numbers and a few settings of a process are for one of several jobs in it.
+"""The random generators of a process, and a few of its settings, for each of several jobs.
 
-    job a   rolls its dice | turn ................ | keeps them
-    job b                                            rolls its dice | turn ... | keeps them
+    job a   restore | turn ................ | capture
+    job b                                             restore | turn ... | capture
 
-Random generators belong to a process, and so do torch's settings and the seed that Lightning gives
-to its workers. Every job has its own values of them: it puts them in place when its turn begins,
-and keeps them when its turn ends. So a job draws what it would draw alone, in any order of turns.
+A job captures them when its turn ends and restores them when the next one begins. So it draws the
+numbers that it would draw alone, in any order of turns.
 """
 
 import os
@@ -31,13 +30,13 @@ class TorchSettings:
     benchmark: bool
     cudnn_deterministic: bool
     matmul_precision: str | None
-    """None where the settings of the libraries are others: torch cannot say it then."""
+    """None if the libraries have different settings, because torch has no single value then."""
     float32: tuple[str, ...]
-    """The settings of the libraries."""
+    """The settings of each library."""
     dtype: torch.dtype
 
     @classmethod
-    def now(cls) -> "TorchSettings":
+    def current(cls) -> "TorchSettings":
         return cls(
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -48,7 +47,7 @@ class TorchSettings:
             torch.get_default_dtype(),
         )
 
-    def set(self) -> None:
+    def apply(self) -> None:
         torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warn_only)
         torch.backends.cudnn.benchmark = self.benchmark
         torch.backends.cudnn.deterministic = self.cudnn_deterministic
@@ -66,54 +65,54 @@ def _matmul_precision() -> str | None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Dice:
-    """The state of every generator of this process, and the settings beside them."""
+class RandomState:
+    """The state of every random generator of this process, the seeds, and the settings."""
 
     cpu: torch.Tensor
     """torch's generator."""
     python: Any
     numpy: Any
     device: torch.Tensor | None
-    """The generator of the fleet's GPU; None where no GPU was in use. It has the others' seed."""
+    """The generator of the GPU; None if no GPU was in use. It has the seed of the others."""
     seeds: tuple[str | None, ...]
     settings: TorchSettings
 
     @classmethod
-    def now(cls, device: torch.device) -> "Dice":
-        """Return the dice as they lie now. `device`: where the jobs of this process run."""
+    def capture(cls, device: torch.device) -> "RandomState":
+        """Return the state now. `device`: the device of the jobs of this process."""
         return cls(
             torch.get_rng_state(),
             random.getstate(),
             np.random.get_state(),
             torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
             tuple(os.environ.get(name) for name in SEED_VARIABLES),
-            TorchSettings.now(),
+            TorchSettings.current(),
         )
 
-    def roll(self, device: torch.device) -> None:
-        """Put every generator and setting of this process into this state."""
+    def restore(self, device: torch.device) -> None:
+        """Set every generator and setting of this process to this state."""
         torch.set_rng_state(self.cpu)
         random.setstate(self.python)
         np.random.set_state(self.numpy)
         if self.device is not None:
             torch.cuda.set_rng_state(self.device, device)
-        elif device.type == "cuda":  # the dice were kept where no GPU was in use
+        elif device.type == "cuda":  # captured where no GPU was in use
             torch.cuda.manual_seed(torch.initial_seed())
         for name, value in zip(SEED_VARIABLES, self.seeds, strict=True):
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        self.settings.set()
+        self.settings.apply()
 
     @property
-    def of_python(self) -> tuple[Any, ...]:
-        """Those that torch has no part in, to be compared."""
+    def without_torch(self) -> tuple[Any, ...]:
+        """The states of Python's and numpy's generators, which can be compared."""
         kind, keys, *others = self.numpy
         return self.python, kind, keys.tobytes(), *others
 
-    def plain(self) -> dict[str, Any]:
-        """Return the generators' states as tensors and plain values, as a checkpoint holds them."""
+    def to_plain(self) -> dict[str, Any]:
+        """Return the state as tensors and plain values, for a checkpoint."""
         kind, keys, position, has_gauss, gauss = self.numpy
         version, words, python_gauss = self.python
         return {
@@ -125,9 +124,9 @@ class Dice:
         }
 
     @classmethod
-    def of_plain(cls, saved: dict[str, Any]) -> "Dice":
-        """Return the dice of a checkpoint. The settings are those of this process now: a program
-        sets them again before it goes on."""
+    def from_plain(cls, saved: dict[str, Any]) -> "RandomState":
+        """Return the state of a checkpoint, with the settings of this process: a program sets them
+        again before it resumes."""
         version, words, python_gauss = saved["python"]
         kind, keys, position, has_gauss, gauss = saved["numpy"]
         return cls(
@@ -136,5 +135,5 @@ class Dice:
             (kind, keys.numpy().astype(np.uint32), position, has_gauss, gauss),
             saved["device"],
             tuple(saved["seeds"]),
-            TorchSettings.now(),
+            TorchSettings.current(),
         )

@@ -1,4 +1,4 @@
-"""How a process of a fleet behaves, as far as the process that starts it decides that."""
+"""The settings that a spawned process of a fleet takes over from its parent."""
 
 import logging
 import signal
@@ -10,25 +10,25 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
-class ChildManners:
-    """What a spawned process gets, because it inherits none of it."""
+class ChildSettings:
+    """A spawned process inherits none of them."""
 
     threads: int
-    """The number of threads decides the last bits of some kernels."""
+    """Threads of torch: the last bits of some kernels depend on their number."""
     levels: Mapping[str, int]
-    """What each logger says: `perfect-train -v` and `-q` set that."""
+    """By logger: `perfect-train -v` and `-q` set them."""
     warnings_logged: bool
 
     @classmethod
-    def of_this_process(cls) -> "ChildManners":
+    def of_this_process(cls) -> "ChildSettings":
         loggers = [logging.getLogger(), *logging.Logger.manager.loggerDict.values()]
-        named = {one.name: one.level for one in loggers if isinstance(one, logging.Logger)}
+        named = {each.name: each.level for each in loggers if isinstance(each, logging.Logger)}
         levels = {name: level for name, level in named.items() if level}
         logged = warnings.showwarning.__module__ == logging.__name__
         return cls(torch.get_num_threads(), levels, logged)
 
-    def adopt(self) -> None:
-        """Behave so, in the spawned process. Ctrl-C is for its parent, which ends the jobs."""
+    def apply(self) -> None:
+        """Set them in the spawned process. It ignores Ctrl-C: its parent ends the jobs."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         torch.set_num_threads(self.threads)
         for name, level in self.levels.items():
