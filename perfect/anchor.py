@@ -16,7 +16,9 @@ from types import FrameType
 from perfect.command_line import new_parser, run_command
 from trainers.elastic.anchor.anchor import Anchor
 from trainers.elastic.deciding.roster import Settings
-from trainers.elastic.wire import Address, InsecureNetwork, WireError, read_secret
+from trainers.elastic.wire.address import Address
+from trainers.elastic.wire.secret import read_secret
+from trainers.elastic.wire.wire_errors import InsecureNetwork, WireError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,7 +72,7 @@ def _listen(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
             read_secret(args.secret_file, loose=args.loose_key),
             settings,
             insecure_network=args.insecure_network,
-            tell=_print_line,
+            log_line=_print_line,
         )
     except (WireError, OSError) as error:
         if isinstance(error, InsecureNetwork):

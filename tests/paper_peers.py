@@ -22,8 +22,7 @@ from trainers.elastic.deciding.decision import (
     is_equal_vote,
 )
 from trainers.elastic.deciding.header import Header
-from trainers.elastic.deciding.roster import Roster, Settings
-from trainers.elastic.deciding.roster_words import (
+from trainers.elastic.deciding.orders import (
     Announce,
     AskHost,
     Break,
@@ -32,6 +31,7 @@ from trainers.elastic.deciding.roster_words import (
     Found,
     Word,
 )
+from trainers.elastic.deciding.roster import Roster, Settings
 from trainers.elastic.deciding.view import Member, View
 
 if TYPE_CHECKING:
@@ -102,20 +102,20 @@ class PaperAnchor:
         if kind == "hello":
             view, step = told
             if view is None:
-                self.say(roster.came(member, 0, now))
+                self.say(roster.add_newcomer(member, 0, now))
             else:
-                self.say(roster.came_back(member, view, step, now))
+                self.say(roster.restore_member(member, view, step, now))
         elif kind == "closed":
             del self.up[name], self.down[name]
-            self.say(roster.lost(name, now, certain=True, why="closed"))
+            self.say(roster.remove_lost(name, now, certain=True, why="closed"))
         elif kind == "ready":
-            self.say(roster.ready(name, told[0], now))
+            self.say(roster.mark_ready(name, told[0], now))
         elif kind == "gate":
-            self.say(roster.at_gate(name, told[0], told[1], now, planned=told[2]))
+            self.say(roster.enter_gate(name, told[0], told[1], now, planned=told[2]))
         elif kind == "ended":
-            self.say(roster.ended(name, told[0], told[1], now))
+            self.say(roster.end_run(name, told[0], told[1], now))
         elif kind == "leave":
-            self.say(roster.left(name, now))
+            self.say(roster.remove_leaver(name, now))
 
     def say(self, words: Sequence[Word]) -> None:
         for word in words:
@@ -143,7 +143,7 @@ class PaperAnchor:
         self.hear_all()
         for peer in self.swarm.awake():
             if peer.anchor is self:
-                self.say(self.roster.beat(peer.name, peer.step, self.swarm.now))
+                self.say(self.roster.note_beat(peer.name, peer.step, self.swarm.now))
         self.hosts_answer()
         self.say(self.roster.tick(self.swarm.now))
 
@@ -154,7 +154,7 @@ class PaperAnchor:
             peer = self.swarm.peers[name]
             here = peer.side == self.side or not self.swarm.two_anchors
             if name not in self.up and here and not peer.alive and peer.why != "silent":
-                self.say(self.roster.lost(name, self.swarm.now, certain=True, why="dead"))
+                self.say(self.roster.remove_lost(name, self.swarm.now, certain=True, why="dead"))
 
 
 class PaperPeer:

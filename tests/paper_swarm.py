@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from paper_peers import LawBroken, PaperAnchor, PaperGroup, PaperPeer
 
 from trainers.elastic.deciding.header import Header
-from trainers.elastic.deciding.roster_words import (
+from trainers.elastic.deciding.orders import (
     Form,
 )
 from trainers.elastic.deciding.view import View

@@ -7,7 +7,7 @@ from typing import Any
 
 from trainers.elastic.anchor.anchor import Anchor
 from trainers.elastic.deciding.roster import Settings
-from trainers.elastic.wire import read_secret
+from trainers.elastic.wire.secret import read_secret
 
 KNOWN = ("min_peers", "heartbeat", "only_anchor", "standby")
 OTHERS = ("secret", "host", "port", "follows", "program", "out")
@@ -23,7 +23,7 @@ def make_anchor(settings: dict[str, Any], tell: Callable[[str], None]) -> Anchor
         settings.get("port", 0),
         read_secret(settings["secret"]),
         Settings(**known),
-        tell=tell,
+        log_line=tell,
     )
     if not settings.get("follows"):  # No anchor was there before it, so nobody could come back.
         anchor.roster.opened -= anchor.roster.settings.heartbeat

@@ -31,11 +31,10 @@ from typing import Any
 import torch
 
 from trainers import atomic_checkpoint
-from trainers.elastic.giving import donated_state, donor
+from trainers.elastic.peer import donated_state, donor, swarm_commits
 from trainers.elastic.reducing import canonical, group
-from trainers.elastic.swarm import swarm_commits
-from trainers.elastic.working import digests
-from trainers.elastic.working.plain_work import PlainWork
+from trainers.elastic.work import digests
+from trainers.elastic.work.plain_work import PlainWork
 
 PHASES = (
     "compute", "before_reduce", "mid_reduce", "after_reduce", "vote", "voted", "applied",

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainers.elastic.replaying.step_log import read_history
+from trainers.elastic.peer.step_log import read_history
 
 
 @dataclass(slots=True)

@@ -29,12 +29,12 @@ from torch.utils.data import TensorDataset
 from benchmarks.swarms.faults import Fault, Faults
 from loaders import ReuseLoader
 from perfect import LoaderCallback
-from trainers.elastic.deciding.lane_rate import LaneRate
+from trainers.elastic.deciding.deal import LaneRate
 from trainers.elastic.peer.elastic_strategy import ElasticStrategy
 from trainers.elastic.peer.replay_strategy import ReplayStrategy
-from trainers.elastic.swarm.swarm_commits import SwarmCommits
+from trainers.elastic.peer.swarm_commits import SwarmCommits
 from trainers.elastic.wire import certificate
-from trainers.elastic.working.plain_work import PlainWork
+from trainers.elastic.work.plain_work import PlainWork
 
 
 class Net(L.LightningModule):
@@ -156,7 +156,7 @@ def write_serves(out: Path) -> None:
 
 
 def told_by_nobody(self: LaneRate, lanes: int, seconds: float) -> None:
-    """In place of `LaneRate.computed`: all members get equally many lanes, so each gets some of
+    """In place of `LaneRate.add_step`: all members get equally many lanes, so each gets some of
     every step, whatever else this machine does."""
 
 
@@ -219,7 +219,7 @@ def main(settings: dict[str, Any]) -> None:
     if settings.get("serves", True):
         write_serves(out)
     if settings.get("even"):
-        LaneRate.computed = told_by_nobody
+        LaneRate.add_step = told_by_nobody
     timed = time_calls(settings.get("timed", []))
     torch.manual_seed(settings.get("seed", 7))
     module = Net(settings)

@@ -31,13 +31,9 @@ from perfect.runs.stop import StopSignal
 from trainers.elastic.errors import CannotBeElastic
 from trainers.elastic.peer.elastic_strategy import ElasticStrategy
 from trainers.elastic.peer.replay_strategy import ReplayStrategy
-from trainers.elastic.wire import (
-    AddressError,
-    InsecureNetwork,
-    SecretError,
-    check_host,
-    read_secret,
-)
+from trainers.elastic.wire.listener import check_host
+from trainers.elastic.wire.secret import read_secret
+from trainers.elastic.wire.wire_errors import AddressError, InsecureNetwork, SecretError
 from trainers.fleet.jobs.seat import Seat
 
 

@@ -25,10 +25,10 @@ from rich.text import Text
 from perfect.report.words import size
 from perfect.runs.record import RunLog
 from perfect.runs.swarm_record import swarm_record
-from trainers.elastic.deciding.peer_figures import PeerFigures
+from trainers.elastic.deciding.header import Header
 from trainers.elastic.deciding.view import View
 from trainers.elastic.peer.elastic_strategy import ElasticStrategy
-from trainers.elastic.replaying.step_log import read_lines
+from trainers.elastic.peer.step_log import read_lines
 
 
 def swarm_words(trainer: L.Trainer) -> list[str]:
@@ -36,7 +36,7 @@ def swarm_words(trainer: L.Trainer) -> list[str]:
     swarm = trainer.strategy
     if not isinstance(swarm, ElasticStrategy):
         return []
-    return ["coming in" if swarm.view is None else words_of(swarm.view, swarm.figures)]
+    return ["coming in" if swarm.view is None else words_of(swarm.view, swarm.headers)]
 
 
 def swarm_board(trainer: L.Trainer) -> Table | None:
@@ -44,45 +44,46 @@ def swarm_board(trainer: L.Trainer) -> Table | None:
     swarm = trainer.strategy
     if not isinstance(swarm, ElasticStrategy) or swarm.view is None:
         return None
-    return board_of(swarm.view, swarm.figures, swarm.global_rank)
+    return board_of(swarm.view, swarm.headers, swarm.global_rank)
 
 
-def words_of(view: View, figures: Sequence[PeerFigures]) -> str:
+def words_of(view: View, headers: Sequence[Header]) -> str:
     """Say it in a line."""
     members = "; ".join(
-        f"{one.name} {one.lanes} lanes {one.samples_per_second:.0f} samples/s {size(one.sent)} sent"
-        for one in _members(view, figures)
+        f"{one.name} {len(one.done)} lanes {one.samples_per_second:.0f} samples/s"
+        f" {size(one.pace.sent)} sent"
+        for one in _members(view, headers)
     )
     return f"generation {view.generation}: {members}"
 
 
-def board_of(view: View, figures: Sequence[PeerFigures], own_rank: int) -> Table:
+def board_of(view: View, headers: Sequence[Header], own_rank: int) -> Table:
     """Say it in a row for each member."""
     table = Table(f"generation {view.generation}", box=box.SIMPLE, pad_edge=False)
     for head in ("lanes", "samples/s", "sent"):
         table.add_column(head, justify="right")
     table.add_column("state")
-    for rank, one in enumerate(_members(view, figures)):
+    for rank, one in enumerate(_members(view, headers)):
         said = {
             "writes": rank == 0,
             "this peer": rank == own_rank,
-            "computes nothing": not one.lanes,
+            "computes nothing": not one.done,
             "a change is announced": one.announced,
         }
         table.add_row(
             Text(one.name),
-            str(one.lanes),
+            str(len(one.done)),
             f"{one.samples_per_second:.0f}",
-            size(one.sent),
+            size(one.pace.sent),
             ", ".join(words for words, is_so in said.items() if is_so),
         )
     return table
 
 
-def _members(view: View, figures: Sequence[PeerFigures]) -> list[PeerFigures]:
+def _members(view: View, headers: Sequence[Header]) -> list[Header]:
     """The members of the generation, also those of whom nothing was heard yet."""
-    known = {one.name: one for one in figures}
-    return [known.get(name, PeerFigures(name, 0, 0, 0.0, 0)) for name in view.names]
+    known = {one.name: one for one in headers}
+    return [known.get(name, Header(name, 0)) for name in view.names]
 
 
 class SwarmFigures(L.Callback):
@@ -123,16 +124,16 @@ class SwarmFigures(L.Callback):
         pl_module.log_dict(figures, on_step=True, on_epoch=False)
         # Lightning would repeat what was logged of a member after its death, until the pass ends.
         for logger in trainer.loggers:
-            logger.log_metrics(figures_by_name(swarm.figures), trainer.global_step - 1)
+            logger.log_metrics(figures_by_name(swarm.headers), trainer.global_step - 1)
 
 
-def figures_by_name(figures: Sequence[PeerFigures]) -> dict[str, float]:
+def figures_by_name(headers: Sequence[Header]) -> dict[str, float]:
     """Return what loggers are given of the members."""
     found: dict[str, float] = {}
-    for one in figures:
-        found[f"elastic/{one.name}/lanes"] = float(one.lanes)
+    for one in headers:
+        found[f"elastic/{one.name}/lanes"] = float(len(one.done))
         found[f"elastic/{one.name}/samples_per_second"] = one.samples_per_second
-        found[f"elastic/{one.name}/sent_bytes"] = float(one.sent)
+        found[f"elastic/{one.name}/sent_bytes"] = float(one.pace.sent)
     return found
 
 

@@ -7,7 +7,7 @@ peers         of each peer: the lanes that it has added, and at how many steps; 
               bytes of sums that it has sent to other members
 
 All is counted from the step at which this peer came in. What is sent in the last step's reduce is
-not among the bytes (trainers/elastic/deciding/peer_figures.py).
+not among the bytes (trainers/elastic/deciding/header.py).
 """
 
 from collections.abc import Mapping, Sequence

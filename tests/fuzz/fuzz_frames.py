@@ -20,10 +20,11 @@ from support.wire_ends import LOOPBACK, SECRET
 from trainers.elastic.anchor import kinds
 from trainers.elastic.anchor.anchor import Anchor
 from trainers.elastic.deciding.roster import Settings
-from trainers.elastic.wire import BadFrame, ChannelClosed, Message, connect
+from trainers.elastic.wire.connection import connect
 from trainers.elastic.wire.incoming import IncomingFrame
-from trainers.elastic.wire.message import encode
+from trainers.elastic.wire.message import Message, encode
 from trainers.elastic.wire.tensors import tensors_of
+from trainers.elastic.wire.wire_errors import BadFrame, ChannelClosed
 
 NUMBERS = [b"-1", b"9" * 4300, b"1e400", b"NaN", b"[0, 100000000000000000000]", b'"\\ud800"']
 PER_CONNECTION = 50
@@ -79,7 +80,7 @@ def fuzzer() -> Iterator[TryOne]:
     """Give what tries one message, while an anchor serves."""
     known = {**kinds.TO_PEER, **kinds.TO_ANCHOR}
     samples = [*TO_ANCHOR.items(), *TO_PEER.items()]
-    with Anchor(LOOPBACK, 0, SECRET, Settings(heartbeat=1e6), tell=lambda _: None) as anchor:
+    with Anchor(LOOPBACK, 0, SECRET, Settings(heartbeat=1e6), log_line=lambda _: None) as anchor:
         thread = threading.Thread(target=anchor.run, daemon=True)
         thread.start()
 

@@ -23,7 +23,7 @@ from offload.caching.plan_cache import PlanCache
 from perfect.runs.swarm_record import swarm_record
 from trainers.elastic.deciding.era import Era
 from trainers.elastic.errors import LogDamaged
-from trainers.elastic.replaying.step_log import StepLog, newest_era, read_history, read_lines
+from trainers.elastic.peer.step_log import StepLog, newest_era, read_history, read_lines
 from trainers.fleet import Fleet, FleetError
 from trainers.fleet.keeping.journal import Journal
 from trainers.fleet.search.asked_trials import SEARCH_FILE, AskedTrials

@@ -16,7 +16,8 @@ from support.wire_ends import LOOPBACK, SECRET, Pair
 
 from loaders import SharedStream
 from trainers import OffloadStrategy
-from trainers.elastic.wire import Listener, connect
+from trainers.elastic.wire.connection import connect
+from trainers.elastic.wire.listener import Listener
 
 Ended = Callable[[], bool]
 

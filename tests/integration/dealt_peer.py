@@ -18,16 +18,16 @@ from planned_peer import CLIPS, OPTIMIZERS, Classifier, data, state_of
 from torch.nn import functional
 
 from loaders import ReuseLoader
-from trainers.elastic.commits.commit import Commit, Commits, LaneWork
-from trainers.elastic.deciding import group_size
 from trainers.elastic.deciding.header import LaneLogs
 from trainers.elastic.errors import SwarmStopped
+from trainers.elastic.peer.commits import Commits
 from trainers.elastic.peer.elastic_fit import ElasticFit
 from trainers.elastic.peer.lane_shares import LaneShares
-from trainers.elastic.planned import group_choice
-from trainers.elastic.reducing import sum_in_order
-from trainers.elastic.working.digests import digest_of
-from trainers.elastic.working.plain_work import PlainWork
+from trainers.elastic.reducing.canonical import sum_in_order
+from trainers.elastic.work import group_choice
+from trainers.elastic.work.commit import Commit
+from trainers.elastic.work.digests import digest_of
+from trainers.elastic.work.plain_work import PlainWork
 
 LANES, MICRO, WIDTH = 9, 4, 160
 SAMPLES = 166
@@ -71,14 +71,14 @@ class Bare(L.LightningModule):
 
 @dataclass
 class DealtCommits:
-    """Implements `Commits` (commits/commit.py)."""
+    """Implements `Commits` (work/commit.py)."""
 
     deals: Sequence[Deal]
     told: Sequence[Commit] = ()
     """The first commits, which a newcomer hears of."""
     found: list[Commit] = field(default_factory=list)
 
-    def next(self, work: LaneWork) -> Commit:
+    def next(self, work: PlainWork) -> Commit:
         step = len(self.found)
         if step < len(self.told):
             return self.told[step]
@@ -203,5 +203,5 @@ def always(patch: pytest.MonkeyPatch, size: int) -> None:
     """Have groups of this size chosen, however slow these tiny models are so, and whatever a busy
     machine's seconds make of the plan of single lanes."""
     patch.setattr(group_choice, "_copies_weights", lambda _: True)
-    patch.setattr(group_size, "SIZES", tuple(sorted({1, size})))
-    patch.setattr(group_size, "FASTER", 1e9)
+    patch.setattr(group_choice, "SIZES", tuple(sorted({1, size})))
+    patch.setattr(group_choice, "FASTER", 1e9)

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from benchmarks.swarms.swarm import Nursery, Process, until
-from trainers.elastic.reducing import Graveyard, GroupPlace, form_group
+from trainers.elastic.reducing.graveyard import Graveyard
+from trainers.elastic.reducing.group import GroupPlace, form_group
 
 HOST = "127.0.0.1"
 TRANSFER = 3.0

@@ -18,7 +18,7 @@ from trainers.elastic.deciding.roster import Settings
 from trainers.elastic.peer.elastic_fit import ElasticFit
 from trainers.elastic.peer.elastic_strategy import ElasticStrategy
 from trainers.elastic.peer.replay_strategy import ReplayStrategy
-from trainers.elastic.wire import read_secret
+from trainers.elastic.wire.secret import read_secret
 
 WIDTH = 64
 OPTIMIZERS = {

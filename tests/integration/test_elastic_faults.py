@@ -13,7 +13,7 @@ from products import only_first
 
 from benchmarks.swarms.network import Network, available
 from benchmarks.swarms.swarm import Nursery, Process, Swarm, free_ports, until
-from trainers.elastic.replaying.step_log import read_history
+from trainers.elastic.peer.step_log import read_history
 
 STEPS = 14
 USUAL: dict[str, Any] = {"steps": STEPS, "sum": "exact", "even": True}

@@ -7,7 +7,7 @@ from elastic_swarms import HEARTBEAT, fault, hold
 
 from benchmarks.swarms.peer import Net
 from benchmarks.swarms.swarm import Nursery, Process, Swarm
-from trainers.elastic.replaying.step_log import read_lines
+from trainers.elastic.peer.step_log import read_lines
 
 BATCH, STEPS = 32, 12
 USUAL: dict[str, Any] = {"steps": STEPS, "batch": BATCH, "samples": BATCH * STEPS, "reuse": 1}

@@ -8,14 +8,14 @@ import pytest
 import torch
 from support.secret_files import write_secret
 
-from trainers.elastic.commits.commit import Commit
 from trainers.elastic.deciding.header import LaneLogs
 from trainers.elastic.deciding.pace import HELD_SECONDS, SETUP_SECONDS
 from trainers.elastic.deciding.view import Member
 from trainers.elastic.errors import SwarmRefused
-from trainers.elastic.giving.donated_state import DonatedState
-from trainers.elastic.giving.donor import Donor
-from trainers.elastic.wire import Secret, read_secret
+from trainers.elastic.peer.donated_state import DonatedState
+from trainers.elastic.peer.donor import Donor
+from trainers.elastic.wire.secret import Secret, read_secret
+from trainers.elastic.work.commit import Commit
 
 NUMBERS = 4 << 20
 """Of a total: more bytes than the system keeps for who does not take them."""
@@ -87,7 +87,7 @@ def test_a_newcomer_that_takes_nothing_more_is_refused_with_the_numbers(
 
 def test_what_is_given_waits_for_a_reduce(donor: Donor) -> None:
     now = iter([0.0, 100.0, 101.0, 101.5])
-    rest = donor._resting(lambda: next(now))
+    rest = donor._make_rest(lambda: next(now))
     with donor.standing_back():
         resting = threading.Thread(target=rest)
         resting.start()

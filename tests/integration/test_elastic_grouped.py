@@ -31,9 +31,9 @@ import offload
 from offload.live import planned_tapes
 from offload.measuring.profiling import measured
 from trainers.elastic.errors import GenerationEnded, SwarmStopped
-from trainers.elastic.membership.anchor_link import AnchorLink
-from trainers.elastic.planned import planning
-from trainers.elastic.planned.planned_work import PlannedWork
+from trainers.elastic.peer.anchor_link import AnchorLink
+from trainers.elastic.work import planning
+from trainers.elastic.work.planned_work import PlannedWork
 from trainers.steps.target import ON_CPU
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]

@@ -12,8 +12,9 @@ from benchmarks.swarms.anchor import make_anchor
 from benchmarks.swarms.swarm import until
 from trainers.elastic.anchor.anchor import Anchor
 from trainers.elastic.deciding.view import Member, View
-from trainers.elastic.membership.anchor_link import AnchorLink
-from trainers.elastic.wire import Manifest, connect, read_secret
+from trainers.elastic.peer.anchor_link import AnchorLink
+from trainers.elastic.wire.connection import connect
+from trainers.elastic.wire.secret import read_secret
 
 HEARTBEAT = 4.0
 ALIKE = {"model": "the same"}
@@ -40,7 +41,7 @@ def test_a_newcomer_is_let_in_though_its_donor_came_back_after_it(
     second_anchor: Anchor, secret: Path
 ) -> None:
     addresses, key = [second_anchor.address], read_secret(secret)
-    newcomer = AnchorLink(addresses, key, Member("new", "127.0.0.1", 1), Manifest.of(ALIKE))
+    newcomer = AnchorLink(addresses, key, Member("new", "127.0.0.1", 1), ALIKE)
     donor = Member("donor", "127.0.0.1", 2)
     try:
         newcomer.open(0)

@@ -109,7 +109,7 @@ def test_a_wrong_secret_is_refused(busy: Busy, tmp_path: Path) -> None:
     error = busy.error_of("stranger", secret=str(wrong))
     assert error.startswith("WrongSecret: ")
     said = busy.anchor.said
-    until(lambda: "not let in" in said(), "the anchor's word of the stranger", 10, said)
+    until(lambda: "refused: " in said(), "the anchor's word of the stranger", 10, said)
 
 
 def test_an_address_that_stands_there_twice_is_refused(busy: Busy) -> None:

@@ -29,7 +29,7 @@ from perfect.runs.record import RunLog, write_run
 from trainers.atomic_checkpoint import AtomicCheckpointIO
 from trainers.elastic.deciding.era import Era
 from trainers.elastic.errors import LogDamaged
-from trainers.elastic.replaying.step_log import StepLog, newest_era, read_history, read_lines
+from trainers.elastic.peer.step_log import StepLog, newest_era, read_history, read_lines
 from trainers.fleet import Fleet, FleetError
 from trainers.fleet.deciding.events import Added
 from trainers.fleet.keeping.journal import Journal

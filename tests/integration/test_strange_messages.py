@@ -24,24 +24,18 @@ from trainers.elastic.deciding.header import Header
 from trainers.elastic.deciding.roster import Settings
 from trainers.elastic.deciding.view import Member
 from trainers.elastic.errors import Expelled
-from trainers.elastic.giving import donor as giving
-from trainers.elastic.giving.donated_state import DonatedState
-from trainers.elastic.giving.donor import Donor
-from trainers.elastic.membership.anchor_link import AnchorLink
-from trainers.elastic.swarm import swarm_commits
-from trainers.elastic.swarm.swarm_commits import SwarmCommits
-from trainers.elastic.wire import (
-    BadFrame,
-    Channel,
-    ChannelClosed,
-    Listener,
-    Manifest,
-    Message,
-    WireTimeout,
-    connect,
-)
-from trainers.elastic.wire.message import MAGIC, PREFIX, VERSION, encode
+from trainers.elastic.peer import donor as giving
+from trainers.elastic.peer import swarm_commits
+from trainers.elastic.peer.anchor_link import AnchorLink
+from trainers.elastic.peer.donated_state import DonatedState
+from trainers.elastic.peer.donor import Donor
+from trainers.elastic.peer.swarm_commits import SwarmCommits
+from trainers.elastic.wire.channel import Channel
+from trainers.elastic.wire.connection import connect
+from trainers.elastic.wire.listener import Listener
+from trainers.elastic.wire.message import MAGIC, PREFIX, VERSION, Message, encode
 from trainers.elastic.wire.tensors import payloads_of, tensors_of
+from trainers.elastic.wire.wire_errors import BadFrame, ChannelClosed, WireTimeout
 
 WITH_PAYLOAD = ("put", "value")
 
@@ -101,7 +95,7 @@ def told() -> list[str]:
 @pytest.fixture
 def opened(told: list[str]) -> Iterator[Anchor]:
     """An anchor that must serve to the end of the test."""
-    with Anchor(LOOPBACK, 0, SECRET, Settings(heartbeat=100), tell=told.append) as anchor:
+    with Anchor(LOOPBACK, 0, SECRET, Settings(heartbeat=100), log_line=told.append) as anchor:
         thread = threading.Thread(target=anchor.run, daemon=True)
         thread.start()
         yield anchor
@@ -195,8 +189,8 @@ def test_what_others_say_is_shown_as_one_line(
             assert channel.receive(20).kind == ("welcome" if name == "a" else "refuse")
     assert any("all peers have ended" in line for line in told)
     assert all(line.isprintable() and len(line) < 5000 for line in told)
-    link = AnchorLink([anchor.address], SECRET, Member("a", LOOPBACK, 1), Manifest.of({}))
-    link._heard(heard("break", {"generation": 0, "why": ODD}, 0))
+    link = AnchorLink([anchor.address], SECRET, Member("a", LOOPBACK, 1), {})
+    link._handle(heard("break", {"generation": 0, "why": ODD}, 0))
     assert link._ended[0].isprintable() and "all peers" in link._ended[0]
 
 
@@ -218,17 +212,17 @@ def test_an_anchor_serves_though_nobody_can_read_its_lines(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("kind", TO_PEER)
 def test_a_peer_takes_no_malformed_message_of_an_anchor(anchor: Listener, kind: str) -> None:
-    link = AnchorLink([anchor.address], SECRET, Member("a", LOOPBACK, 1), Manifest.of({}))
+    link = AnchorLink([anchor.address], SECRET, Member("a", LOOPBACK, 1), {})
     payloads = int(kind in WITH_PAYLOAD)
     for fields in malformed(TO_PEER[kind]):
         with pytest.raises(BadFrame):
-            link._heard(heard(kind, fields, payloads))
-    assert link._wrong is None and link._formed is None
-    link._heard(heard(kind, TO_PEER[kind], payloads))
+            link._handle(heard(kind, fields, payloads))
+    assert link._failure is None and link._formed is None
+    link._handle(heard(kind, TO_PEER[kind], payloads))
 
 
 def test_a_peer_finds_an_anchor_again_after_a_malformed_message(anchor: Listener) -> None:
-    link = AnchorLink([anchor.address], SECRET, Member("a", LOOPBACK, 1), Manifest.of({}))
+    link = AnchorLink([anchor.address], SECRET, Member("a", LOOPBACK, 1), {})
     link.open(0)
     try:
         for kind, fields in (
@@ -264,7 +258,7 @@ def test_a_state_that_is_none_is_refused(anchor: Listener, tree: object) -> None
         if tree == {"list": []}:
             assert newcomer.receive(lambda: False) == ({}, 1)
         else:
-            with pytest.raises(BadFrame, match="gives a state that is none"):
+            with pytest.raises(BadFrame, match="sends a malformed state"):
                 newcomer.receive(lambda: False)
     newcomer.close()
 
@@ -288,14 +282,14 @@ def test_a_newcomer_leaves_a_donor_that_is_silent_when_the_anchor_names_another(
 ) -> None:
     monkeypatch.setattr(swarm_commits, "LAST_COMMITS_SECONDS", -1.0)
     silent = Member("silent", LOOPBACK, anchor.address.port)
-    link = AnchorLink([anchor.address], SECRET, Member("a", LOOPBACK, 1), Manifest.of({}))
+    link = AnchorLink([anchor.address], SECRET, Member("a", LOOPBACK, 1), {})
     newcomer = DonatedState(silent, SECRET)
     unused: Any = None
     commits = SwarmCommits(link, unused, unused, newcomer)
     try:
         for name, port in (("silent", silent.port), ("other", 9)):
             donor = {"name": name, "host": LOOPBACK, "port": port}
-            link._heard(heard("copy", {"donor": donor}, 0))
+            link._handle(heard("copy", {"donor": donor}, 0))
             assert link.names_another(silent) is (name == "other")
         with pytest.raises(WireTimeout, match="names another one"):
             newcomer.receive(lambda: link.names_another(silent))

@@ -20,19 +20,14 @@ import pytest
 import torch
 from support.wire_ends import LOOPBACK, SECRET, Pair, plain
 
-from trainers.elastic.wire import (
-    BadFrame,
-    Channel,
-    ChannelClosed,
-    Listener,
-    Unreachable,
-    WireTimeout,
-    connect,
-    listener,
-)
+from trainers.elastic.wire import listener
+from trainers.elastic.wire.channel import Channel
+from trainers.elastic.wire.connection import connect
+from trainers.elastic.wire.listener import Listener
 from trainers.elastic.wire.message import MAGIC, MOST_HEADER_BYTES, PREFIX, VERSION
 from trainers.elastic.wire.stream import TlsStream
 from trainers.elastic.wire.tensors import payloads_of, tensors_of
+from trainers.elastic.wire.wire_errors import BadFrame, ChannelClosed, Unreachable, WireTimeout
 
 HERE = Path(__file__).parent
 

@@ -15,24 +15,23 @@ from pathlib import Path
 import pytest
 from support.wire_ends import LOOPBACK, OTHER, SECRET, Pair, few_descriptors, plain
 
-from trainers.elastic.wire import (
-    Address,
+from trainers.elastic.wire import certificate, listener
+from trainers.elastic.wire.address import Address
+from trainers.elastic.wire.connection import connect
+from trainers.elastic.wire.listener import Listener
+from trainers.elastic.wire.message import VERSION
+from trainers.elastic.wire.secret import read_secret
+from trainers.elastic.wire.wire_errors import (
     AddressError,
     BadFrame,
     ChannelClosed,
     InsecureNetwork,
-    Listener,
     SecretError,
     Unreachable,
     WireError,
     WireTimeout,
     WrongSecret,
-    certificate,
-    connect,
-    listener,
-    read_secret,
 )
-from trainers.elastic.wire.message import VERSION
 
 
 def refusal(anchor: Listener) -> WireError:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.wire_frames import received
 
-from trainers.elastic.wire import WireError
 from trainers.elastic.wire.message import MAGIC, PREFIX, VERSION, encode
+from trainers.elastic.wire.wire_errors import WireError
 
 ANY_FIELDS = st.dictionaries(
     st.text(),

@@ -6,7 +6,9 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from trainers.elastic.wire import Channel, Listener, Secret
+from trainers.elastic.wire.channel import Channel
+from trainers.elastic.wire.listener import Listener
+from trainers.elastic.wire.secret import Secret
 
 SECRET = Secret(b"the secret of this test")
 OTHER = Secret(b"the secret of somebody else")

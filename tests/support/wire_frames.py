@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from trainers.elastic.wire import Message
 from trainers.elastic.wire.incoming import IncomingFrame
+from trainers.elastic.wire.message import Message
 
 
 def received(data: bytes, *, limit: int = 1 << 20, pieces: Sequence[int] = ()) -> Message:

@@ -10,7 +10,7 @@ import pytest
 from trainers.elastic.deciding.era import Era
 from trainers.elastic.deciding.view import Member, View
 from trainers.elastic.errors import LogDamaged
-from trainers.elastic.replaying.step_log import (
+from trainers.elastic.peer.step_log import (
     History,
     StepLog,
     newest_era,

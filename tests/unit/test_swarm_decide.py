@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainers.elastic.deciding.deal import best_counts, deal
+from trainers.elastic.deciding.deal import LaneRate, best_counts, deal
 from trainers.elastic.deciding.decision import (
     Apply,
     Compute,
@@ -18,9 +18,8 @@ from trainers.elastic.deciding.decision import (
     decide,
     is_equal_vote,
 )
-from trainers.elastic.deciding.header import Header, LaneLogs
-from trainers.elastic.deciding.lane_rate import LaneRate
-from trainers.elastic.deciding.lane_seeds import seed_after, seed_of_lane
+from trainers.elastic.deciding.header import Header, LaneLogs, MemberPace
+from trainers.elastic.work.plain_work import seed_after, seed_of_lane
 
 LANES = range(6)
 
@@ -34,7 +33,7 @@ def head(name: str, **said: Any) -> Header:
 
 
 def test_missing_lanes_are_dealt_once_and_by_speed() -> None:
-    found = all_decide(head("a", rate=1.0), head("b", rate=2.0))
+    found = all_decide(head("a", pace=MemberPace(1.0)), head("b", pace=MemberPace(2.0)))
     assert found == [Compute((0, 1)), Compute((2, 3, 4, 5))]
 
 
@@ -118,7 +117,7 @@ def test_a_vote_is_equal_where_all_hold_the_same() -> None:
 
 
 def test_a_header_comes_back_from_its_bytes() -> None:
-    told = head("a", done=(3, 1), had=(1, 2), held="g", rate=1.5, idle=2, announced=True)
+    told = head("a", done=(3, 1), had=(1, 2), held="g", pace=MemberPace(1.5, 2), announced=True)
     assert Header.decode(told.encode()) == told
     assert Header.decode(replace(told, logs=LaneLogs(samples=4)).encode()).logs.samples == 4
 
@@ -169,18 +168,18 @@ def test_members_that_are_too_many_for_the_lanes_do_not_take_them_from_each_othe
 
 def test_a_rate_is_told_after_the_first_step_and_anew_after_steps_without_lanes() -> None:
     rate = LaneRate()
-    told = [rate.told]
+    told = [rate.rate]
     for lanes, seconds in ((4, 40.0), (4, 1.0), (4, 2.0)):
-        rate.computed(lanes, seconds)
-        rate.ended(computed=True)
-        told.append(rate.told)
+        rate.add_step(lanes, seconds)
+        rate.end_step(computed=True)
+        told.append(rate.rate)
     assert told == [0.0, 0.0, 4.0, pytest.approx(0.7 * 4 + 0.3 * 2)]
     for _ in range(3):
-        rate.ended(computed=False)
-    assert rate.idle == 3 and rate.told == told[-1]
-    rate.computed(1, 0.125)
-    rate.ended(computed=True)
-    assert rate.told == 8.0 and rate.idle == 0
+        rate.end_step(computed=False)
+    assert rate.idle == 3 and rate.rate == told[-1]
+    rate.add_step(1, 0.125)
+    rate.end_step(computed=True)
+    assert rate.rate == 8.0 and rate.idle == 0
 
 
 def test_nobody_to_deal_to_is_an_error() -> None:

@@ -1,4 +1,4 @@
-"""The anchor: where peers meet. It holds no weights, and decides only who is in which generation.
+"""The anchor: peers meet there. It has no weights, and decides only who is in which generation.
 
 While it is away, training goes on; only changes of membership wait.
 

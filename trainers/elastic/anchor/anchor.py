@@ -1,12 +1,12 @@
-"""The anchor's threads: what peers say goes through one queue to the roster, which decides.
+"""The anchor: messages of peers go through one queue to the roster, which decides.
 
     Listener -> thread "anchor-in": hello -> thread "anchor-peer" for each channel --+
     thread "anchor-asks": hosts of awaited members ----------------------------------+
                                                                                     v
-    run():  queue -> Roster (deciding/roster.py) -> words -> channels of the peers they are for
+    run():  queue -> Roster (deciding/roster.py) -> orders -> channels of the peers they are for
 
-It is also where members leave the addresses by which their gloo groups find each other (`put`,
-`get`), so no other port is opened for that, and those who do not know the secret cannot write them.
+Members also leave here the addresses by which their gloo groups find each other (`put`, `get`). So
+no other port is open for that, and only peers with the secret can write them.
 """
 
 import contextlib
@@ -15,56 +15,49 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
 from trainers.elastic.anchor.kinds import TO_ANCHOR
 from trainers.elastic.anchor.meeting_place import MeetingPlace
-from trainers.elastic.deciding.roster import Roster, Settings
-from trainers.elastic.deciding.roster_words import (
+from trainers.elastic.deciding.orders import (
     Announce,
     AskHost,
     Break,
     CopyFrom,
     Expel,
     Form,
-    Found,
+    FoundRun,
+    Order,
     Refuse,
-    Word,
 )
+from trainers.elastic.deciding.roster import Roster, Settings
 from trainers.elastic.deciding.view import Member, View
-from trainers.elastic.wire import (
-    BadFrame,
-    Channel,
-    ChannelClosed,
-    Listener,
-    Manifest,
-    Message,
-    Secret,
-    WireError,
-    WireTimeout,
-    as_line,
-    difference,
-)
+from trainers.elastic.wire.channel import Channel
+from trainers.elastic.wire.listener import Listener
+from trainers.elastic.wire.manifest import difference
+from trainers.elastic.wire.message import Message, as_line
+from trainers.elastic.wire.secret import Secret
+from trainers.elastic.wire.wire_errors import BadFrame, ChannelClosed, WireError, WireTimeout
 
 log = logging.getLogger(__name__)
 
 SEND_SECONDS = 2.0
-"""A peer that takes nothing for so long is as good as gone."""
+"""A peer that takes nothing for so long is taken for dead."""
 HELLO_SECONDS = 5.0
-"""Who has been let in and says nothing for so long is cut off."""
+"""A client that has connected and sends nothing for so long is cut off."""
 LAST_SECONDS = 0.2
 JOIN_SECONDS = 5.0
 PROBE_SECONDS = 0.5
 ASK_SECONDS = 0.1
-"""So often the host of an awaited member is asked whether that member is dead."""
+"""The pause between two questions whether an awaited member is dead."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Heard:
-    """Something that came through a channel; None: the channel is closed."""
+class ChannelEvent:
+    """A message that came through a channel; None: the channel is closed."""
 
     channel: Channel
     message: Message | None
@@ -74,8 +67,8 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
-class Died:
-    """The host of an awaited member says that it is dead."""
+class MemberDeath:
+    """The host of an awaited member reports that it is dead."""
 
     member: Member
 
@@ -91,28 +84,28 @@ class Anchor:
         settings: Settings,
         *,
         insecure_network: bool = False,
-        tell: Callable[[str], None] = log.info,
+        log_line: Callable[[str], None] = log.info,
     ) -> None:
-        """`tell` is called with a line whenever something happens to the membership."""
+        """`log_line` is called with a line whenever something happens to the membership."""
         self.roster = Roster(settings, time.monotonic())
-        self._tell = lambda line: tell(as_line(line))
+        self._log = lambda line: log_line(as_line(line))
         self._listener = Listener(
             host, port, secret, insecure_network=insecure_network, send_seconds=SEND_SECONDS
         )
         self.address = self._listener.address
-        self._queue: queue.SimpleQueue[Heard | Died | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[ChannelEvent | MemberDeath | None] = queue.SimpleQueue()
         self._channels: dict[str, Channel] = {}
         self._names: dict[Channel, str] = {}
         self._members: dict[Channel, Member] = {}
         self._meeting = MeetingPlace()
-        self._manifest: Manifest | None = None
-        """What peers must have in common. The first one brings it."""
+        self._manifest: Mapping[str, str] | None = None
+        """What peers must have in common, as the first one sent it."""
         self._open: list[Channel] = []
         self._threads: list[threading.Thread] = []
         self._beginning = threading.Lock()
-        """Two threads begin others."""
+        """Held to start a thread: two threads do."""
         self._stopped = threading.Event()
-        self._waited_for = ""
+        self._reported = ""
         self._stalled = 0.0
         self._accepting = threading.Thread(target=self._accept, name="anchor-in", daemon=True)
 
@@ -123,23 +116,23 @@ class Anchor:
         latest = time.monotonic()
         while not self._stopped.is_set():
             with contextlib.suppress(queue.Empty):
-                heard = self._queue.get(timeout=pause)
-                while True:  # all that has come counts before anybody is taken for silent
-                    if heard is not None:
-                        self._handle(heard)
-                    heard = self._queue.get_nowait()
+                event = self._queue.get(timeout=pause)
+                while True:  # handle all that has come before a peer counts as silent
+                    if event is not None:
+                        self._handle(event)
+                    event = self._queue.get_nowait()
             before, latest = latest, time.monotonic()
             if (late := latest - before - pause) > pause:
                 self._stalled += late
-            self._say(self.roster.tick(self._now()))
-            self._tell_waiting()
+            self._carry_out(self.roster.tick(self._now()))
+            self._report_waiting()
             if self.roster.finished is not None and not self.roster.peers:
-                self._tell(f"all peers have ended the run, at step {self.roster.finished[0]}")
+                self._log(f"all peers have ended the run, at step {self.roster.finished[0]}")
                 return
 
     def _now(self) -> float:
-        """The roster's time. It stands still while this process has no time of its machine: peers
-        were not silent then, it was the anchor that did not listen."""
+        """Return the roster's time. It stands still while this process does not run: the
+        peers were not silent then."""
         return time.monotonic() - self._stalled
 
     def stop(self) -> None:
@@ -163,7 +156,7 @@ class Anchor:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _begin(self, work: Callable[[], None], name: str) -> None:
+    def _start_thread(self, work: Callable[[], None], name: str) -> None:
         thread = threading.Thread(target=work, name=name, daemon=True)
         with self._beginning:
             self._threads = [known for known in self._threads if known.is_alive()]
@@ -177,22 +170,22 @@ class Anchor:
             try:
                 channel = self._listener.accept(1.0)
             except WireTimeout:
-                self._tell_refusals()
+                self._log_refusals()
                 continue
             except ChannelClosed:
                 return
-            self._tell_refusals()
+            self._log_refusals()
             self._open.append(channel)
             try:
-                self._begin(partial(self._listen, channel), "anchor-peer")
+                self._start_thread(partial(self._listen, channel), "anchor-peer")
             except RuntimeError as error:  # The system has no thread left.
-                self._tell(f"{channel.peer} is cut off: {error}")
+                self._log(f"{channel.peer} is cut off: {error}")
                 self._open.remove(channel)
                 channel.close()
 
-    def _tell_refusals(self) -> None:
+    def _log_refusals(self) -> None:
         for refusal in self._listener.refusals():
-            self._tell(f"not let in: {refusal}")
+            self._log(f"refused: {refusal}")
 
     def _listen(self, channel: Channel) -> None:
         why, has_greeted = "its connection was closed", False
@@ -201,83 +194,84 @@ class Anchor:
                 message = channel.receive(None if has_greeted else HELLO_SECONDS)
                 message = replace(message, fields=message.typed(TO_ANCHOR))
                 if (message.kind == "hello") is has_greeted:
-                    raise BadFrame("a peer says 'hello' first, and once")
+                    raise BadFrame("a peer sends 'hello' first, and once")
                 has_greeted = True
-                self._queue.put(Heard(channel, message))
+                self._queue.put(ChannelEvent(channel, message))
         except WireError as error:
             why = str(error)
             if isinstance(error, BadFrame | WireTimeout):
-                self._tell(f"{channel.peer} is cut off: {why}")
+                self._log(f"{channel.peer} is cut off: {why}")
                 self._cut_off(channel, why)
         finally:
             channel.close()
-            self._queue.put(Heard(channel, None, why, self._is_death(channel)))
+            self._queue.put(ChannelEvent(channel, None, why, self._is_death(channel)))
 
     def _cut_off(self, channel: Channel, why: str) -> None:
-        """Say why. What has come meanwhile is read, since the system drops what was said to a peer
-        whose messages lie unread."""
+        """Send the reason, and read what has come meanwhile: the system drops what was sent to a
+        peer whose own messages are unread."""
         self._send(channel, "refuse", why=f"the anchor cuts this peer off: {why}")
         with contextlib.suppress(WireError):
             for _ in range(10):
                 channel.receive(LAST_SECONDS)
 
     def _is_death(self, channel: Channel) -> bool:
-        """Whether a closed connection is the end of the peer. Where it knows other anchors, it may
-        live and train with one of those, so its host is asked."""
+        """Return whether a closed connection is the death of the peer. If there are other anchors,
+        it may train with one of them, so its host is asked."""
         member = self._members.pop(channel, None)
         if self.roster.settings.only_anchor or member is None or self._stopped.is_set():
             return True
         return is_dead(member.host, member.port)
 
     def _ask_host(self, member: Member) -> None:
-        """Ask until the member comes here, is found dead, or is given up by the roster."""
+        """Ask until the member connects, is found dead, or the heartbeat is over."""
         end = time.monotonic() + self.roster.settings.heartbeat
         while member.name not in self._channels and time.monotonic() < end:
             if is_dead(member.host, member.port):
-                self._queue.put(Died(member))
+                self._queue.put(MemberDeath(member))
                 return
             if self._stopped.wait(ASK_SECONDS):
                 return
 
-    # ---- what peers say -------------------------------------------------------------------------
+    # ---- messages of peers ----------------------------------------------------------------------
 
-    def _handle(self, heard: Heard | Died) -> None:
-        if isinstance(heard, Died):
-            self._died(heard.member.name)
+    def _handle(self, event: ChannelEvent | MemberDeath) -> None:
+        if isinstance(event, MemberDeath):
+            self._handle_death(event.member.name)
             return
-        channel, message = heard.channel, heard.message
+        channel, message = event.channel, event.message
         name = self._names.get(channel)
         if message is None:
-            self._gone(channel, name, heard.why, certain=heard.certain)
+            self._handle_closed_channel(event)
         elif message.kind == "hello":
-            self._hello(channel, message)
+            self._admit(channel, message)
         elif name is not None and self._channels.get(name) is channel:
-            self._said(name, message)
+            self._handle_member_message(name, message)
 
-    def _gone(self, channel: Channel, name: str | None, why: str, *, certain: bool) -> None:
+    def _handle_closed_channel(self, event: ChannelEvent) -> None:
+        channel = event.channel
+        name = self._names.pop(channel, None)
         with contextlib.suppress(ValueError):
             self._open.remove(channel)
-        self._names.pop(channel, None)
         if name is None or self._channels.get(name) is not channel:
             return
         del self._channels[name]
+        why = f"{name} is gone: {event.why}"
         if name in self.roster.peers:
-            self._tell(f"{name} is gone: {why}")
-        now, why = self._now(), f"{name} is gone: {why}"
-        self._say(self.roster.lost(name, now, certain=certain, why=why))
+            self._log(why)
+        self._carry_out(self.roster.remove_lost(name, self._now(), certain=event.certain, why=why))
 
-    def _died(self, name: str) -> None:
+    def _handle_death(self, name: str) -> None:
         if name in self._channels:
-            return  # It has come here meanwhile. If it dies, its channel is closed.
+            return  # It has connected meanwhile. If it dies, its channel is closed.
         why = f"{name} has died while no anchor was there"
-        self._tell(why)
-        self._say(self.roster.lost(name, self._now(), certain=True, why=why))
+        self._log(why)
+        self._carry_out(self.roster.remove_lost(name, self._now(), certain=True, why=why))
 
-    def _hello(self, channel: Channel, message: Message) -> None:
+    def _admit(self, channel: Channel, message: Message) -> None:
         fields, now = message.fields, self._now()
         member, view = fields["member"], fields["view"]
-        if why := self._refusal(member.name, view, Manifest.of(fields["manifest"])):
-            self._tell(f"{member.name} is refused: {why}")
+        if why := self._reason_to_refuse(member.name, view, fields["manifest"]):
+            self._log(f"{member.name} is refused: {why}")
             self._send(channel, "refuse", why=why)
             return
         self._channels[member.name], self._names[channel] = channel, member.name
@@ -286,13 +280,13 @@ class Anchor:
         about = {"heartbeat": settings.heartbeat, "min_peers": settings.min_peers}
         self._send(channel, "welcome", **about)
         if view is None:
-            self._tell(f"{member.name} has come")
-            self._say(self.roster.came(member, fields["has_step"], now))
+            self._log(f"{member.name} has come")
+            self._carry_out(self.roster.add_newcomer(member, fields["has_step"], now))
         else:
-            self._tell(f"{member.name} has come back")
-            self._say(self.roster.came_back(member, view, fields["step"], now))
+            self._log(f"{member.name} has come back")
+            self._carry_out(self.roster.restore_member(member, view, fields["step"], now))
 
-    def _refusal(self, name: str, view: View | None, theirs: Manifest) -> str:
+    def _reason_to_refuse(self, name: str, view: View | None, theirs: Mapping[str, str]) -> str:
         if view is not None and name not in view.names:
             return f"{name} is not among the members that it names"
         if self._manifest is None or not self.roster.peers:
@@ -303,42 +297,42 @@ class Anchor:
             return f"a peer named {name} is there already: give every peer a name of its own"
         return ""
 
-    def _said(self, name: str, message: Message) -> None:
+    def _handle_member_message(self, name: str, message: Message) -> None:
         fields, roster, now = message.fields, self.roster, self._now()
         match message.kind:
             case "beat":
-                self._say(roster.beat(name, fields["step"], now))
+                self._carry_out(roster.note_beat(name, fields["step"], now))
             case "ready":
-                self._say(roster.ready(name, fields["donor"], now))
+                self._carry_out(roster.mark_ready(name, fields["donor"], now))
             case "gate":
                 where = fields["generation"], fields["step"]
-                self._say(roster.at_gate(name, *where, now, planned=fields["planned"]))
+                self._carry_out(roster.enter_gate(name, *where, now, planned=fields["planned"]))
             case "leave":
-                self._tell(f"{name} leaves")
-                self._say(roster.left(name, now))
+                self._log(f"{name} leaves")
+                self._carry_out(roster.remove_leaver(name, now))
             case "ended":
-                self._say(roster.ended(name, fields["step"], fields["digest"], now))
+                self._carry_out(roster.end_run(name, fields["step"], fields["digest"], now))
             case "put":
                 self._meeting.put(fields["generation"], fields["key"], fields["payload"])
-                self._answer()
+                self._send_answers()
             case "get":
                 self._meeting.ask(name, fields["generation"], fields["key"], fields["ticket"])
-                self._answer()
+                self._send_answers()
             case kind:
                 raise AssertionError(kind)
 
-    # ---- what the anchor says -------------------------------------------------------------------
+    # ---- messages to peers ----------------------------------------------------------------------
 
-    def _answer(self) -> None:
+    def _send_answers(self) -> None:
         for name, ticket, value in self._meeting.answers():
             if name in self._channels:
                 self._send(self._channels[name], "value", payloads=[value], ticket=ticket)
 
-    def _say(self, words: list[Word]) -> None:
-        for word in words:
-            match word:
-                case Found(peer):
-                    self._tell(f"{peer} begins with its own state")
+    def _carry_out(self, orders: list[Order]) -> None:
+        for order in orders:
+            match order:
+                case FoundRun(peer):
+                    self._log(f"{peer} begins with its own state")
                     self._send_to(peer, "found")
                 case CopyFrom(peer, donor):
                     self._send_to(peer, "copy", donor=asdict(donor))
@@ -350,15 +344,15 @@ class Anchor:
                         self._send_to(peer, "break", generation=generation, why=why)
                 case AskHost(member):
                     with contextlib.suppress(RuntimeError):  # Without a thread left, time decides.
-                        self._begin(partial(self._ask_host, member), "anchor-asks")
+                        self._start_thread(partial(self._ask_host, member), "anchor-asks")
                 case Form(view, step, finished):
-                    self._tell(f"generation {view.generation}: {', '.join(view.names)}")
+                    self._log(f"generation {view.generation}: {', '.join(view.names)}")
                     self._meeting.begin(view.generation)
                     for peer in view.names:
                         self._send_to(peer, "form", view=asdict(view), step=step, finished=finished)
                 case Expel(peer, why) | Refuse(peer, why):
-                    self._tell(why)
-                    kind = "expel" if isinstance(word, Expel) else "refuse"
+                    self._log(why)
+                    kind = "expel" if isinstance(order, Expel) else "refuse"
                     self._send_to(peer, kind, why=why)
 
     def _send_to(self, peer: str, kind: str, **fields: Any) -> None:
@@ -366,22 +360,21 @@ class Anchor:
             self._send(channel, kind, **fields)
 
     def _send(self, channel: Channel, kind: str, payloads: Any = (), **fields: Any) -> None:
-        # A channel that fails here ends its own thread, which tells the roster.
+        # A channel that fails here ends its own thread, which reports it to the roster.
         with contextlib.suppress(WireError):
             channel.send(kind, payloads, **fields)
 
-    def _tell_waiting(self) -> None:
+    def _report_waiting(self) -> None:
         waits = self.roster.waits_for()
-        if waits and waits != self._waited_for:
+        if waits and waits != self._reported:
             for peer in list(self.roster.peers):
                 self._send_to(peer, "waits", why=waits)
-        self._waited_for = waits
+        self._reported = waits
 
 
 def is_dead(host: str, port: int, seconds: float = PROBE_SECONDS) -> bool:
-    """Whether the peer's host says that nobody listens where the peer gives its state away. A peer
-    that lives listens there, also where a router has reset its connection to this anchor and it has
-    found another one."""
+    """Return whether nobody listens at the port where the peer gives its state away. A living peer
+    listens there, even if a router has reset its connection to this anchor."""
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
         try:
@@ -392,7 +385,7 @@ def is_dead(host: str, port: int, seconds: float = PROBE_SECONDS) -> bool:
         except ConnectionRefusedError:
             return True
         except ConnectionResetError:
-            continue  # It is dying: it is asked once more.
-        except (OSError, ValueError):  # Nobody answers, who listens waits, or it is no address.
+            continue  # It is dying: ask once more.
+        except (OSError, ValueError):  # Nobody answers, it listens and waits, or it is no address.
             return False
     return False

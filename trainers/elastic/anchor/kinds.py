@@ -1,4 +1,4 @@
-"""What peers and the anchor say to each other: each kind of message, with its fields as types."""
+"""The messages between peers and the anchor: each kind, with the types of its fields."""
 
 from types import MappingProxyType
 from typing import Any

@@ -1,21 +1,21 @@
-"""Keys and values of the generation that forms: by them the members' groups find each other."""
+"""Keys and values by which the members of a new generation find each other."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Somebody waits for a key."""
+    """A member waits for a key."""
 
     name: str
     generation: int
     key: str
     ticket: int
-    """The number by which the asker knows the answer again."""
+    """The number by which the member recognizes the answer."""
 
 
 class MeetingPlace:
-    """The anchor's. It keeps the newest generation only."""
+    """The values of the newest generation, and who waits for which."""
 
     def __init__(self) -> None:
         self._generation = 0
@@ -23,7 +23,7 @@ class MeetingPlace:
         self._open: list[Question] = []
 
     def begin(self, generation: int) -> None:
-        """Forget all of the generations before."""
+        """Forget all earlier generations."""
         self._generation = generation
         self._values.clear()
         self._open.clear()
@@ -36,7 +36,7 @@ class MeetingPlace:
         self._open.append(Question(name, generation, key, ticket))
 
     def answers(self) -> list[tuple[str, int, bytes]]:
-        """Return asker, ticket and value of all that can be answered now."""
+        """Return member, ticket and value of all questions that can be answered now."""
         ready = [q for q in self._open if q.generation == self._generation]
         ready = [q for q in ready if q.key in self._values]
         self._open = [q for q in self._open if q not in ready and q.generation == self._generation]

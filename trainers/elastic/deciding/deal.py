@@ -18,6 +18,34 @@ WORTH_IT = 0.05
 """A new division of the lanes must shorten the step by this share."""
 RECOVERY = 1.02
 """A member without lanes is taken to be so much faster with each step."""
+SMOOTHING = 0.3
+"""The weight of the last step in a member's rate."""
+
+
+class LaneRate:
+    """How many lanes a second a member computes. The first step does not count: it includes what
+    happens once, such as a capture. While the member has no lane the rate stays."""
+
+    def __init__(self) -> None:
+        self.rate = 0.0
+        """0.0 until it is known."""
+        self.idle = 0
+        """The steps that have ended since this member computed a lane."""
+        self._is_warm = False
+
+    def add_step(self, lanes: int, seconds: float) -> None:
+        """Take a time that lanes of one step took."""
+        rate = lanes / seconds
+        if not self._is_warm:
+            self._is_warm = True
+        elif not self.rate or self.idle:
+            self.rate = rate
+        else:
+            self.rate = (1 - SMOOTHING) * self.rate + SMOOTHING * rate
+
+    def end_step(self, *, computed: bool) -> None:
+        """Count a step that has ended; `computed` says whether this member had lanes of it."""
+        self.idle = 0 if computed else self.idle + 1
 
 
 def deal(

@@ -79,12 +79,12 @@ def decide(headers: Sequence[Header], rank: int, lanes: Sequence[int], least: in
         return Stop("; ".join(troubles))
     first, last = min(h.step for h in headers), max(h.step for h in headers)
     if first < last:
-        return _behind(headers, mine, first, last)
+        return _catch_up(headers, mine, first, last)
     if odd := _odd_ones(headers):
-        return _differing(headers, mine, odd)
+        return _settle_difference(headers, mine, odd)
     if mine.held and all(h.held == mine.held for h in headers):
         return Apply()
-    if problem := _twice(headers):
+    if problem := _computed_twice(headers):
         return Stop(problem)
     begun = any(h.done for h in headers)
     if len(headers) < least or (not begun and all(h.announced for h in headers)):
@@ -92,7 +92,8 @@ def decide(headers: Sequence[Header], rank: int, lanes: Sequence[int], least: in
     missing = sorted({*lanes}.difference(*(h.done for h in headers)))
     if missing:
         before = {lane: h.name for h in reversed(headers) for lane in h.had}
-        rates, idle = {h.name: h.rate for h in headers}, {h.name: h.idle for h in headers}
+        rates = {h.name: h.pace.rate for h in headers}
+        idle = {h.name: h.pace.idle for h in headers}
         dealt = deal(missing, rates, before, idle)
         return Compute(tuple(lane for lane, name in dealt.items() if name == mine.name))
     return Reduce(tuple(number for number, h in enumerate(headers) if h.done))
@@ -103,7 +104,7 @@ def is_equal_vote(digests: Sequence[str]) -> bool:
     return len({*digests}) == 1
 
 
-def _behind(headers: Sequence[Header], mine: Header, first: int, last: int) -> Decision:
+def _catch_up(headers: Sequence[Header], mine: Header, first: int, last: int) -> Decision:
     """Some have applied the step and others not yet."""
     if last - first > 1:
         return Stop(
@@ -131,7 +132,7 @@ def _odd_ones(headers: Sequence[Header]) -> list[str]:
     return [h.name for h in headers if h.weights not in ("", most)]
 
 
-def _differing(headers: Sequence[Header], mine: Header, odd: Sequence[str]) -> Decision:
+def _settle_difference(headers: Sequence[Header], mine: Header, odd: Sequence[str]) -> Decision:
     if len(odd) == len(headers):
         return Stop(
             f"the weights of {', '.join(odd)} differ before step {mine.step + 1}, and no majority"
@@ -143,7 +144,7 @@ def _differing(headers: Sequence[Header], mine: Header, odd: Sequence[str]) -> D
     return Wait()
 
 
-def _twice(headers: Sequence[Header]) -> str:
+def _computed_twice(headers: Sequence[Header]) -> str:
     counts = Counter(lane for h in headers for lane in h.done)
     if twice := sorted(lane for lane, count in counts.items() if count > 1):
         return f"lanes {twice} were computed by two members: send their logs to the developers"

@@ -1,11 +1,11 @@
-"""Who counts when silent members may train behind a cut link, with another anchor.
+"""Which members count when silent ones may train with another anchor, behind a cut link.
 
     generation 7 {a b c d e}, settled      c, d, e are silent: a and b must not go on
     generation 8 {a b c}, begun by a, b, c, and c is silent before a step was made
-                                           c may not have heard of 8, and go on from 7 with d and e
+                                           c may not know 8, and continue from 7 with d and e
 
-A generation is settled when a step was committed in it: then all of its members have heard of it.
-Until then the members of the last settled one count as well, and of each since. Two anchors that
+A generation is settled when a step was committed in it: then all of its members know it. Until then
+the members of the last settled one count as well, and of each since. Two anchors that
 both begin a generation from the same one would each need more than half of it.
 """
 
@@ -22,17 +22,17 @@ class Electorate:
     silent: set[str] = field(default_factory=set)
     """Members that are gone without a closed connection."""
 
-    def stand(self, view: tuple[str, ...]) -> None:
+    def add_view(self, view: tuple[str, ...]) -> None:
         """A generation of these members begins."""
         self.views.append(view)
 
     def settle(self, view: tuple[str, ...]) -> None:
-        """All members of this generation have heard of it."""
+        """All members of this generation know it."""
         self.views = [view]
         self.silent &= {*view}
 
     def outnumbers(self, here: Sequence[str]) -> list[str]:
-        """The silent members of a view that outnumber those of it who are here, or are as many."""
+        """Return the silent members of a view if they are at least as many as its members here."""
         for view in self.views:
             silent = sorted(self.silent.intersection(view))
             if silent and len(silent) >= len({*here} & {*view}):

@@ -60,40 +60,54 @@ def sum_of_units(first: int | None, second: int | None) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
+class MemberPace:
+    """How fast a member computes, and what it has sent."""
+
+    rate: float = 0.0
+    """Lanes a second, smoothed over the last steps; 0.0 before it is known."""
+    idle: int = 0
+    """The steps that have ended since it computed a lane."""
+    seconds: float = 0.0
+    """How long it has computed the lanes that are in its sums, with the time that it waited for
+    their samples."""
+    sent: int = 0
+    """Bytes of sums that it has sent to other members in reduces since it joined, without this
+    step's."""
+
+
+@dataclass(frozen=True, slots=True)
 class Header:
     """One member's."""
 
     name: str
     step: int
-    """So many steps are applied to its weights; this one is under way."""
+    """The number of steps that are applied to its weights; this one is under way."""
     done: tuple[int, ...] = ()
     """The lanes that are in its sums, in the order in which they were added."""
     had: tuple[int, ...] = ()
-    """The lanes that were dealt to it last, and stay with it where that costs no time."""
+    """The lanes that were dealt to it last. It keeps them where that costs no time."""
     held: str = ""
     """The digest of this step's total, if the member has it and has not applied it."""
     kept: str = ""
     """The digest of the total that it applied last."""
-    rate: float = 0.0
-    """Lanes a second, of late; 0.0 before it is known."""
-    idle: int = 0
-    """The steps that have ended since it computed a lane."""
-    seconds: float = 0.0
-    """How long it has computed at the lanes that are in its sums."""
-    sent: int = 0
-    """Bytes of sums that it has sent to other members in reduces, since it joined."""
+    pace: MemberPace = MemberPace()
     announced: bool = False
-    """Whether it has heard that this generation shall change."""
+    """Whether it knows that this generation is going to change."""
     weights: str = ""
-    """The digest of the part of the weights that is due in this step; "" where none was made."""
+    """The digest of the part of the weights that is compared in this step; "" if not made."""
     logs: LaneLogs = LaneLogs()
     trouble: str = ""
-    """What keeps the run from going on, for example a loss that is no number; "" if nothing."""
+    """What stops the run, for example a loss that is not finite; "" if nothing does."""
+
+    @property
+    def samples_per_second(self) -> float:
+        """The samples that it computed a second in this step; 0 if it had no lane."""
+        return self.logs.samples / self.pace.seconds if self.pace.seconds else 0.0
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> "Header":
-        """Raise `ValueError` for what is no header."""
+        """Return a header. Raise `ValueError` for anything else."""
         return typed(cls, json.loads(data), "a header")

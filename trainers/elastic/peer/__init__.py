@@ -1,7 +1,7 @@
-"""A peer as Lightning sees it: the strategy, the loader of shares, and what is refused.
+"""A peer of a swarm: its Lightning strategies, its link to the anchor, and how it trains, gives its
+state to newcomers, logs its steps and replays logs.
 
-May import: atomic_checkpoint, elastic, elastic.commits, elastic.deciding, elastic.giving,
-    elastic.membership, elastic.planned, elastic.reducing, elastic.replaying, elastic.swarm,
-    elastic.wire, elastic.working, lightning_seams, loaders, loaders.lanes, loaders.order,
-    loaders.stats, offload, offloading, one_device.
+May import: atomic_checkpoint, elastic, elastic.anchor, elastic.deciding, elastic.reducing,
+    elastic.wire, elastic.work, lightning_seams, loaders, loaders.lanes, loaders.order,
+    loaders.stats, offload, offloading, one_device, plain_values, record_file, steps.
 """

@@ -3,7 +3,7 @@
 One batch of Lightning's is this process's share of a global step. Everything else of a run is as
 always, and equal at every peer: `global_step`, schedulers, validation, checkpoints, callbacks.
 
-    training_step   the commit of the step: lanes, reduce, vote (swarm/swarm_commits.py)
+    training_step   the commit of the step: lanes, reduce, vote (peer/swarm_commits.py)
     backward        the commit's mean gradient becomes the parameters' .grad
     optimizer_step  Lightning clips and updates; then the step is applied, and the lanes advance
 """
@@ -23,14 +23,15 @@ from torch import Tensor
 
 from offload import Plan
 from trainers.atomic_checkpoint import AtomicCheckpointIO
-from trainers.elastic.commits.commit import Commit, Commits
 from trainers.elastic.deciding.view import Added
 from trainers.elastic.errors import CannotBeElastic
+from trainers.elastic.peer.commits import Commits
 from trainers.elastic.peer.elastic_refusals import check_run
 from trainers.elastic.peer.lane_shares import LaneShare, LaneShares, lane_shares
-from trainers.elastic.planned.planned_work import PlannedWork
-from trainers.elastic.planned.planning import Planning
-from trainers.elastic.working.plain_work import PlainWork
+from trainers.elastic.work.commit import Commit
+from trainers.elastic.work.plain_work import PlainWork
+from trainers.elastic.work.planned_work import PlannedWork
+from trainers.elastic.work.planning import Planning
 from trainers.lightning_seams import forget_loader
 from trainers.offloading.devices import keep_on_host
 from trainers.one_device import OneDeviceStrategy
@@ -229,7 +230,7 @@ class ElasticFit(OneDeviceStrategy):
     def on_train_end(self) -> None:
         """Tell the anchor that the run has come to its end, and did not break off."""
         if self._commits is not None:
-            self._commits.ended()
+            self._commits.end_run()
         if self._planning is not None:
             self._planning.session.interrupt.deliver()
 

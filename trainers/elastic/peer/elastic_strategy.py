@@ -1,7 +1,7 @@
 """`L.Trainer(strategy=ElasticStrategy(lanes=64, join="10.0.0.1:29400", secret_file=...))`.
 
     setup       the anchor's door -> begin with the own state, or with that of a member
-    each step   a commit of the swarm (swarm/swarm_commits.py, elastic_fit.py)
+    each step   a commit of the swarm (peer/swarm_commits.py, elastic_fit.py)
     teardown    the peer is gone; the others go on
 
 The peer with rank 0 in its generation writes logs and checkpoints. Validation runs at every peer,
@@ -21,25 +21,21 @@ from typing import Any
 import lightning as L
 import torch
 
-from trainers.elastic.commits.commit import Commits
 from trainers.elastic.deciding.era import UNKNOWN, Era
-from trainers.elastic.deciding.peer_figures import PeerFigures
+from trainers.elastic.deciding.header import Header
 from trainers.elastic.deciding.view import Member, View, check_name
 from trainers.elastic.errors import CannotBeElastic, Expelled
-from trainers.elastic.giving.donated_state import DonatedState
-from trainers.elastic.giving.donor import Donor
-from trainers.elastic.membership.anchor_link import AnchorLink, Instruction
+from trainers.elastic.peer.anchor_link import AnchorLink, Instruction
+from trainers.elastic.peer.commits import Commits
+from trainers.elastic.peer.donated_state import DonatedState
+from trainers.elastic.peer.donor import Donor
 from trainers.elastic.peer.elastic_fit import ElasticFit, Sum
 from trainers.elastic.peer.lane_shares import LaneShares
-from trainers.elastic.replaying.step_log import StepLog, newest_era
-from trainers.elastic.swarm.swarm_commits import SwarmCommits, TrainerSide
-from trainers.elastic.wire import (
-    Address,
-    Manifest,
-    WireError,
-    parse_addresses,
-    read_secret,
-)
+from trainers.elastic.peer.step_log import StepLog, newest_era
+from trainers.elastic.peer.swarm_commits import SwarmCommits, TrainerSide
+from trainers.elastic.wire.address import Address, parse_addresses
+from trainers.elastic.wire.secret import read_secret
+from trainers.elastic.wire.wire_errors import WireError
 from trainers.lightning_seams import begin_with_checkpoint, checkpoint_now
 
 log = logging.getLogger(__name__)
@@ -113,9 +109,9 @@ class ElasticStrategy(ElasticFit):
         return self._commits.view if isinstance(self._commits, SwarmCommits) else None
 
     @property
-    def figures(self) -> tuple[PeerFigures, ...]:
-        """What each member told of the latest step, by rank."""
-        return self._commits.figures if isinstance(self._commits, SwarmCommits) else ()
+    def headers(self) -> tuple[Header, ...]:
+        """The members' headers of the latest step, by rank."""
+        return self._commits.headers if isinstance(self._commits, SwarmCommits) else ()
 
     @property
     def seconds_per_sample(self) -> float | None:
@@ -265,7 +261,7 @@ def run_digests(
     shares: LaneShares,
     settings: Mapping[str, Any],
     alike: Mapping[str, str],
-) -> Manifest:
+) -> dict[str, str]:
     """Return the digests of this peer's run. `alike`: what the user adds."""
     loader = shares.lanes.loader
     forms = [(name, str(t.dtype), tuple(t.shape)) for name, t in module.state_dict().items()]
@@ -274,22 +270,20 @@ def run_digests(
         for group in optimizer.param_groups
     ]
     identity = loader.identity.state(in_a_pass=False)
-    return Manifest.of(
-        {
-            **{f"strategy.{key}": str(value) for key, value in settings.items()},
-            "seed": str(loader.seed),
-            "batch of a lane": str(shares.micro),
-            "buffer_batches": str(loader.buffer_batches),
-            "model": _digest(type(module).__name__, forms),
-            "optimizer": _digest(type(optimizer).__name__, groups),
-            "samples": str(len(loader.dataset)),
-            "data": _digest(identity),
-            "torch": torch.__version__,
-            "lightning": L.__version__,
-            "python": ".".join(platform.python_version_tuple()[:2]),
-            **alike,
-        }
-    )
+    return {
+        **{f"strategy.{key}": str(value) for key, value in settings.items()},
+        "seed": str(loader.seed),
+        "batch of a lane": str(shares.micro),
+        "buffer_batches": str(loader.buffer_batches),
+        "model": _digest(type(module).__name__, forms),
+        "optimizer": _digest(type(optimizer).__name__, groups),
+        "samples": str(len(loader.dataset)),
+        "data": _digest(identity),
+        "torch": torch.__version__,
+        "lightning": L.__version__,
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        **alike,
+    }
 
 
 def _digest(*parts: object) -> str:

@@ -6,11 +6,13 @@ fit --> hooks, optimizer, first lane of the first step --> its plan --> update -
 import lightning as L
 
 from offload import Plan
-from trainers.elastic.commits.commit import Commit, Commits, LaneWork
 from trainers.elastic.errors import CannotBeElastic
+from trainers.elastic.peer.commits import Commits
 from trainers.elastic.peer.elastic_fit import ElasticFit
 from trainers.elastic.peer.lane_shares import LaneShares
-from trainers.elastic.planned.planned_work import PlannedWork
+from trainers.elastic.work.commit import Commit
+from trainers.elastic.work.plain_work import PlainWork
+from trainers.elastic.work.planned_work import PlannedWork
 
 
 class LanePlanned(Exception):
@@ -27,16 +29,16 @@ class LanePlanStrategy(ElasticFit):
     strategy_name = "lane_plan"
 
     def _begin(self, trainer: L.Trainer, shares: LaneShares) -> Commits:
-        return _FirstLane()
+        return OneLaneCommits()
 
 
-class _FirstLane:
-    """It implements `Commits` (commits/commit.py), and commits one lane."""
+class OneLaneCommits(Commits):
+    """Commits the first lane of the first step."""
 
     def __init__(self) -> None:
         self._plan: Plan | None = None
 
-    def next(self, work: LaneWork) -> Commit:
+    def next(self, work: PlainWork) -> Commit:
         assert isinstance(work, PlannedWork), "a lane has a plan only by a budget"
         work.begin(0)
         work.compute(work.lanes()[:1])
@@ -47,9 +49,3 @@ class _FirstLane:
         if self._plan is None:
             raise CannotBeElastic("the first lane ran without a plan, so no budget can be kept")
         raise LanePlanned(self._plan)
-
-    def ended(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass

@@ -8,14 +8,16 @@ from typing import Any
 import lightning as L
 from torch import Tensor
 
-from trainers.elastic.commits.commit import Commit, Commits, LaneWork
 from trainers.elastic.deciding.header import LaneLogs
 from trainers.elastic.errors import CannotBeElastic, ReplayDiffers
+from trainers.elastic.peer.commits import Commits
 from trainers.elastic.peer.elastic_fit import ElasticFit
 from trainers.elastic.peer.lane_shares import LaneShares
-from trainers.elastic.reducing import sum_in_order
-from trainers.elastic.replaying.step_log import History, read_history
-from trainers.elastic.working.digests import digest_of
+from trainers.elastic.peer.step_log import History, read_history
+from trainers.elastic.reducing.canonical import sum_in_order
+from trainers.elastic.work.commit import Commit
+from trainers.elastic.work.digests import digest_of
+from trainers.elastic.work.plain_work import PlainWork
 
 
 class ReplayStrategy(ElasticFit):
@@ -48,8 +50,8 @@ class ReplayStrategy(ElasticFit):
         return self.replayed
 
 
-class LoggedCommits:
-    """It implements `Commits` (commits/commit.py)."""
+class LoggedCommits(Commits):
+    """Computes every step's lanes as the logs say."""
 
     def __init__(self, history: History) -> None:
         self.compared = 0
@@ -57,7 +59,7 @@ class LoggedCommits:
         self._history = history
         self._step = 0
 
-    def next(self, work: LaneWork) -> Commit:
+    def next(self, work: PlainWork) -> Commit:
         logged = self._history.commits.get(self._step)
         if logged is None:
             raise ReplayDiffers(
@@ -94,9 +96,3 @@ class LoggedCommits:
 
     def applied(self, commit: Commit) -> None:
         self._step = commit.step + 1
-
-    def ended(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass

@@ -52,22 +52,22 @@ class _CallbackStore(Store):
         self._prefix = prefix
         self._seconds = timeout
         self.error: BaseException | None = None
-        self.told = b""
+        self.addresses = b""
         """What this member has left there: the addresses at which its gloo listens."""
 
     def set(self, key: str, value: bytes | str) -> None:
         data = value.encode("latin-1") if isinstance(value, str) else bytes(value)
-        self.told += data
-        self._noted(lambda: self._rendezvous.set(self._prefix + key, data))
+        self.addresses += data
+        self._keep_error(lambda: self._rendezvous.set(self._prefix + key, data))
 
     def get(self, key: str) -> bytes:
-        return self._noted(lambda: self._rendezvous.get(self._prefix + key, self._seconds))
+        return self._keep_error(lambda: self._rendezvous.get(self._prefix + key, self._seconds))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         for key in keys:  # The timeout is gloo's own, which is not that of forming.
-            self._noted(lambda k=key: self._rendezvous.get(self._prefix + k, self._seconds))
+            self._keep_error(lambda k=key: self._rendezvous.get(self._prefix + k, self._seconds))
 
-    def _noted(self, ask: Callable[[], _T]) -> _T:
+    def _keep_error(self, ask: Callable[[], _T]) -> _T:
         try:
             return ask()
         except BaseException as error:
@@ -195,5 +195,5 @@ def form_group(
         ) from error
     made = open_sockets() - before
     end_when_unreachable(made, timeout)
-    take_nobody_more(made, inner.told)
+    take_nobody_more(made, inner.addresses)
     return Group(formed, place, transfer)

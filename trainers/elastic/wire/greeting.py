@@ -35,9 +35,9 @@ def greet(stream: TlsStream, secret: Secret, peer: str, deadline: float) -> None
     """Greet a server. `peer`: how an error calls it."""
     certificate = stream.certificate()
     mine = secrets.token_bytes(NONCE_BYTES)
-    _say(stream, HELLO.pack(MAGIC, VERSION, mine))
+    _send(stream, HELLO.pack(MAGIC, VERSION, mine))
     nonces = mine, _nonce(stream.read_exactly(HELLO.size, deadline), peer)
-    _say(stream, secret.proof(CLIENT, nonces, certificate))
+    _send(stream, secret.proof(CLIENT, nonces, certificate))
     if stream.read_exactly(1, deadline) != WELCOME:
         raise WrongSecret(f"{peer} does not take our secret: {WHAT_TO_DO}")
     proof = stream.read_exactly(PROOF_BYTES, deadline)
@@ -50,16 +50,16 @@ def welcome(
 ) -> None:
     """Greet a client. `certificate`: the DER of the one that this side shows."""
     hello, mine = stream.read_exactly(HELLO.size, deadline), secrets.token_bytes(NONCE_BYTES)
-    _say(stream, HELLO.pack(MAGIC, VERSION, mine))
+    _send(stream, HELLO.pack(MAGIC, VERSION, mine))
     nonces = _nonce(hello, peer), mine
     proof = stream.read_exactly(PROOF_BYTES, deadline)
     if not hmac.compare_digest(proof, secret.proof(CLIENT, nonces, certificate)):
-        _say(stream, REFUSED)
+        _send(stream, REFUSED)
         raise WrongSecret(f"{peer} does not know our secret: {WHAT_TO_DO}")
-    _say(stream, WELCOME + secret.proof(SERVER, nonces, certificate))
+    _send(stream, WELCOME + secret.proof(SERVER, nonces, certificate))
 
 
-def _say(stream: TlsStream, data: bytes) -> None:
+def _send(stream: TlsStream, data: bytes) -> None:
     stream.write(memoryview(data), SEND_SECONDS)
 
 

@@ -1,7 +1,7 @@
-"""A peer's link to the anchor: what the anchor said last, and what the peer has to tell.
+"""A peer's link to the anchor: the anchor's latest orders, and the peer's reports.
 
     thread "elastic-link"   receives; connects again, to the next address, when the anchor is gone
-    thread "elastic-beat"   says that the peer lives, at which step it is, and whom it follows
+    thread "elastic-beat"   reports that the peer lives, its step, and its donor
 
 The trainer's thread asks `alive()` while it waits for others, and waits at the `gate` between two
 generations. While no anchor can be reached, the members train on.
@@ -11,57 +11,59 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from trainers.elastic.anchor.kinds import TO_PEER
-from trainers.elastic.deciding.roster_words import Form
+from trainers.elastic.deciding.orders import Form
 from trainers.elastic.deciding.view import Member, View
 from trainers.elastic.errors import Expelled, GenerationEnded, SwarmRefused
-from trainers.elastic.wire import (
-    Address,
+from trainers.elastic.wire.address import Address
+from trainers.elastic.wire.channel import Channel
+from trainers.elastic.wire.connection import connect
+from trainers.elastic.wire.message import Message, as_line
+from trainers.elastic.wire.secret import Secret
+from trainers.elastic.wire.wire_errors import (
     BadFrame,
-    Channel,
     ChannelClosed,
-    Manifest,
-    Message,
-    Secret,
     Unreachable,
     WireError,
     WrongSecret,
-    as_line,
-    connect,
 )
 
 log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 5.0
 PATIENCE_SECONDS = 600.0
-"""So long a peer at the gate looks for an anchor before it gives up."""
+"""How long a peer at the gate looks for an anchor before it gives up."""
 IDLE_SECONDS = 0.02
 JOIN_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """What the anchor told a newcomer: take the state from `donor`; None: begin with its own."""
+    """The anchor's order to a newcomer: take the state from `donor`; None: begin with its own."""
 
     donor: Member | None
     number: int
-    """It grows with every new order, as when a donor has died."""
+    """It grows with every new order, for example when a donor has died."""
 
 
 class AnchorLink:
-    """One peer's. `open` it, and `close` it at the end."""
+    """`open` it, and `close` it at the end."""
 
     def __init__(
-        self, addresses: Sequence[Address], secret: Secret, member: Member, manifest: Manifest
+        self,
+        addresses: Sequence[Address],
+        secret: Secret,
+        member: Member,
+        manifest: Mapping[str, str],
     ) -> None:
         self.member = member
         self.heartbeat = 2.0
         self.min_peers = 1
-        """Both are the anchor's, from its welcome on."""
+        """The anchor sets both in its welcome."""
         self.step = 0
         """The steps that are applied to the weights here. The trainer's thread sets it."""
         self._addresses = list(addresses)
@@ -78,14 +80,14 @@ class AnchorLink:
         self._role: Instruction | None = None
         self._formed: Form | None = None
         self._ended: dict[int, str] = {}
-        """Why each generation that is known to be over has ended."""
+        """Why generations have ended, by number."""
         self._announced: set[int] = set()
         self._values: dict[int, bytes] = {}
         self._tickets = 0
         self._at_gate: tuple[int, int, bool] | None = None
         self._ready = ""
-        """From whom this newcomer has its state; "" while it has none, and as a member."""
-        self._wrong: Exception | None = None
+        """The donor of this newcomer; "" before it has the state, and when it is a member."""
+        self._failure: Exception | None = None
         """Why this peer cannot go on."""
         self._waits = ""
         self._threads = [
@@ -96,12 +98,12 @@ class AnchorLink:
     def open(self, has_step: int) -> None:
         """Connect. `has_step`: the step of the checkpoint from which this peer could begin."""
         self._has_step = has_step
-        self._greet(connect(self._addresses, self._secret, CONNECT_SECONDS * 2))
+        self._send_hello(connect(self._addresses, self._secret, CONNECT_SECONDS * 2))
         for thread in self._threads:
             thread.start()
 
     def close(self) -> None:
-        """Hang up. What was not told by then is not told."""
+        """Hang up. Later reports are dropped."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -116,8 +118,8 @@ class AnchorLink:
     # ---- for the trainer's thread ----------------------------------------------------------------
 
     def role(self, after: int = 0, seconds: float = math.inf) -> Instruction:
-        """Wait for the anchor's order to a newcomer; one that is newer than number `after`. Raise
-        `Expelled` if none comes in `seconds`."""
+        """Wait for an order to a newcomer with a higher number than `after`. Raise `Expelled` if
+        none comes in `seconds`."""
         end = time.monotonic() + seconds
         with self._changed:
             while self._role is None or self._role.number <= after:
@@ -129,20 +131,20 @@ class AnchorLink:
     def names_another(self, donor: Member) -> bool:
         """Whether the anchor's newest order is to take the state from somebody else."""
         with self._changed:
-            self._check()
+            self._raise_if_expelled()
             return self._role is not None and self._role.donor != donor
 
     def alive(self) -> None:
         """Raise `GenerationEnded` if the present generation is over."""
         with self._changed:
-            self._check()
-            if self._view is not None and (why := self._over()):
+            self._raise_if_expelled()
+            if self._view is not None and (why := self._end_reason()):
                 raise GenerationEnded(why)
 
     def formed(self) -> Form | None:
-        """Return the generation that has taken this newcomer in, if one has."""
+        """Return the generation of which this newcomer is a member, if there is one."""
         with self._changed:
-            self._check()
+            self._raise_if_expelled()
             formed, self._formed = self._formed, None
             if formed is not None:
                 self._view, self._ready = formed.view, ""
@@ -150,22 +152,22 @@ class AnchorLink:
 
     @property
     def announced(self) -> bool:
-        """Whether the anchor has announced that this generation shall change."""
+        """Whether the anchor has announced a change of this generation."""
         with self._changed:
             return self._view is not None and self._view.generation in self._announced
 
     def gate(self, step: int, idle: Callable[[], None], *, planned: bool) -> Form:
-        """Wait for the next generation. `idle` is called again and again meanwhile. `planned`:
-        whether all members come here between two steps."""
+        """Wait for the next generation, and call `idle` meanwhile. `planned`: whether all members
+        come here between two steps."""
         with self._changed:
             generation = 0 if self._view is None else self._view.generation
             self._at_gate = generation, step, planned
         if not self._ready:
             self._send("gate", generation=generation, step=step, planned=planned)
-        told, lost_at = "", time.monotonic()
+        reported, lost_at = "", time.monotonic()
         while True:
             with self._changed:
-                self._check()
+                self._raise_if_expelled()
                 if self._formed is not None and self._formed.view.generation > generation:
                     formed, self._formed = self._formed, None
                     self._view, self._at_gate, self._ready = formed.view, None, ""
@@ -179,22 +181,22 @@ class AnchorLink:
                         f"no anchor could be reached for {PATIENCE_SECONDS:g} s, at"
                         f" {', '.join(map(str, self._addresses))}: start one"
                     )
-            if waits and waits != told:
+            if waits and waits != reported:
                 log.info("waiting at the gate: %s", waits)
-                told = waits
+                reported = waits
             idle()
 
     def ready(self, donor: str) -> None:
-        """Tell that the state of `donor` is here, and follows it."""
+        """Report that the state of `donor` is here, and that this peer follows it."""
         self._ready = donor
         self._send("ready", donor=donor)
 
     def leave(self) -> None:
-        """Say goodbye, between two steps."""
+        """Leave the swarm, between two steps."""
         self._send("leave")
 
     def ended(self, step: int, digest: str) -> None:
-        """Tell that the whole run has ended here. The anchor may go then."""
+        """Report that the whole run has ended here. The anchor may end then."""
         self._run_ended = True
         self._send("ended", step=step, digest=digest)
 
@@ -214,13 +216,13 @@ class AnchorLink:
                 if time.monotonic() > end:
                     raise GenerationEnded(f"{key} of another member did not come in {timeout:g} s")
                 self._changed.wait(IDLE_SECONDS)
-                self._check()
-                if why := self._over():
+                self._raise_if_expelled()
+                if why := self._end_reason():
                     raise GenerationEnded(why)
             return self._values.pop(ticket)
 
-    def _over(self) -> str:
-        """Say why the present generation is over; "" if it is not."""
+    def _end_reason(self) -> str:
+        """Return why the present generation is over, or "" if it is not."""
         generation = self._generation()
         if self._formed is not None and self._formed.view.generation > generation:
             return "a newer generation has begun"
@@ -231,14 +233,14 @@ class AnchorLink:
         return self._view.generation
 
     def _wait(self, what: str) -> None:
-        self._check()
+        self._raise_if_expelled()
         if self._closing:
             raise ChannelClosed(f"the link is closed, and {what} will not come")
         self._changed.wait(1.0)
 
-    def _check(self) -> None:
-        if self._wrong is not None:
-            raise type(self._wrong)(str(self._wrong)) from self._wrong
+    def _raise_if_expelled(self) -> None:
+        if self._failure is not None:
+            raise type(self._failure)(str(self._failure)) from self._failure
 
     # ---- threads --------------------------------------------------------------------------------
 
@@ -246,14 +248,14 @@ class AnchorLink:
         with self._changed:
             channel = self._channel
         if channel is None:
-            return  # The next anchor is told all that counts in the greeting.
+            return  # The next anchor is reported all that counts in the greeting.
         try:
             channel.send(kind, payloads, **fields)
         except WireError as error:
-            log.info("the anchor was not told %r: %s", kind, error)
+            log.info("%r was not sent to the anchor: %s", kind, error)
             channel.close()  # The thread that receives connects again.
 
-    def _greet(self, channel: Channel) -> None:
+    def _send_hello(self, channel: Channel) -> None:
         with self._changed:
             view, at_gate, ready = self._view, self._at_gate, self._ready
             if self._formed is not None:  # The trainer's thread is about to enter it.
@@ -279,27 +281,27 @@ class AnchorLink:
             channel = self._channel
             try:
                 while channel is not None:
-                    self._heard(channel.receive(None))
+                    self._handle(channel.receive(None))
             except WireError as error:
                 if channel is not None:
                     channel.close()
                 with self._changed:
                     self._channel = None
-                    if self._closing or self._run_ended or self._wrong is not None:
+                    if self._closing or self._run_ended or self._failure is not None:
                         return
                 log.warning("the anchor is gone (%s): training goes on without it", error)
             if not self._connect_again():
                 return
 
     def _connect_again(self) -> bool:
-        """Whether an anchor was found. The next address is asked first."""
+        """Return whether an anchor was found, at the next address or at another one."""
         self._addresses = self._addresses[1:] + self._addresses[:1]
         while True:
             with self._changed:
                 if self._closing:
                     return False
             try:
-                self._greet(connect(self._addresses, self._secret, CONNECT_SECONDS))
+                self._send_hello(connect(self._addresses, self._secret, CONNECT_SECONDS))
             except WrongSecret as error:
                 self._fail(error)
                 return False
@@ -312,10 +314,10 @@ class AnchorLink:
 
     def _fail(self, error: Exception) -> None:
         with self._changed:
-            self._wrong = error
+            self._failure = error
             self._changed.notify_all()
 
-    def _heard(self, message: Message) -> None:
+    def _handle(self, message: Message) -> None:
         fields = message.typed(TO_PEER)
         if "why" in fields:
             fields["why"] = as_line(fields["why"])
@@ -327,9 +329,9 @@ class AnchorLink:
                     self.heartbeat = fields["heartbeat"]
                     self.min_peers = fields["min_peers"]
                 case "refuse":
-                    self._wrong = SwarmRefused(fields["why"])
+                    self._failure = SwarmRefused(fields["why"])
                 case "expel":
-                    self._wrong = Expelled(fields["why"])
+                    self._failure = Expelled(fields["why"])
                 case "found":
                     self._role = Instruction(None, self._next_number())
                 case "copy":
@@ -340,7 +342,7 @@ class AnchorLink:
                     self._ended[fields["generation"]] = fields["why"]
                 case "form":
                     if self.member.name not in fields["view"].names:
-                        raise BadFrame(f"{self.member.name} is in no generation that it is told of")
+                        raise BadFrame(f"{self.member.name} is not in its new generation")
                     self._formed = Form(**fields)
                 case "value":
                     self._values[fields["ticket"]] = bytes(fields["payload"])
@@ -357,5 +359,5 @@ class AnchorLink:
         while not self._hung_up.wait(self.heartbeat / 4):
             self._send("beat", step=self.step)
             if donor := self._ready:
-                # An anchor that has just begun does not know the donor before it has come back.
+                # A new anchor does not know the donor before the donor has connected.
                 self._send("ready", donor=donor)

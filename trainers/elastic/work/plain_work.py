@@ -4,8 +4,12 @@
 
 A lane's loss is the mean over its samples. A lane that has fewer than the others, at the end of a
 pass, counts by its share, so the step's gradient is the mean over all samples of all lanes.
+
+Seeds are functions of the run's seed, the step and the lane. A lane draws the same numbers
+whichever peer computes it, and after a step every peer is at the same seed.
 """
 
+import hashlib
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -18,14 +22,13 @@ import torch
 from torch import Tensor
 
 from loaders.lanes.lane_loader import LaneBatch, LaneLoader
-from trainers.elastic.commits.commit import Commit
 from trainers.elastic.deciding.header import LaneLogs, in_units, sum_of_units
-from trainers.elastic.deciding.lane_seeds import seed_after, seed_of_lane
 from trainers.elastic.errors import CannotBeElastic
-from trainers.elastic.reducing import FixedPointError
-from trainers.elastic.working.digests import digest_of, part_of_step
-from trainers.elastic.working.gradient_sums import ExactSums, GradientSums
-from trainers.elastic.working.lane_logs import LogCatcher
+from trainers.elastic.reducing.reducing_errors import FixedPointError
+from trainers.elastic.work.commit import Commit
+from trainers.elastic.work.digests import digest_of, part_of_step
+from trainers.elastic.work.gradient_sums import ExactSums, GradientSums
+from trainers.elastic.work.lane_logs import LogCatcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class AddedLane:
 
 
 class PlainWork:
-    """One peer's. It implements `LaneWork` (commits/commit.py)."""
+    """What one peer computes of its steps."""
 
     def __init__(
         self,
@@ -86,6 +89,7 @@ class PlainWork:
     # ---- what commits ask for -------------------------------------------------------------------
 
     def begin(self, step: int) -> None:
+        """Begin a step: no lane is added yet."""
         if step != self._step:
             raise CannotBeElastic(f"step {step} was asked for, and the trainer is at {self._step}")
         self._samples, self._loss = 0, 0
@@ -101,12 +105,16 @@ class PlainWork:
             self._exact.begin()
 
     def lanes(self) -> Sequence[int]:
+        """Return the lanes that have samples in this step."""
         return self._lanes_with_samples
 
     def expect(self, lanes: Sequence[int]) -> None:
+        """Prepare for these lanes, in this and the next steps, and for no others."""
         self._lanes.hold(lanes)
 
     def compute(self, lanes: Sequence[int]) -> int:
+        """Add the gradients of the first lane or lanes to the sums, in their order. Return how many
+        were added. `lanes`: all that this peer has still to compute."""
         self._restore_buffers()
         added = self._add_first(lanes)
         for one in added:
@@ -123,29 +131,36 @@ class PlainWork:
 
     @property
     def sums(self) -> Tensor:
+        """The sums of the lanes that were computed, flat, on the host."""
         if self._exact is not None:
             return self._exact.sums
         flat = self.gradients.flat
         return flat if flat.device.type == "cpu" else flat.cpu()
 
     def as_floats(self, total: Tensor) -> Tensor:
+        """Return the gradients that a total of such sums stands for."""
         return total if self._exact is None else self._exact.floats(total)
 
     @property
     def logs(self) -> LaneLogs:
+        """What the computed lanes logged."""
         values = self.catcher.values
         return LaneLogs(self._samples, self._loss, values, self.gradients.touched)
 
     def buffers(self) -> tuple[Tensor, ...]:
+        """Return the buffers after the step's first lane, which was computed here."""
         return tuple(buffer.cpu() for buffer in self._first_buffers)
 
     def buffer_forms(self) -> Sequence[Tensor]:
+        """Return tensors of the types and shapes of the module's buffers."""
         return self._committed
 
     def weights_digest(self, step: int) -> str:
+        """Return the digest of the part of the weights that is compared in this step."""
         return digest_of(part_of_step(self._state_tensors(), step))
 
     def trouble(self) -> str:
+        """Return which lane's numbers are not finite, or "" if all are finite."""
         for lane, why in self._doubtful.items():
             ids = self._lanes.ids(lane).ids.tolist()
             return f"step {self._step} cannot be made of lane {lane} with samples {ids}: {why}"
@@ -243,3 +258,18 @@ class PlainWork:
                 " leave out a lane: return the loss, or a dict with the key 'loss'"
             )
         return loss
+
+
+def seed_of_lane(seed: int, step: int, lane: int) -> int:
+    """Return the seed with which a lane's micro-batch is computed."""
+    return _digest_seed("lane", seed, step, lane)
+
+
+def seed_after(seed: int, step: int) -> int:
+    """Return the seed of whatever draws between this step and the next one."""
+    return _digest_seed("after", seed, step, 0)
+
+
+def _digest_seed(*parts: str | int) -> int:
+    text = ":".join(map(str, parts)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest())

@@ -1,4 +1,4 @@
-"""What every peer writes down: generations, and of each commit who added what, with its digest.
+"""The log of one peer: generations, and of each commit who added which lanes, with its digest.
 
     {"run": {"lanes": 64, "sum": "fast", ...}}
     {"begins": 120, "with": "checkpoint", "era": {"id": "6c1f", "number": 2, "after": ..., ...}}
@@ -12,13 +12,13 @@ it had sent since it joined, before the reduce of this step.
 
 Every line has the `time`, in seconds since 1970. A line is written before its commit is applied.
 
-The logs of several peers together are one history: where they overlap they must agree. Where nobody
-had the state any more, a peer begins with its checkpoint, and the swarm makes the steps after it
-once more: what any peer had logged of them before is void. Each such life of a run is an era
-(deciding/era.py), which says so; the times are for people. A log without eras is taken for one.
+The logs of several peers together are one history: where they overlap they must agree. When nobody
+has the state any more, a peer begins with its checkpoint, and the swarm repeats the steps after it:
+earlier log lines of these steps are void. Each such life of a run is an era (deciding/era.py). A
+log without eras counts as one era.
 
-A peer whose disk is full trains on, and its log lacks lines: replaying needs those of other peers.
-It does not begin without the line that says with what, because the lines after it depend on that.
+A peer whose disk is full trains on, and its log lacks lines: a replay then needs other peers' logs.
+A peer does not begin without its `begins` line, because later lines depend on it.
 """
 
 import time
@@ -29,11 +29,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from trainers.elastic.commits.commit import Commit
 from trainers.elastic.deciding.era import UNKNOWN, Era, TwoLives, steps_that_count
-from trainers.elastic.deciding.peer_figures import PeerFigures
+from trainers.elastic.deciding.header import Header
 from trainers.elastic.deciding.view import Added, View
 from trainers.elastic.errors import LogDamaged
+from trainers.elastic.work.commit import Commit
 from trainers.plain_values import typed
 from trainers.record_file import RecordFile, read_records
 
@@ -50,18 +50,18 @@ FORMS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "peers": {"peers": tuple[tuple[str, int, float, int], ...]},
     }
 )
-"""What a line has, by a key of it."""
+"""The fields of a line, by a key that it has."""
 
 
 class StepLog:
-    """The log of one peer. A file that is there already is gone on with."""
+    """The log of one peer. It is appended to an existing file."""
 
     def __init__(self, path: Path, run: Mapping[str, Any]) -> None:
         self._ahead = time.time() - time.monotonic()
         """Times never go back, also where the machine's clock is set back in a run."""
         self._path = path
         self._era = UNKNOWN
-        with self._told():
+        with self._refuse_full_disk():
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = RecordFile(path)
             self._file.append(self._timed({"run": dict(run)}))
@@ -69,7 +69,7 @@ class StepLog:
     def begins(self, step: int, source: Source, era: Era) -> None:
         """Note with which state this peer begins, and of which life of the run it is."""
         self._era = era.id
-        with self._told():
+        with self._refuse_full_disk():
             self._file.append(self._timed({"begins": step, "with": source, "era": era.plain()}))
 
     def generation(self, view: View, step: int) -> None:
@@ -78,14 +78,14 @@ class StepLog:
         self._write(about)
 
     def gap(self, why: str, seconds: float, step: int) -> None:
-        """Note that a generation ended unplanned, and how long the next one was waited for."""
+        """Note that a generation ended unplanned, and the seconds until the next one began."""
         self._write({"gap": round(seconds, 4), "why": why, "step": step})
 
-    def commit(self, commit: Commit, figures: Sequence[PeerFigures] = ()) -> None:
-        """Note a commit. `figures`: of all members; a newcomer that follows knows none."""
+    def commit(self, commit: Commit, headers: Sequence[Header] = ()) -> None:
+        """Note a commit. `headers`: of all members; a newcomer that follows knows none."""
         added = [[name, list(lanes)] for name, lanes in commit.added]
-        told = [[one.name, one.samples, one.seconds, one.sent] for one in figures]
-        more = {"peers": told} if told else {}
+        peers = [[h.name, h.logs.samples, h.pace.seconds, h.pace.sent] for h in headers]
+        more = {"peers": peers} if peers else {}
         self._write({"commit": commit.step, "added": added, **more, "digest": commit.digest})
 
     def _write(self, line: Mapping[str, Any]) -> None:
@@ -95,7 +95,7 @@ class StepLog:
         return {**line, "time": round(self._ahead + time.monotonic(), 3)}
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _refuse_full_disk(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -110,7 +110,7 @@ class StepLog:
 
 @dataclass(frozen=True, slots=True)
 class LoggedCommit:
-    """What a log tells of a commit."""
+    """A commit as a log has it."""
 
     step: int
     added: Added
@@ -119,14 +119,14 @@ class LoggedCommit:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The logs of a swarm together."""
+    """The logs of a swarm, merged."""
 
     run: Mapping[str, Any]
     commits: Mapping[int, LoggedCommit]
 
     @property
     def steps(self) -> int:
-        """So many steps are known without a gap, from the first one on."""
+        """The number of steps that are known without a gap, from the first one on."""
         step = 0
         while step in self.commits:
             step += 1
@@ -134,7 +134,7 @@ class History:
 
 
 def read_history(paths: Sequence[Path]) -> History:
-    """Return what the logs of one or several peers tell. Raise `LogDamaged` if they disagree."""
+    """Merge the logs of one or several peers. Raise `LogDamaged` if they disagree."""
     runs: list[Mapping[str, Any]] = []
     lines = {path: read_lines(path) for path in paths}
     try:
@@ -144,13 +144,13 @@ def read_history(paths: Sequence[Path]) -> History:
     commits: dict[int, LoggedCommit] = {}
     for path in paths:
         era = UNKNOWN
-        for number, told in enumerate(lines[path], start=1):
-            if "run" in told:
-                runs.append(told["run"])
-            elif "begins" in told:
-                era = told.get("era", {}).get("id", UNKNOWN)
-            elif "commit" in told and told["commit"] < counts.get(era, 0):
-                found = _commit(told)
+        for number, line in enumerate(lines[path], start=1):
+            if "run" in line:
+                runs.append(line["run"])
+            elif "begins" in line:
+                era = line.get("era", {}).get("id", UNKNOWN)
+            elif "commit" in line and line["commit"] < counts.get(era, 0):
+                found = _commit(line)
                 known = commits.setdefault(found.step, found)
                 if known.digest != found.digest:
                     raise LogDamaged(
@@ -165,12 +165,12 @@ def read_history(paths: Sequence[Path]) -> History:
 
 
 def newest_era(paths: Iterable[Path]) -> int:
-    """Return the highest number of an era of which these logs know; 0 if they know of none."""
+    """Return the highest number of an era in these logs, or 0."""
     return max((era.number for path in paths for era in _eras(read_lines(path))), default=0)
 
 
 def _eras(lines: Iterable[Mapping[str, Any]]) -> Iterable[Era]:
-    return (Era.of_plain(told["era"]) for told in lines if "begins" in told and "era" in told)
+    return (Era.of_plain(line["era"]) for line in lines if "begins" in line and "era" in line)
 
 
 def read_lines(path: Path) -> list[Mapping[str, Any]]:
@@ -179,8 +179,7 @@ def read_lines(path: Path) -> list[Mapping[str, Any]]:
         return read_records(path, _check)
     except ValueError as error:
         raise LogDamaged(
-            f"{error}: move this file out of its folder; the logs of other peers may have what it"
-            " tells"
+            f"{error}: move this file out of its folder; the logs of other peers may have its steps"
         ) from error
 
 
@@ -194,6 +193,6 @@ def _check(_number: int, line: Mapping[str, Any]) -> Mapping[str, Any]:
     return line
 
 
-def _commit(told: Mapping[str, Any]) -> LoggedCommit:
-    added = tuple((name, tuple(lanes)) for name, lanes in told["added"])
-    return LoggedCommit(told["commit"], added, told["digest"])
+def _commit(line: Mapping[str, Any]) -> LoggedCommit:
+    added = tuple((name, tuple(lanes)) for name, lanes in line["added"])
+    return LoggedCommit(line["commit"], added, line["digest"])

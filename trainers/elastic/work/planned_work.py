@@ -3,7 +3,7 @@
     lanes      a live step: seed -> training_step -> backward into the sums, for one or several
     a commit   mean -> sums -> a live step: clip -> update
 
-All else of a step is as without a budget (working/plain_work.py), with equal bits. Of several lanes
+All else of a step is as without a budget (work/plain_work.py), with equal bits. Of several lanes
 in a step each draws by its own seed, begins with the committed buffers, and adds to the sums after
 the one before.
 """
@@ -20,16 +20,15 @@ from loaders.lanes.lane_loader import LaneBatch
 from offload import Plan
 from offload.live.lanes import begin_lane
 from offload.torch_seams import pytree
-from trainers.elastic.commits.commit import Commit
-from trainers.elastic.deciding.group_size import together
-from trainers.elastic.planned.group_choice import GroupChoice
-from trainers.elastic.planned.planning import Planning
-from trainers.elastic.planned.separate_sums import SeparateSums
-from trainers.elastic.working.plain_work import AddedLane, PlainWork
+from trainers.elastic.work.commit import Commit
+from trainers.elastic.work.gradient_sums import SeparateSums
+from trainers.elastic.work.group_choice import GroupChoice, together
+from trainers.elastic.work.plain_work import AddedLane, PlainWork
+from trainers.elastic.work.planning import Planning
 
 
 class PlannedWork(PlainWork):
-    """One peer's. It implements `LaneWork` (commits/commit.py)."""
+    """What one peer with a budget computes of its steps."""
 
     def __init__(self, *args: Any, planning: Planning, exact: bool) -> None:
         """`args`: those of `PlainWork`."""
@@ -61,7 +60,7 @@ class PlannedWork(PlainWork):
 
     def _make_sums(self, named: Sequence[tuple[str, torch.nn.Parameter]]) -> SeparateSums:
         sums = SeparateSums(named, self.planning.home_of)
-        self.planning.place(self._module, self._optimizer, sums.all)
+        self.planning.place(self._module, self._optimizer, sums.tensors)
         return sums
 
     def _add_first(self, lanes: Sequence[int]) -> Sequence[AddedLane]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trainers.elastic.errors import CannotBeElastic
-from trainers.elastic.reducing import FixedPoint
+from trainers.elastic.reducing.exact import FixedPoint
 
 
 def check_float32(parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
@@ -113,6 +113,46 @@ def laid_out(part: Tensor, p: Tensor) -> Tensor:
 def is_dense(p: Tensor) -> bool:
     """Whether a parameter fills its memory, in whatever order, and has no holes or overlaps."""
     return torch.empty_like(p, device="meta").stride() == p.stride()
+
+
+class SeparateSums(GradientSums):
+    """Sums that a plan moves. It moves whole memory blocks, so each parameter has a tensor of its
+    own: they are gathered for a reduce, and a commit's mean is copied back."""
+
+    def __init__(
+        self,
+        parameters: Sequence[tuple[str, torch.nn.Parameter]],
+        home_of: Callable[[Tensor], Tensor],
+    ) -> None:
+        """`home_of`: where a tensor's bytes are between two steps."""
+        super().__init__(parameters)
+        self._flat = torch.zeros(self._flat.numel())
+        self._views = [laid_out(torch.zeros(p.numel()), p) for p in self._parameters]
+        self._home_of = home_of
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        return self._views
+
+    @property
+    def flat(self) -> Tensor:
+        """The sums in one tensor on the host. It is filled anew each time."""
+        for part, total in zip(self.views(self._flat), self._views, strict=True):
+            part.copy_(self._home_of(total))
+        return self._flat
+
+    def clear(self) -> None:
+        for total in self._views:
+            self._home_of(total).zero_()
+
+    def give(self, mean: Tensor, touched: str) -> None:
+        for total, part in zip(self._views, self.views(mean), strict=True):
+            self._home_of(total).copy_(part)
+        self._put(self._views, touched)
+
+    def wrong_names(self) -> list[str]:
+        named = zip(self._names, self._views, strict=True)
+        return [name for name, total in named if not self._home_of(total).isfinite().all()]
 
 
 class ExactSums:

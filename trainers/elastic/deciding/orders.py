@@ -1,4 +1,4 @@
-"""What the anchor says to peers when the roster has decided."""
+"""What the anchor orders peers to do, as the roster has decided."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from trainers.elastic.deciding.view import Member, View
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundRun:
     """Nobody has the state: this peer begins with its own, and gives it to the others."""
 
     peer: str
@@ -30,7 +30,7 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """The generation has ended: leave whatever you wait for, and go to the gate."""
+    """The generation has ended: stop waiting, and go to the gate."""
 
     peers: tuple[str, ...]
     generation: int
@@ -39,7 +39,7 @@ class Break:
 
 @dataclass(frozen=True, slots=True)
 class AskHost:
-    """Ask the host of this awaited member whether it is dead, and tell the roster if it is."""
+    """Ask the host of this awaited member whether it is dead, and report it to the roster."""
 
     member: Member
 
@@ -50,9 +50,9 @@ class Form:
 
     view: View
     step: int
-    """The steps that the one of its members has applied who has applied the most."""
+    """The largest number of steps that one of its members has applied."""
     finished: tuple[int, str] | None
-    """The step and the digest with which somebody has ended the whole run, if somebody has."""
+    """The last step and digest of the whole run, if a member has ended it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,4 +71,4 @@ class Refuse:
     why: str
 
 
-Word = Found | CopyFrom | Announce | Break | AskHost | Form | Expel | Refuse
+Order = FoundRun | CopyFrom | Announce | Break | AskHost | Form | Expel | Refuse

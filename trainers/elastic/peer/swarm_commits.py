@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainers.elastic.commits.commit import Commit, LaneWork
+from trainers.elastic.deciding.deal import LaneRate
 from trainers.elastic.deciding.decision import (
     Apply,
     Compute,
@@ -32,28 +32,24 @@ from trainers.elastic.deciding.decision import (
     decide,
     is_equal_vote,
 )
-from trainers.elastic.deciding.header import Header, LaneLogs
-from trainers.elastic.deciding.lane_rate import LaneRate
-from trainers.elastic.deciding.peer_figures import PeerFigures, peer_figures
-from trainers.elastic.deciding.roster_words import Form
+from trainers.elastic.deciding.header import Header, LaneLogs, MemberPace
+from trainers.elastic.deciding.orders import Form
 from trainers.elastic.deciding.view import View
 from trainers.elastic.errors import Expelled, GenerationEnded, SwarmStopped
-from trainers.elastic.giving.donated_state import DonatedState
-from trainers.elastic.giving.donor import Donor
-from trainers.elastic.membership.anchor_link import AnchorLink
-from trainers.elastic.reducing import (
-    TRANSFER_SECONDS,
-    Graveyard,
-    Group,
-    GroupBroken,
-    GroupPlace,
-    all_gather_bytes,
-    form_group,
-    reduce_in_order,
-)
-from trainers.elastic.replaying.step_log import StepLog
-from trainers.elastic.wire import WireError
-from trainers.elastic.working.digests import digest_of
+from trainers.elastic.peer.anchor_link import AnchorLink
+from trainers.elastic.peer.commits import Commits
+from trainers.elastic.peer.donated_state import DonatedState
+from trainers.elastic.peer.donor import Donor
+from trainers.elastic.peer.step_log import StepLog
+from trainers.elastic.reducing.canonical import reduce_in_order
+from trainers.elastic.reducing.exchange import all_gather_bytes
+from trainers.elastic.reducing.graveyard import Graveyard
+from trainers.elastic.reducing.group import TRANSFER_SECONDS, Group, GroupPlace, form_group
+from trainers.elastic.reducing.reducing_errors import GroupBroken
+from trainers.elastic.wire.wire_errors import WireError
+from trainers.elastic.work.commit import Commit
+from trainers.elastic.work.digests import digest_of
+from trainers.elastic.work.plain_work import PlainWork
 
 log = logging.getLogger(__name__)
 
@@ -75,8 +71,8 @@ class TrainerSide:
     log: StepLog
 
 
-class SwarmCommits:
-    """One peer's. It implements `Commits` (commits/commit.py)."""
+class SwarmCommits(Commits):
+    """The commits of one peer of a swarm."""
 
     def __init__(
         self, link: AnchorLink, donor: Donor, host: TrainerSide, donated: DonatedState | None = None
@@ -85,8 +81,8 @@ class SwarmCommits:
         self.view: View | None = None
         self.gaps: list[tuple[str, float]] = []
         """Why generations ended unplanned, and the seconds until the next one had begun."""
-        self.figures: tuple[PeerFigures, ...] = ()
-        """Of all members, by rank, as they told them last."""
+        self.headers: tuple[Header, ...] = ()
+        """The latest headers of all members, by rank."""
         self._link = link
         self._donor = donor
         self._host = host
@@ -113,11 +109,11 @@ class SwarmCommits:
     @property
     def rate(self) -> float:
         """The lanes a second that this peer computes, of late; 0 before it is known."""
-        return self._rate.told
+        return self._rate.rate
 
     # ---- what the strategy calls ----------------------------------------------------------------
 
-    def next(self, work: LaneWork) -> Commit:
+    def next(self, work: PlainWork) -> Commit:
         if self._donated is not None and (commit := self._followed()) is not None:
             return commit
         work.begin(self._step)
@@ -144,14 +140,14 @@ class SwarmCommits:
                 self._leave_group()
 
     def applied(self, commit: Commit) -> None:
-        self._host.log.commit(commit, self.figures)
+        self._host.log.commit(commit, self.headers)
         self._step = self._link.step = commit.step + 1
         self._kept, self._held = commit.digest, None
-        self._rate.ended(computed=bool(self._done))
+        self._rate.end_step(computed=bool(self._done))
         if self._donor.followed:
             self._donor.record(commit, self.rate)
 
-    def ended(self) -> None:
+    def end_run(self) -> None:
         """Say that the whole run has ended here, when newcomers that follow have all of it."""
         self._donor.finish()
         self._link.ended(self._step, self._kept)
@@ -240,7 +236,7 @@ class SwarmCommits:
 
     # ---- a step ---------------------------------------------------------------------------------
 
-    def _attempt(self, work: LaneWork) -> Commit | None:
+    def _attempt(self, work: PlainWork) -> Commit | None:
         """Return the commit; None where the generation changes before anything is begun."""
         assert self._group is not None and self.view is not None
         if self._held is not None and self._finished == (self._step + 1, self._held.digest):
@@ -280,7 +276,7 @@ class SwarmCommits:
         come to those who wait at the gate, so they make the step however few they are."""
         return self._link.min_peers if self._host.may_give() else 1
 
-    def _exchanged(self, work: LaneWork) -> list[Header]:
+    def _exchanged(self, work: PlainWork) -> list[Header]:
         assert self._group is not None
         mine = Header(
             name=self._link.member.name,
@@ -289,10 +285,12 @@ class SwarmCommits:
             had=self._had,
             held="" if self._held is None else self._held.digest,
             kept=self._kept,
-            rate=self._rate.told,
-            idle=self._rate.idle,
-            seconds=round(self._seconds, 6),
-            sent=self._sent + self._group.sent,
+            pace=MemberPace(
+                rate=self._rate.rate,
+                idle=self._rate.idle,
+                seconds=round(self._seconds, 6),
+                sent=self._sent + self._group.sent,
+            ),
             announced=self._link.announced,
             weights=self._weights,
             logs=work.logs if self._done else LaneLogs(),
@@ -302,14 +300,14 @@ class SwarmCommits:
             headers = [Header.decode(told) for told in self._gathered(mine.encode())]
         except (ValueError, RecursionError) as error:
             raise GroupBroken("a member told something that is no header") from error
-        self.figures = peer_figures(headers)
+        self.headers = tuple(headers)
         return headers
 
     def _gathered(self, mine: bytes) -> list[bytes]:
         assert self._group is not None
         return all_gather_bytes(self._group, mine, MOST_HEADER_BYTES, self._link.alive)
 
-    def _compute(self, work: LaneWork, lanes: Sequence[int]) -> None:
+    def _compute(self, work: PlainWork, lanes: Sequence[int]) -> None:
         """Add lanes to the sums. What is added stays, also if the generation ends meanwhile."""
         began = latest = time.monotonic()
         left = lanes
@@ -321,11 +319,11 @@ class SwarmCommits:
             self._seconds += latest - since
             self._link.alive()
         if lanes:
-            self._rate.computed(len(lanes), time.monotonic() - began)
+            self._rate.add_step(len(lanes), time.monotonic() - began)
             self._trouble = work.trouble()
 
     def _reduced(
-        self, work: LaneWork, headers: Sequence[Header], contributors: Sequence[int]
+        self, work: PlainWork, headers: Sequence[Header], contributors: Sequence[int]
     ) -> Commit:
         assert self._group is not None
         sums = work.sums
@@ -343,7 +341,7 @@ class SwarmCommits:
             digest=digest_of([total, *buffers]),
         )
 
-    def _first_buffers(self, work: LaneWork) -> tuple[Tensor, ...]:
+    def _first_buffers(self, work: PlainWork) -> tuple[Tensor, ...]:
         """The buffers of whoever has computed the first lane."""
         forms = work.buffer_forms()
         if not forms:

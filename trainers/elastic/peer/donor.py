@@ -3,11 +3,11 @@
     trainer's thread   ... step 7 | copy for a newcomer | step 8 | step 9 ...
     thread "give"                   state after 7 ........ commit 8, commit 9, ...
 
-A newcomer applies the commits as fast as it can, which is faster than the steps are made, so it
-comes up with the swarm. The threads stand back while a reduce needs the network, but no longer than
-they send: steps hardly wait for a newcomer, and it comes in also where the network is never idle.
-Where it is slower, `MOST_WAITING` commits wait for it and then the trainer does, for a while: a
-newcomer that can never keep pace is refused with the numbers (deciding/pace.py).
+A newcomer applies commits faster than the swarm makes steps, so it catches up. The threads pause
+while a reduce needs the network, but no longer than they send: steps hardly wait for a newcomer,
+and it also comes in where the network is never idle. For a slower newcomer up to `MOST_WAITING`
+commits wait, and then the trainer does, for a while. A newcomer that can never keep pace is refused
+with the numbers (deciding/pace.py).
 """
 
 import contextlib
@@ -19,12 +19,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from trainers.elastic.commits.commit import Commit
 from trainers.elastic.deciding.pace import Following, seconds_left, too_slow
 from trainers.elastic.errors import CannotBeElastic
-from trainers.elastic.giving.plain_tree import take_apart
-from trainers.elastic.wire import Channel, ChannelClosed, Listener, Secret, WireError, WireTimeout
+from trainers.elastic.peer.plain_tree import take_apart
+from trainers.elastic.wire.channel import Channel
+from trainers.elastic.wire.listener import Listener
+from trainers.elastic.wire.secret import Secret
 from trainers.elastic.wire.tensors import payloads_of
+from trainers.elastic.wire.wire_errors import ChannelClosed, WireError, WireTimeout
+from trainers.elastic.work.commit import Commit
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +47,7 @@ class Recipient:
     prepares: bool = False
     """Whether it has the state, and does not follow yet."""
     since: float = field(default_factory=time.monotonic)
-    """When it began with what it does now: to take the state, to prepare itself, or to follow."""
+    """When its present phase began: to take the state, to prepare itself, or to follow."""
     held: float = 0.0
     """The seconds that the trainer has waited for it."""
     taken: int = 0
@@ -55,7 +58,7 @@ class Recipient:
     """Why it is refused; "" if it is not."""
 
     def begin(self, *, prepares: bool) -> None:
-        """Measure from now on, since it does something else."""
+        """Begin the next phase, and measure it from now on."""
         self.prepares, self.since = prepares, time.monotonic()
         self.held, self.taken, self.commits = 0.0, 0, 0
 
@@ -73,7 +76,7 @@ class Recipient:
 
 
 class Donor:
-    """One member's. `close` ends it, and is safe to call again."""
+    """`close` ends it, and is safe to call again."""
 
     def __init__(self, host: str, secret: Secret, *, insecure_network: bool = False) -> None:
         self._listener = Listener(
@@ -82,7 +85,7 @@ class Donor:
         self.port = self._listener.address.port
         self._lock = threading.Lock()
         self._asked: list[Channel] = []
-        """Newcomers that have asked for the state and have not got it."""
+        """Newcomers that wait for the state."""
         self._followers: list[Recipient] = []
         self._threads: list[threading.Thread] = []
         self._network_free = threading.Event()
@@ -99,8 +102,7 @@ class Donor:
         return bool(self._asked)
 
     def give(self, state: Callable[[], dict[str, Any]], step: int) -> None:
-        """Give the state after `step` steps to all that wait for it. Call this between two
-        steps."""
+        """Give the state after `step` steps to all that wait for it. Call it between two steps."""
         with self._lock:
             asked, self._asked = self._asked, []
         if not asked:
@@ -108,7 +110,7 @@ class Donor:
         try:
             plain, tensors = take_apart(state())
         except CannotBeElastic as error:
-            # It is the newcomers that cannot come: whoever trains here goes on.
+            # Only newcomers are refused: the members train on.
             log.error("newcomers are refused: %s", error)
             for channel in asked:
                 with contextlib.suppress(WireError):
@@ -153,8 +155,8 @@ class Donor:
     def _refuse(self, follower: Recipient, why: str) -> None:
         log.warning("a newcomer at %s is refused: %s", follower.channel.peer, why)
         follower.refused = why
-        self._drop(follower)
-        with contextlib.suppress(queue.Empty):  # Its thread says why, and not another commit.
+        self._remove(follower)
+        with contextlib.suppress(queue.Empty):  # Its thread sends the reason instead of commits.
             while True:
                 follower.waiting.get_nowait()
         with contextlib.suppress(queue.Full):
@@ -162,7 +164,7 @@ class Donor:
 
     @contextlib.contextmanager
     def standing_back(self) -> Iterator[None]:
-        """Leave the network to a reduce in this block."""
+        """Leave the network to a reduce within this block."""
         self._network_free.clear()
         try:
             yield
@@ -171,11 +173,11 @@ class Donor:
 
     @property
     def followed(self) -> bool:
-        """Whether somebody follows, so that commits have to be kept."""
+        """Whether a newcomer follows, so that commits must be recorded."""
         return bool(self._followers)
 
     def finish(self) -> None:
-        """Let all that follow have every commit, because the run has come to its end."""
+        """Send every commit to the newcomers that follow, because the run ends."""
         with self._lock:
             followers, threads = list(self._followers), list(self._threads)
         for follower in followers:
@@ -185,7 +187,7 @@ class Donor:
             thread.join(SEND_SECONDS)
 
     def close(self) -> None:
-        """End all threads. Newcomers that follow have to find another member."""
+        """End all threads. Newcomers that follow must find another donor."""
         if self._closed:
             return
         self._closed = True
@@ -218,7 +220,7 @@ class Donor:
 
     def _serve(self, follower: Recipient, state: tuple[Any, Any, int]) -> None:
         plain, tensors, step = state
-        channel, rest = follower.channel, self._resting()
+        channel, rest = follower.channel, self._make_rest()
         try:
             channel.send("state", step=step, tree=plain, tensors=len(tensors))
             for tensor in tensors:
@@ -229,39 +231,39 @@ class Donor:
             follower.begin(prepares=True)
             while (commit := follower.waiting.get()) is not None and not follower.refused:
                 payloads = payloads_of([commit.total, *commit.buffers])
-                channel.send_in_parts("commit", payloads, told(commit), rest)
+                channel.send_in_parts("commit", payloads, commit_fields(commit), rest)
                 follower.taken += _bytes_of(commit)
-                if follower.prepares and _has_come(channel):
+                if follower.prepares and _follows_now(channel):
                     follower.begin(prepares=False)
             if follower.refused:
                 channel.send("refuse", why=follower.refused)
         except WireError as error:
             log.info("a newcomer does not follow any more: %s", error)
         finally:
-            self._drop(follower)
+            self._remove(follower)
             channel.close()
 
-    def _resting(self, clock: Callable[[], float] = time.monotonic) -> Callable[[], None]:
+    def _make_rest(self, clock: Callable[[], float] = time.monotonic) -> Callable[[], None]:
         """Return what a thread calls between two parts of what it sends."""
         begun, rested = clock(), 0.0
 
         def rest() -> None:
             nonlocal rested
             now = clock()
-            may = now - begun - 2 * rested  # so much longer it has sent than rested
+            may = now - begun - 2 * rested  # the time of sending minus the time of resting
             if may > 0 and not self._network_free.is_set():
                 self._network_free.wait(may)
                 rested += clock() - now
 
         return rest
 
-    def _drop(self, follower: Recipient) -> None:
+    def _remove(self, follower: Recipient) -> None:
         with self._lock:
             self._followers = [other for other in self._followers if other is not follower]
 
 
-def _has_come(channel: Channel) -> bool:
-    """Whether a message is there: the newcomer says that it follows."""
+def _follows_now(channel: Channel) -> bool:
+    """Return whether the newcomer has reported that it follows."""
     try:
         channel.receive(0).typed({"follows": {}})
     except WireTimeout:
@@ -273,8 +275,8 @@ def _bytes_of(commit: Commit) -> int:
     return sum(tensor.nbytes for tensor in (commit.total, *commit.buffers))
 
 
-def told(commit: Commit) -> dict[str, Any]:
-    """Return what is told of a commit beside its tensors."""
+def commit_fields(commit: Commit) -> dict[str, Any]:
+    """Return the fields of a commit's message; its tensors are payloads."""
     return {
         "step": commit.step,
         "added": [[name, list(lanes)] for name, lanes in commit.added],
