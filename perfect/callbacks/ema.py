@@ -5,6 +5,8 @@ the raw weights jumps by several points from one evaluation to the next. Buffers
 statistics) are averaged too; integers (counters) are copied.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -52,6 +54,56 @@ class Ema:
         self.decay, self.updates = state["decay"], state["updates"]
         for name, value in state["shadow"].items():
             self._shadow[name].copy_(value)
+
+
+class AverageOfWeights:
+    """The moving average of a run's module: made at its first update, and shown in its place."""
+
+    def __init__(self, decay: float) -> None:
+        self.decay = decay
+        self.ema: Ema | None = None
+        self._saved: dict[str, Any] | None = None
+        self._is_shown = False
+
+    def update(self, module: torch.nn.Module) -> None:
+        if self.ema is None:
+            self.ema = Ema(module, self.decay)
+        self.ema.update(module)
+
+    def clear(self) -> None:
+        self.ema = None
+
+    def show(self, module: torch.nn.Module) -> None:
+        """Give the module the averaged weights, if there are any, until `hide`."""
+        if self.ema is not None:
+            self.ema.swap(module)
+            self._is_shown = True
+
+    def hide(self, module: torch.nn.Module) -> None:
+        if self._is_shown and self.ema is not None:
+            self.ema.swap(module)
+            self._is_shown = False
+
+    @contextmanager
+    def shown(self, module: torch.nn.Module) -> Iterator[None]:
+        self.show(module)
+        try:
+            yield
+        finally:
+            self.hide(module)
+
+    def state_dict(self) -> dict[str, Any] | None:
+        return None if self.ema is None else self.ema.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """Keep the state until `restore`, when there is a module."""
+        self._saved = state
+
+    def restore(self, module: torch.nn.Module) -> None:
+        if self._saved is not None:
+            self.ema = Ema(module, self.decay)
+            self.ema.load_state_dict(self._saved)
+            self._saved = None
 
 
 def _state(module: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -1,6 +1,6 @@
-"""The record of each phase of a run, as a row of run.json."""
+"""The record of each phase of a run, as a row of run.json, and what PhaseSwitch remembers."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from perfect.method.phases import Phase
 
@@ -34,3 +34,29 @@ def record_step(
         )
     before = sum(r.decoded for r in records[:-1])
     records[-1] = replace(records[-1], last_step=step, decoded=decoded - before, lr_end=lr)
+
+
+@dataclass(slots=True)
+class GivenSettings:
+    """What the module, the loader and the Trainer were given by the user."""
+
+    batch_size: int = 0
+    lrs: list[float] = field(default_factory=list)
+    """The learning rate of each parameter group."""
+    decays: list[float] = field(default_factory=list)
+    accumulate: int = 1
+    limit_batches: int | float = 1.0
+    log_every: int = 50
+
+
+@dataclass(slots=True)
+class PassState:
+    """The pass that is under way."""
+
+    limit: int | None = None
+    """Its batches."""
+    prepared_length: int = 0
+    updates_seen: int = 0
+    """The optimizer steps before the present batch."""
+    owes_end: bool = False
+    """Whether it was trained to its last batch, and the policy has not counted it yet."""

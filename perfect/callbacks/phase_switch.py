@@ -17,7 +17,7 @@ callback makes the fit loop read it again.
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -27,10 +27,10 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 
 from loaders.order.source_order import samples_per_rank
-from perfect.callbacks.ema import Ema
+from perfect.callbacks.ema import AverageOfWeights, Ema
 from perfect.callbacks.first_serves import FirstServeLoss
 from perfect.callbacks.loader_callback import LoaderCallback
-from perfect.callbacks.phase_records import PhaseRecord, record_step
+from perfect.callbacks.phase_records import GivenSettings, PassState, PhaseRecord, record_step
 from perfect.callbacks.train_loaders import (
     TrainLoader,
     batches_of_pass,
@@ -64,30 +64,23 @@ class PhaseSwitch(L.Callback):
         """`validate_every` is in epoch-equivalents; None leaves validation to the Trainer."""
         self.policy = PhasePolicy(phases, plateau)
         self.monitor = monitor
-        self.ema_decay = ema_decay
         self.validate_every = validate_every
         self.records: list[PhaseRecord] = []
-        self.ema: Ema | None = None
-        self._saved_ema: dict[str, Any] | None = None
-        self._restored = False
-        """Whether a state was loaded that the trainer has not been told of."""
         self.loader: TrainLoader | None = None
-        self._initial_batch_size = 0
-        self._base_lrs: list[float] = []
-        self._base_decays: list[float] = []
-        self._accumulate = 1
-        self._limit_batches: int | float = 1.0
-        self._log_every = 50
-        self._pass_limit: int | None = None
-        self._prepared_length = 0
-        self._updates_seen = 0
-        self._first_serves = FirstServeLoss()
-        self._swapped = False
         self.restored_loader = False
-        """Whether the loader goes on where a checkpoint left it. A `LoaderCallback` asks."""
+        """Whether the loader continues where a checkpoint left it. A `LoaderCallback` asks."""
+        self._average = AverageOfWeights(ema_decay)
+        self._restored = False
+        """Whether a state was loaded that the trainer does not know yet."""
+        self._given = GivenSettings()
+        self._pass = PassState()
+        self._first_serves = FirstServeLoss()
         self._carrier = LoaderCallback(same_steps=False)
-        self._owes_end = False
-        """Whether a pass was trained to its last batch, and the policy was not told yet."""
+
+    @property
+    def ema(self) -> Ema | None:
+        """The moving average of the weights; None if no phase has begun one."""
+        return self._average.ema
 
     # ---- before training ------------------------------------------------------------------------
 
@@ -100,15 +93,15 @@ class PhaseSwitch(L.Callback):
                 f" {type(pl_module).__name__} optimizes manually: leave automatic_optimization True"
             )
         self.loader = find_train_loader(trainer)
-        self._initial_batch_size = self.loader.batch_size
-        self._accumulate = trainer.accumulate_grad_batches
+        self._given.batch_size = self.loader.batch_size
+        self._given.accumulate = trainer.accumulate_grad_batches
         # The loader cuts passes short, so that Lightning does not cut them a second time.
-        self._limit_batches, trainer.limit_train_batches = trainer.limit_train_batches, 1.0
+        self._given.limit_batches, trainer.limit_train_batches = trainer.limit_train_batches, 1.0
         if trainer.max_steps != -1 or trainer.max_epochs not in (None, -1, LIGHTNING_DEFAULT):
             log.warning(
                 "max_epochs and max_steps have no effect: the phases say how long training takes"
             )
-        self._log_every = max(1, getattr(trainer, "log_every_n_steps", 50))
+        self._given.log_every = max(1, getattr(trainer, "log_every_n_steps", 50))
         self._announce_length(trainer)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -129,14 +122,14 @@ class PhaseSwitch(L.Callback):
             )
         # No checkpoint has restored the optimizer yet, so these are the module's own values.
         groups = trainer.optimizers[0].param_groups
-        self._base_lrs = [group["lr"] for group in groups]
-        self._base_decays = [group.get("weight_decay", 0.0) for group in groups]
-        if any(p.lr for p in self.policy.phases) and not self._base_lrs[0]:
+        self._given.lrs = [group["lr"] for group in groups]
+        self._given.decays = [group.get("weight_decay", 0.0) for group in groups]
+        if any(p.lr for p in self.policy.phases) and not self._given.lrs[0]:
             raise PhaseError(
                 "the learning rate of the optimizer's first group is 0, but phases scale all groups"
                 " by it: give it a learning rate above 0"
             )
-        if any(p.weight_decay for p in self.policy.phases) and not any(self._base_decays):
+        if any(p.weight_decay for p in self.policy.phases) and not any(self._given.decays):
             raise PhaseError(
                 "a phase sets weight_decay, but no parameter group of the optimizer has one: give"
                 " weight_decay to the groups that should decay"
@@ -148,7 +141,7 @@ class PhaseSwitch(L.Callback):
             self._begin_or_resume(trainer, pl_module)
         if not is_dealt(self._require_loader()):
             self.restored_loader = self._carrier.restore(trainer)
-        if self._owes_end:
+        if self._pass.owes_end:
             self._end_pass(trainer)
             trainer.fit_loop.setup_data()  # others ask for the loader before the epoch begins
 
@@ -159,12 +152,9 @@ class PhaseSwitch(L.Callback):
     def _begin_or_resume(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Begin the run, or go on with it as the loaded state says."""
         self._restored = False
-        if self._saved_ema is not None:
-            self.ema = Ema(pl_module, self.ema_decay)
-            self.ema.load_state_dict(self._saved_ema)
-            self._saved_ema = None
+        self._average.restore(pl_module)
         self._announce_length(trainer)
-        self._prepare_pass(trainer, resuming=self._pass_limit is not None)
+        self._prepare_pass(trainer, resuming=self._pass.limit is not None)
 
     def _announce_length(self, trainer: L.Trainer) -> None:
         """Set trainer.estimated_stepping_batches, and the end of training, to all phases' steps."""
@@ -184,16 +174,16 @@ class PhaseSwitch(L.Callback):
         if phase.steps is not None:
             return phase.steps
         assert phase.passes is not None  # check_phases
-        return phase.passes * -(-self._batches(phase) // self._accumulate)
+        return phase.passes * -(-self._batches(phase) // self._given.accumulate)
 
     def _batches(self, phase: Phase) -> int:
         loader = self._require_loader()
-        size = phase.batch_size or self._initial_batch_size
+        size = phase.batch_size or self._given.batch_size
         return self._limited(batches_of_pass(loader, size, phase.reuse))
 
     def _limited(self, batches: int) -> int:
         """Return how many batches limit_train_batches leaves of a pass."""
-        limit = self._limit_batches
+        limit = self._given.limit_batches
         return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
 
     def _prepare_pass(self, trainer: L.Trainer, resuming: bool = False) -> None:
@@ -202,22 +192,22 @@ class PhaseSwitch(L.Callback):
         loader.set_reuse(
             phase.reuse,
             reaugment=phase.reaugment,
-            batch_size=phase.batch_size or self._initial_batch_size,
+            batch_size=phase.batch_size or self._given.batch_size,
         )
         if not resuming:
             loader.limit_pass(None)
-            self._pass_limit = self._limited(len(loader))
+            self._pass.limit = self._limited(len(loader))
             if phase.steps is not None:
-                left = (phase.steps - self.policy.state.step) * self._accumulate
-                self._pass_limit = min(self._pass_limit, left)
-        loader.limit_pass(self._pass_limit)
+                left = (phase.steps - self.policy.state.step) * self._given.accumulate
+                self._pass.limit = min(self._pass.limit, left)
+        loader.limit_pass(self._pass.limit)
         if self.validate_every is not None:
             samples = samples_per_rank(len(loader.dataset), loader.world_size)
             every = self.validate_every * samples / loader.batch_size
             # The second is what Lightning makes of the first when it reads a loader's length.
             trainer.val_check_interval = trainer.val_check_batch = max(2, round(every))
-        if len(loader) != self._prepared_length:
-            self._prepared_length = len(loader)
+        if len(loader) != self._pass.prepared_length:
+            self._pass.prepared_length = len(loader)
             forget_loader(trainer)  # the fit loop reads the length again before the next pass
 
     # ---- every step -----------------------------------------------------------------------------
@@ -227,16 +217,16 @@ class PhaseSwitch(L.Callback):
         # Each step has its own seed, so dropout draws the same after a kill, and no state is saved.
         seed = (self._require_loader().seed, trainer.fit_loop.total_batch_idx, trainer.global_rank)
         torch.manual_seed(int(np.random.SeedSequence(seed).generate_state(1)[0]))
-        lr = phase.lr.at_step(step, self.planned_steps(phase)) if phase.lr else self._base_lrs[0]
+        lr = phase.lr.at_step(step, self.planned_steps(phase)) if phase.lr else self._given.lrs[0]
         rates = any(p.lr is not None for p in self.policy.phases)
         decays = any(p.weight_decay is not None for p in self.policy.phases)
         for number, group in enumerate(trainer.optimizers[0].param_groups):
             if rates:
-                group["lr"] = lr * (self._base_lrs[number] / self._base_lrs[0])
-            base = self._base_decays[number]
+                group["lr"] = lr * (self._given.lrs[number] / self._given.lrs[0])
+            base = self._given.decays[number]
             if decays and base:  # a group without weight decay (biases, norms) stays without
                 group["weight_decay"] = base if phase.weight_decay is None else phase.weight_decay
-        self._updates_seen = trainer.global_step
+        self._pass.updates_seen = trainer.global_step
 
     def on_train_batch_end(
         self,
@@ -248,25 +238,23 @@ class PhaseSwitch(L.Callback):
     ) -> None:
         loader = self._require_loader()
         serves = latest_serves(loader)
-        stepped = trainer.global_step - self._updates_seen
+        stepped = trainer.global_step - self._pass.updates_seen
         share = samples_per_rank(len(loader.dataset), loader.world_size)
         record_step(
             self.records,
             self.policy.state.index,
             self.policy.phase,
-            self._updates_seen,  # the number of the step under way, in an accumulation too
+            self._pass.updates_seen,  # the number of the step under way, in an accumulation too
             decoded_by_all(trainer, loader),
             trainer.optimizers[0].param_groups[0]["lr"],
         )
         self.policy.served(len(serves) / share, stepped)
-        self._owes_end = not is_in_a_pass(loader)
+        self._pass.owes_end = not is_in_a_pass(loader)
         if stepped and self.policy.phase.ema:
-            if self.ema is None:
-                self.ema = Ema(pl_module, self.ema_decay)
-            self.ema.update(pl_module)
+            self._average.update(pl_module)
         if self.policy.detector is not None:
             self._first_serves.add(outputs, serves == 0)
-        if trainer.global_step % self._log_every == 0 and stepped:
+        if trainer.global_step % self._given.log_every == 0 and stepped:
             pl_module.log_dict(self._counters(trainer), on_step=True, on_epoch=False)
 
     def _counters(self, trainer: L.Trainer) -> dict[str, float]:
@@ -287,7 +275,7 @@ class PhaseSwitch(L.Callback):
         self._show_average(trainer, pl_module)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._hide_average(pl_module)
+        self._average.hide(pl_module)
         if trainer.sanity_checking or trainer.state.fn != TrainerFn.FITTING:
             return
         value = trainer.callback_metrics.get(self.monitor)
@@ -311,38 +299,26 @@ class PhaseSwitch(L.Callback):
         self._show_average(trainer, pl_module)
 
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._hide_average(pl_module)
+        self._average.hide(pl_module)
 
     @contextmanager
     def averaged(self, pl_module: L.LightningModule) -> Iterator[None]:
         """Give the module its final weights: the averages, if the last phase keeps an average."""
-        average = self.ema if self.policy.phase.ema else None
-        if average is not None:
-            average.swap(pl_module)
-        try:
+        with self._average.shown(pl_module) if self.policy.phase.ema else nullcontext():
             yield
-        finally:
-            if average is not None:
-                average.swap(pl_module)
 
     def _show_average(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self.ema is not None and self.policy.phase.ema and not trainer.sanity_checking:
-            self.ema.swap(pl_module)
-            self._swapped = True
-
-    def _hide_average(self, pl_module: L.LightningModule) -> None:
-        if self._swapped and self.ema is not None:
-            self.ema.swap(pl_module)
-            self._swapped = False
+        if self.policy.phase.ema and not trainer.sanity_checking:
+            self._average.show(pl_module)
 
     # ---- end of a pass --------------------------------------------------------------------------
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._owes_end:  # after a resume at an epoch's end, Lightning ends it once more
+        if self._pass.owes_end:  # after a resume at an epoch's end, Lightning ends it once more
             self._end_pass(trainer)
 
     def _end_pass(self, trainer: L.Trainer) -> None:
-        self._owes_end = False
+        self._pass.owes_end = False
         finished = self.policy.phase
         switch = self.policy.end_pass()
         if self.records:
@@ -359,7 +335,7 @@ class PhaseSwitch(L.Callback):
         if switch is not None and self.policy.phase.reset_optimizer:
             trainer.optimizers[0].state.clear()
         if self.policy.phase.ema and not finished.ema:
-            self.ema = None  # the last phase did not update the average, so it starts anew
+            self._average.clear()  # the last phase did not update it, so it starts anew
         self._announce_length(trainer)
         self._prepare_pass(trainer)
 
@@ -369,9 +345,9 @@ class PhaseSwitch(L.Callback):
         return {
             "policy": self.policy.state_dict(),
             "records": [asdict(r) for r in self.records],
-            "ema": self.ema.state_dict() if self.ema else None,
-            "pass_limit": self._pass_limit,
-            "owes_end": self._owes_end,
+            "ema": self._average.state_dict(),
+            "pass_limit": self._pass.limit,
+            "owes_end": self._pass.owes_end,
             **self._carrier.state_dict(),
             **self._first_serves.state_dict(),
         }
@@ -379,11 +355,11 @@ class PhaseSwitch(L.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.policy.load_state_dict(state_dict["policy"])
         self.records = [PhaseRecord(**r) for r in state_dict["records"]]
-        self._pass_limit = state_dict["pass_limit"]
-        self._owes_end = state_dict.get("owes_end", False)  # older versions do not say
+        self._pass.limit = state_dict["pass_limit"]
+        self._pass.owes_end = state_dict.get("owes_end", False)  # older versions do not say
         self._carrier.load_state_dict(state_dict)
         self._first_serves.load_state_dict(state_dict)
-        self._saved_ema = state_dict["ema"]
+        self._average.load_state_dict(state_dict["ema"])
         self._restored = True
 
     def _require_loader(self) -> TrainLoader:
