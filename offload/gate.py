@@ -29,7 +29,7 @@ LOOK_SECONDS = 0.5
 """Seconds until a thread notices a Ctrl-C that hits just before it begins to wait."""
 
 
-def _bell() -> threading.Lock:
+def _closed_bell() -> threading.Lock:
     lock = threading.Lock()
     lock.acquire()
     return lock
@@ -53,7 +53,23 @@ class Guest:
     asked: float
     granted: float = 0.0
     ended: float = 0.0
-    bell: threading.Lock = field(default_factory=_bell)
+    bell: threading.Lock = field(default_factory=_closed_bell)
+
+
+@dataclass(slots=True, eq=False)
+class _StepSide:
+    """What the gate knows of the thread that runs steps."""
+
+    thread: int | None = None
+    """The thread of the step that holds the gate or stands aside."""
+    last_thread: int | None = None
+    """The thread of the last step."""
+    runs: bool = False
+    """Whether nodes of a step may run now."""
+    stands_aside: bool = False
+    waits_elsewhere: bool = False
+    """Whether it waits for something else than the gate, and will ask before it goes on."""
+    bell: threading.Lock = field(default_factory=_closed_bell)
 
 
 class Gate:
@@ -68,31 +84,20 @@ class Gate:
         """Seconds in which a step could have run and stood aside for guests."""
         self._clock = clock
         self._lock, self._process = threading.Lock(), os.getpid()
-        self._host: int | None = None
-        """The thread of the step that holds the gate or stands aside."""
-        self._held = False
-        """Whether nodes of a step may run now."""
-        self._aside = False
-        """Whether a step's thread stands aside."""
-        self._resting = False
-        """Whether it waits for something else, and will ask before it goes on."""
-        self._bell = _bell()
-        """The host's."""
+        self._step = _StepSide()
         self._guest: Guest | None = None
         self._waiting: list[Guest] = []
         self._asked_so_far = 0
         self._served_up_to = 0
         """The number of the last guest for which the step stands aside."""
-        self._steps_on: int | None = None
-        """The thread of the last step."""
         self._closed = False
 
     # ---- for a step ------------------------------------------------------------------------------
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold the gate for a step, or for a capture of one. It may be held in a `held` block."""
-        if self._host == threading.get_ident():
+    def hold(self) -> Iterator[None]:
+        """Hold the gate for a step, or for a capture of one. The holder may hold it again."""
+        if self._step.thread == threading.get_ident():
             yield
             return
         before, here.gate = here.gate, self
@@ -105,10 +110,10 @@ class Gate:
 
     def pass_on(self) -> None:
         """Stand aside until no guest waits. Only the holder's thread has an effect."""
-        if self._host != threading.get_ident() or not self._held:
+        if self._step.thread != threading.get_ident() or not self._step.runs:
             return
         with self._lock:
-            self._held = False
+            self._step.runs = False
             self._stand_aside()
         self._await_turn()
 
@@ -117,8 +122,8 @@ class Gate:
         """Let guests in while the step waits in this block for something else than the gate.
         `inside`: those that borrow its memory, too."""
         with self._lock:
-            self._held, self._resting = False, inside
-            self._next()
+            self._step.runs, self._step.waits_elsewhere = False, inside
+            self._let_next_in()
         try:
             yield
         finally:
@@ -126,26 +131,28 @@ class Gate:
 
     def _enter(self) -> None:
         with self._lock:
-            self._host = self._steps_on = threading.get_ident()
-            self._resting = False
+            self._step.thread = self._step.last_thread = threading.get_ident()
+            self._step.waits_elsewhere = False
             self._stand_aside()
-        if not self._held:
+        if not self._step.runs:
             self._await_turn()
 
     def _stand_aside(self) -> None:
-        self._aside, self._served_up_to = True, self._asked_so_far
-        self._next()
+        self._step.stands_aside, self._served_up_to = True, self._asked_so_far
+        self._let_next_in()
 
     def _leave(self) -> None:
         with self._lock:
-            self._held, self._aside, self._resting, self._host = False, False, False, None
-            self._next()
+            step = self._step
+            step.runs = step.stands_aside = step.waits_elsewhere = False
+            step.thread = None
+            self._let_next_in()
 
     def _await_turn(self) -> None:
         begin, hits = self._clock(), 0
-        while not self._held:
+        while not self._step.runs:
             try:
-                self._bell.acquire(timeout=LOOK_SECONDS)
+                self._step.bell.acquire(timeout=LOOK_SECONDS)
             except KeyboardInterrupt:
                 hits += 1
                 if hits > 1:
@@ -177,7 +184,7 @@ class Gate:
         with self._lock:
             me = guest.thread
             guest.inside = guest.inside and not self._closed
-            if me == self._host or (guest.inside and me == self._steps_on):
+            if me == self._step.thread or (guest.inside and me == self._step.last_thread):
                 raise StepError(
                     "this call comes from the thread that trains, and would wait for itself: call"
                     " from another thread"
@@ -187,7 +194,7 @@ class Gate:
             self._asked_so_far += 1
             guest.number = self._asked_so_far
             self._waiting.append(guest)
-            self._next()
+            self._let_next_in()
 
     def _give_back(self, guest: Guest) -> None:
         with self._lock:
@@ -196,28 +203,28 @@ class Gate:
                 self._guest = None
             elif guest in self._waiting:  # a Ctrl-C has ended the wait
                 self._waiting.remove(guest)
-            self._next()
+            self._let_next_in()
 
     # ---- whose turn it is, under the lock --------------------------------------------------------
 
-    def _next(self) -> None:
+    def _let_next_in(self) -> None:
         """Let the next guest in if the device is free, or else the step that stands aside."""
-        if self._guest is None and not self._held:
-            if able := [one for one in self._waiting if self._may_come(one)]:
-                guest = min(able, key=lambda one: (-one.priority, one.number))
+        if self._guest is None and not self._step.runs:
+            if able := [guest for guest in self._waiting if self._may_come(guest)]:
+                guest = min(able, key=lambda guest: (-guest.priority, guest.number))
                 self._waiting.remove(guest)
                 guest.granted = self._clock()
                 self._guest = guest
                 _ring(guest.bell)
-            elif self._aside:
-                self._held, self._aside = True, False
-                _ring(self._bell)
+            elif self._step.stands_aside:
+                self._step.runs, self._step.stands_aside = True, False
+                _ring(self._step.bell)
         self.wanted = bool(self._waiting)
 
     def _may_come(self, guest: Guest) -> bool:
-        if self._aside:
+        if self._step.stands_aside:
             return guest.number <= self._served_up_to
-        return self._resting or not guest.inside
+        return self._step.waits_elsewhere or not guest.inside
 
     @property
     def closed(self) -> bool:
@@ -235,7 +242,7 @@ class Gate:
             self._closed = True
             for guest in self._waiting:
                 guest.inside = False
-            self._next()
+            self._let_next_in()
 
 
 class _Here(threading.local):

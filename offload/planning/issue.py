@@ -22,7 +22,7 @@ is no deadlock, whichever lane is fast or slow.
 
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 DEPTH = 6
@@ -36,7 +36,7 @@ class Chart:
 
     lanes: tuple[str, ...]
     lane_of: Sequence[int]
-    """The lane_of of every node."""
+    """The lane of every node."""
     on_host: Sequence[bool]
     """Whether a lane is one of the host, by lane."""
     deps: Sequence[Sequence[int]]
@@ -48,7 +48,7 @@ class Chart:
     """The number of nodes that a node waits for."""
 
     @classmethod
-    def of(
+    def from_lanes(
         cls, lanes: Sequence[str], successors: Sequence[Sequence[int]], host: Collection[str]
     ) -> "Chart":
         """`lanes` of all nodes; `host`: the lanes that are no streams."""
@@ -84,13 +84,55 @@ class RunAhead:
     """How far a stream may be ahead of what is known to be complete."""
 
     seconds: float
-    of: Sequence[float]
+    node_seconds: Sequence[float]
     """By node: the seconds that it is predicted to take."""
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    """One lane: what may be enqueued, and what is enqueued and not known to be complete."""
+
+    room: int
+    """How many more nodes it takes."""
+    behind: list[int]
+    """[other]: the position in the other stream up to which this stream comes after it."""
+    unissued: int = 0
+    unmarked: int = 0
+    """Nodes since the last mark."""
+    ahead: float = 0.0
+    """The seconds of what is enqueued and not known to be complete."""
+    length: int = 0
+    finished: int = 0
+    """The position up to which all is known to be complete."""
+    ready: list[int] = field(default_factory=list)
+    """A heap of the ranks of nodes that wait for nothing."""
+    early: list[int] = field(default_factory=list)
+    """A heap of the ranks of nodes that may be enqueued; some may be ready by now."""
+    queued: deque[int] = field(default_factory=deque)
+    marks: deque[int] = field(default_factory=deque)
+
+
+class _NodeStates:
+    """How far each node of the step is."""
+
+    def __init__(self, chart: Chart) -> None:
+        count = len(chart.lane_of)
+        self.blocked = list(chart.waits)
+        """How many nodes it waits for before it may be enqueued."""
+        self.waiting = list(chart.waits)
+        """How many nodes it would wait for on the device."""
+        self.issued = [False] * count
+        self.position = [0] * count
+        """Its position in its stream, from 1 on."""
+        self.sequence = [0] * count
+        """Its position among all that were enqueued."""
+        self.behind: dict[int, tuple[int, ...]] = {}
+        """Of a marked node: what its stream comes after (`_Stream.behind`)."""
 
 
 class Issue:
     """The order of one step. Call `next` until it is None, then `complete` what is complete, and
-    repeat until `over`."""
+    repeat until nothing is unissued."""
 
     def __init__(
         self,
@@ -103,167 +145,140 @@ class Issue:
         """`depth` None: enqueue everything without looking at the device. `workers`: how many nodes
         a host lane runs at a time. `rank`: the rank of every node, a permutation. `window`: the
         seconds that a stream may be ahead; None: any."""
-        count, streams = len(chart.lane_of), len(chart.lanes)
+        count = len(chart.lane_of)
         most = count + 1 if depth is None else depth
         self._chart = chart
         self._rank = range(count) if rank is None else rank
         self._node_of = sorted(range(count), key=self._rank.__getitem__)
-        self._unissued = [0] * streams
-        for lane in chart.lane_of:
-            self._unissued[lane] += 1
-        self._alone = False
-        """Whether all nodes that are left are of one stream. Then only the rank matters."""
-        self._room = [
-            (workers or {}).get(name, 1) if host else most
+        self._streams = [
+            _Stream((workers or {}).get(name, 1) if host else most, [0] * len(chart.lanes))
             for name, host in zip(chart.lanes, chart.on_host, strict=True)
         ]
+        self._nodes = _NodeStates(chart)
+        self._alone = False
+        """Whether all nodes that are left are of one stream. Then only the rank matters."""
         self._mark_every = max(1, most // 2)
-        self._unmarked = [0] * streams
         self._window = window
-        self._ahead = [0.0] * streams
-        """By lane: the seconds of what is enqueued and not known to be complete."""
-        self._blocked = list(chart.waits)
-        """By node: how many nodes it waits for before it may be enqueued."""
-        self._waiting = list(chart.waits)
-        """By node: how many nodes it would wait for on the device."""
-        self._ready: list[list[int]] = [[] for _ in range(streams)]
-        """By lane: a heap of the ranks of nodes that wait for nothing."""
-        self._early: list[list[int]] = [[] for _ in range(streams)]
-        """By lane: a heap of the ranks of nodes that may be enqueued; some may be ready by now."""
-        self._queued: list[deque[int]] = [deque() for _ in range(streams)]
-        self._marks: list[deque[int]] = [deque() for _ in range(streams)]
-        self._issued = [False] * count
-        self._position = [0] * count
-        """By node: its position in its stream, from 1 on."""
-        self._sequence = [0] * count
-        """By node: its position among all that were enqueued."""
-        self._behind = [[0] * streams for _ in range(streams)]
-        """[stream][other]: the position in the other stream up to which this stream comes after
-        it."""
-        self._before: dict[int, tuple[int, ...]] = {}
-        """The same at every marked node."""
-        self._finished = [0] * streams
-        self._lengths = [0] * streams
         self._total = 0
-        for node, waits in enumerate(self._blocked):
+        for lane in chart.lane_of:
+            self._streams[lane].unissued += 1
+        for node, waits in enumerate(chart.waits):
             if not waits:
-                heappush(self._ready[chart.lane_of[node]], self._rank[node])
+                heappush(self._streams[chart.lane_of[node]].ready, self._rank[node])
 
     @property
     def unissued(self) -> int:
-        return len(self._issued) - self._total
+        return len(self._node_of) - self._total
 
     def under_way(self) -> list[int]:
         """Nodes that are enqueued and not known to be complete."""
-        return [node for queued in self._queued for node in queued]
+        return [node for stream in self._streams for node in stream.queued]
 
     def marks(self) -> list[int]:
         """For each stream, the next node whose event the host may ask for."""
-        return [marks[0] for marks in self._marks if marks]
+        return [stream.marks[0] for stream in self._streams if stream.marks]
 
     def next(self) -> Issued | None:
         """The node to enqueue now; None if the host must wait until something is complete."""
         best, chosen = (2, 0), -1
-        for lane, room in enumerate(self._room):
-            if not self._has_room(lane, room):
+        for lane, stream in enumerate(self._streams):
+            if not self._has_room(lane, stream):
                 continue
-            if (ready := self._ready[lane]) and (0, ready[0]) < best:
+            if (ready := stream.ready) and (0, ready[0]) < best:
                 best, chosen = (0, ready[0]), lane
-            elif best[0] and (rank := self._earliest(lane)) is not None and (1, rank) < best:
+            elif best[0] and (rank := self._earliest(stream)) is not None and (1, rank) < best:
                 best, chosen = (1, rank), lane
         if chosen < 0:
             return None
-        heappop((self._early if best[0] else self._ready)[chosen])
+        stream = self._streams[chosen]
+        heappop(stream.early if best[0] else stream.ready)
         return self._issue(self._node_of[best[1]], chosen)
 
-    def _has_room(self, lane: int, room: int) -> bool:
+    def _has_room(self, lane: int, stream: _Stream) -> bool:
         if self._window is None or self._chart.on_host[lane]:
-            return room > 0 or self._alone
-        return room > 0 and self._ahead[lane] < self._window.seconds
+            return stream.room > 0 or self._alone
+        return stream.room > 0 and stream.ahead < self._window.seconds
 
-    def _earliest(self, lane: int) -> int | None:
-        early = self._early[lane]
-        while early and not self._waiting[self._node_of[early[0]]]:
+    def _earliest(self, stream: _Stream) -> int | None:
+        early = stream.early
+        while early and not self._nodes.waiting[self._node_of[early[0]]]:
             heappop(early)  # it is ready by now
         return early[0] if early else None
 
     def _issue(self, node: int, lane: int) -> Issued:
-        chart = self._chart
-        self._issued[node] = True
+        chart, nodes, stream = self._chart, self._nodes, self._streams[lane]
+        nodes.issued[node] = True
         self._total += 1
-        self._sequence[node] = self._total
-        self._room[lane] -= 1
-        self._unissued[lane] -= 1
-        if not self._unissued[lane] or self._total == 1:
-            rest = [e for e, count in enumerate(self._unissued) if count]
+        nodes.sequence[node] = self._total
+        stream.room -= 1
+        stream.unissued -= 1
+        if not stream.unissued or self._total == 1:
+            rest = [e for e, other in enumerate(self._streams) if other.unissued]
             self._alone = self._alone or (len(rest) == 1 and not chart.on_host[rest[0]])
             self._alone = self._alone and self._window is None
         if chart.on_host[lane]:
             return Issued(node, (), False)
-        waits = self._waits(node, lane) if chart.deps[node] else ()
-        self._lengths[lane] += 1
-        behind = self._behind[lane]
-        self._position[node] = behind[lane] = self._lengths[lane]
-        self._queued[lane].append(node)
-        self._unmarked[lane] += 1
-        often = self._unmarked[lane] >= self._mark_every and not self._alone
+        waits = self._waits(node, stream) if chart.deps[node] else ()
+        stream.length += 1
+        nodes.position[node] = stream.behind[lane] = stream.length
+        stream.queued.append(node)
+        stream.unmarked += 1
+        often = stream.unmarked >= self._mark_every and not self._alone
         if self._window is not None:
-            self._ahead[lane] += self._window.of[node]
-            often = often or self._ahead[lane] >= self._window.seconds
+            stream.ahead += self._window.node_seconds[node]
+            often = often or stream.ahead >= self._window.seconds
         mark = chart.awaited[node] or often
         if mark:
-            self._unmarked[lane] = 0
-            self._marks[lane].append(node)
-            self._before[node] = tuple(behind)
+            stream.unmarked = 0
+            stream.marks.append(node)
+            nodes.behind[node] = tuple(stream.behind)
         for after in chart.successors[node]:
             if not chart.on_host[chart.lane_of[after]]:
                 self._unblock(after)
         return Issued(node, waits, mark)
 
-    def _waits(self, node: int, lane: int) -> Sequence[int]:
+    def _waits(self, node: int, stream: _Stream) -> Sequence[int]:
         """The nodes to wait for, the last enqueued first, as it may have waited for the others."""
-        chart, behind = self._chart, self._behind[lane]
-        found: list[int] = []
-        for dep in sorted(chart.deps[node], key=self._sequence.__getitem__, reverse=True):
-            other, position = chart.lane_of[dep], self._position[dep]
-            if position > behind[other] and position > self._finished[other]:
-                found.append(dep)
-                behind[:] = map(max, behind, self._before[dep])
-        return found
+        chart, nodes, behind = self._chart, self._nodes, stream.behind
+        waits: list[int] = []
+        for dep in sorted(chart.deps[node], key=nodes.sequence.__getitem__, reverse=True):
+            other, position = chart.lane_of[dep], nodes.position[dep]
+            if position > behind[other] and position > self._streams[other].finished:
+                waits.append(dep)
+                behind[:] = map(max, behind, nodes.behind[dep])
+        return waits
 
     def _unblock(self, node: int) -> None:
-        self._blocked[node] -= 1
-        if not self._blocked[node] and self._waiting[node]:
-            heappush(self._early[self._chart.lane_of[node]], self._rank[node])
+        nodes = self._nodes
+        nodes.blocked[node] -= 1
+        if not nodes.blocked[node] and nodes.waiting[node]:
+            heappush(self._streams[self._chart.lane_of[node]].early, self._rank[node])
 
     def complete(self, node: int) -> None:
         """Note that a host task is complete, or that the event of a marked node is: then everything
         before it in its stream is complete, too."""
         lane = self._chart.lane_of[node]
+        stream, position = self._streams[lane], self._nodes.position
         if self._chart.on_host[lane]:
             self._end(node, lane)
             return
-        queued = self._queued[lane]
-        while queued and self._position[queued[0]] <= self._position[node]:
-            done = queued.popleft()
+        while stream.queued and position[stream.queued[0]] <= position[node]:
+            done = stream.queued.popleft()
             if self._window is not None:
-                self._ahead[lane] -= self._window.of[done]
+                stream.ahead -= self._window.node_seconds[done]
             self._end(done, lane)
-        if not queued:
-            self._ahead[lane] = 0.0  # what is left of sums of other numbers
-        marks = self._marks[lane]
-        while marks and self._position[marks[0]] <= self._position[node]:
-            marks.popleft()
-        self._finished[lane] = max(self._finished[lane], self._position[node])
+        if not stream.queued:
+            stream.ahead = 0.0  # what is left of sums of other numbers
+        while stream.marks and position[stream.marks[0]] <= position[node]:
+            stream.marks.popleft()
+        stream.finished = max(stream.finished, position[node])
 
     def _end(self, node: int, lane: int) -> None:
-        chart = self._chart
-        self._room[lane] += 1
+        chart, nodes = self._chart, self._nodes
+        self._streams[lane].room += 1
         for after in chart.successors[node]:
-            self._waiting[after] -= 1
+            nodes.waiting[after] -= 1
             if chart.on_host[lane] or chart.on_host[chart.lane_of[after]]:
-                self._blocked[after] -= 1
-                if not self._blocked[after] and self._waiting[after]:
-                    heappush(self._early[chart.lane_of[after]], self._rank[after])
-            if not self._waiting[after] and not self._issued[after]:
-                heappush(self._ready[chart.lane_of[after]], self._rank[after])
+                self._unblock(after)
+            if not nodes.waiting[after] and not nodes.issued[after]:
+                heappush(self._streams[chart.lane_of[after]].ready, self._rank[after])

@@ -22,9 +22,10 @@ from dataclasses import replace
 from offload.errors import BudgetTooSmall
 from offload.graph.memgraph import OFFLOAD, RELOAD, SMALL_WORKSPACE, Block, MemGraph, Place
 from offload.graph.taskgraph import HOST, Role, TaskGraph
-from offload.planning.arena import HeldAddresses, Piece, Space
+from offload.planning.arena import Piece, Space
+from offload.planning.layout import AddressSpaces, Layout
 from offload.planning.node_list import Copy, NodeList
-from offload.planning.policies import DROP, EVICT, PLACE, Horizons, Policy
+from offload.planning.policies import Policy
 from offload.planning.refusal import refuse, refuse_arena, scratch_bytes
 from offload.planning.victims import NEVER, Stake, Victims, WalkedUses
 
@@ -35,21 +36,20 @@ def build_memgraph(
     policy: Policy,
     clock: Collection[float] = (),
     homes: Mapping[int, Place] | None = None,
-    horizons: Horizons | None = None,
 ) -> MemGraph:
     """Make one plan.
 
     `capacities`: bytes of each device's arena, and of the host's (no entry: no limit). `clock`:
     when each task begins if nothing waits; task numbers by default. `homes`: where buffers must lie
-    when the step begins. `horizons`: the policy's, which note what they are asked."""
-    asked = clock, homes or {}, horizons or Horizons(policy)
+    when the step begins."""
+    homes = homes or {}
     try:
-        return _Walk(graph, capacities, policy, *asked).run()
+        return _Walk(graph, capacities, policy, clock, homes).run()
     except BudgetTooSmall:
         if not policy.host_workers or HOST not in capacities:
             raise
     # Addresses that are held back leave other gaps, so the host's memory may do without them.
-    return _Walk(graph, capacities, replace(policy, host_workers=0), *asked).run()
+    return _Walk(graph, capacities, replace(policy, host_workers=0), clock, homes).run()
 
 
 class _Walk:
@@ -60,43 +60,30 @@ class _Walk:
         policy: Policy,
         clock: Collection[float],
         homes: Mapping[int, Place],
-        horizons: Horizons,
     ) -> None:
-        self.graph, self.policy, self.horizons = graph, policy, horizons
-        self.buffers, self.tasks = graph.buffers, graph.tasks
+        self.graph, self.policy = graph, policy
         self.sizes = [graph.aligned(buffer.nbytes) for buffer in graph.buffers]
-        self.touched = [task.touches for task in graph.tasks]
         self.clock = list(clock) or [float(n) for n in range(len(graph.tasks))]
-        self.capacities = dict(capacities)
+        self.capacities = capacities
         self.homes = homes
-        self.outputs = frozenset(graph.outputs)
         self.uses = WalkedUses(graph)
         self.nodes = NodeList(graph)
-        self.on_device: dict[int, Copy] = {}
-        self.on_host: dict[int, Copy] = {}
-        self.host_valid: set[int] = set()
-        self.workspaces: dict[int, Copy] = {}
-        self.blocks: list[Block] = []
-        self.starts: dict[int, Place] = {}
-        self.ends: dict[int, Place] = {}
-        self.spaces = {device: Space(self.capacities[device]) for device in graph.devices}
-        self.spaces[HOST] = Space(self.capacities.get(HOST, NEVER))
-        self.held = HeldAddresses(self.spaces[HOST], policy.host_workers)
-        self.scratch: dict[int, Place] = {}
-        self.victims: dict[int, Victims] = {}
+        self.layout = Layout()
+        self.arenas = AddressSpaces(graph.devices, capacities, policy.host_workers)
+        self.victims = {
+            device: Victims(self.arenas.spaces[device], self._stake) for device in graph.devices
+        }
         self.unpinned: set[int] = set()
         """Devices with a block that may be dropped now, and could not be at the last look."""
-        self.host_writes: set[int] = set()
-        """Buffers that placed host tasks will write when they run."""
 
     # ---- the walk -------------------------------------------------------------------------------
 
     def run(self) -> MemGraph:
         self._lay_out_the_start()
         alloc = execute = 0
-        while execute < len(self.tasks):
+        while execute < len(self.graph.tasks):
             ahead = alloc - execute
-            if alloc < len(self.tasks) and self._find_place(alloc, ahead):
+            if alloc < len(self.graph.tasks) and self._find_place(alloc, ahead):
                 alloc += 1
             elif ahead == 0:
                 self._pack(alloc)
@@ -107,12 +94,10 @@ class _Walk:
         return self._finish()
 
     def _lay_out_the_start(self) -> None:
-        for device in self.graph.devices:
-            self.victims[device] = Victims(self.spaces[device], self._stake)
-        there = {*self.outputs, *self.graph.kept, *self.homes}
+        there = {*self.graph.outputs, *self.graph.kept, *self.homes}
         begin = [
             number
-            for number, buffer in enumerate(self.buffers)
+            for number, buffer in enumerate(self.graph.buffers)
             if (buffer.persistent or buffer.role is Role.INPUT)
             and (self.uses.is_used(number) or number in there)
         ]
@@ -120,9 +105,9 @@ class _Walk:
         begin.sort(
             key=lambda b: (
                 b not in self.homes,
-                self.buffers[b].role is Role.INPUT,
-                self.buffers[b].tensor,
-                self.buffers[b].start,
+                self.graph.buffers[b].role is Role.INPUT,
+                self.graph.buffers[b].tensor,
+                self.graph.buffers[b].start,
                 b,
             )
         )
@@ -131,26 +116,26 @@ class _Walk:
         for device in self.victims:
             if small := scratch_bytes(self.graph, device):
                 offset = self._take_at_start(device, small, "the scratch memory", None)
-                self.scratch[device] = Place(device, offset, small)
+                self.layout.scratch[device] = Place(device, offset, small)
 
     def _settle(self, number: int) -> None:
         """Give a buffer that holds something before the step its place."""
-        buffer, wanted = self.buffers[number], self.homes.get(number)
+        buffer, wanted = self.graph.buffers[number], self.homes.get(number)
         arena = buffer.device if number in self.policy.resident else HOST
         if wanted is not None:
             arena = wanted.arena
         size, offset = self.sizes[number], None if wanted is None else wanted.offset
         place = Place(arena, self._take_at_start(arena, size, buffer.name, offset), buffer.nbytes)
-        self.starts[number] = place
+        self.layout.starts[number] = place
         copy = Copy(place, size, number, [], from_start=True)
         if arena == HOST:
-            self.on_host[number] = copy
-            self.host_valid.add(number)
+            self.layout.on_host[number] = copy
+            self.layout.host_valid.add(number)
         else:
-            self.on_device[number] = copy
+            self.layout.on_device[number] = copy
 
     def _take_at_start(self, arena: int, size: int, name: str, offset: int | None) -> int:
-        space = self.spaces[arena]
+        space = self.arenas.spaces[arena]
         # Nothing was freed yet, so the best fit is the lowest address, side by side with the
         # others.
         found = space.best_fit(size) if offset is None else offset
@@ -166,10 +151,10 @@ class _Walk:
 
     def _find_place(self, number: int, ahead: int) -> bool:
         """Find places for all that a task needs, or for nothing."""
-        task, touched = self.tasks[number], self.touched[number]
-        if not self.horizons.reach(PLACE, ahead):
+        task, touched = self.graph.tasks[number], self.uses.touched[number]
+        if ahead > self.policy.place_ahead:
             return False
-        if ahead and not self.host_writes.isdisjoint(touched):
+        if ahead and not self.layout.host_writes.isdisjoint(touched):
             return False  # the copy on the device will be out of date by then
         wanted = self._wanted(number)
         for b in touched:
@@ -177,9 +162,9 @@ class _Walk:
         taken: list[tuple[Space, int, list[Piece]]] = []
         found: dict[int | None, Copy] = {}
         for b, size in wanted:
-            device = task.device if b is None else self.buffers[b].device
-            space = self.spaces[device]
-            high = b is None or (b not in self.outputs and self.uses.end_soon(b, number))
+            device = task.device if b is None else self.graph.buffers[b].device
+            space = self.arenas.spaces[device]
+            high = b is None or (b not in self.graph.outputs and self.uses.end_soon(b, number))
             fixed = self.policy.offsets.get((number,) if b is None else b)
             offset = space.best_fit(size, high) if fixed is None else fixed
             if offset is None:
@@ -192,51 +177,52 @@ class _Walk:
                 return False
             pieces = space.take(offset, size, b)
             taken.append((space, offset, pieces))
-            nbytes = task.workspace if b is None else self.buffers[b].nbytes
+            nbytes = task.workspace if b is None else self.graph.buffers[b].nbytes
             found[b] = Copy(Place(device, offset, nbytes), size, b, pieces)
         self._settle_in(number, found)
         return True
 
     def _wanted(self, number: int) -> list[tuple[int | None, int]]:
         """The operands that are not on its device, largest first; None stands for its workspace."""
-        task = self.tasks[number]
+        task = self.graph.tasks[number]
         if task.lane == "host":
             return []
         wanted: list[tuple[int | None, int]] = [
             (b, self.sizes[b])
-            for b in self.touched[number]
-            if b not in self.on_device and self.buffers[b].device != HOST
+            for b in self.uses.touched[number]
+            if b not in self.layout.on_device and self.graph.buffers[b].device != HOST
         ]
         if task.workspace > SMALL_WORKSPACE:
             wanted.append((None, self.graph.aligned(task.workspace)))
         return sorted(wanted, key=lambda pair: -pair[1])
 
     def _settle_in(self, number: int, found: Mapping[int | None, Copy]) -> None:
-        task = self.tasks[number]
+        task = self.graph.tasks[number]
         for b, copy in found.items():
             if b is None:
-                self.workspaces[number] = copy
+                self.layout.workspaces[number] = copy
                 continue
-            self.on_device[b] = copy
+            self.layout.on_device[b] = copy
             if b in task.reads:
                 self._reload(b, copy, number)
         if task.lane == "host":
-            self.host_writes.update(task.writes)
-        for b in self.touched[number]:
+            self.layout.host_writes.update(task.writes)
+        for b in self.uses.touched[number]:
             self.uses.advance(b)
-            if b in self.on_device and self._moves(b):
-                offset = self.on_device[b].place.offset
-                self.victims[self.buffers[b].device].remember(b, self.uses.next(b), offset)
+            if b in self.layout.on_device and self._moves(b):
+                offset = self.layout.on_device[b].place.offset
+                self.victims[self.graph.buffers[b].device].remember(b, self.uses.next(b), offset)
 
     # ---- eviction -------------------------------------------------------------------------------
 
     def _moves(self, b: int) -> bool:
-        return b not in self.starts or self.starts[b].arena == HOST
+        return b not in self.layout.starts or self.layout.starts[b].arena == HOST
 
     def _make_room(self, device: int, size: int, number: int, ahead: int) -> int | None:
         """Evict the cheapest window that holds `size` bytes. Returns where it begins."""
-        only_drop = not self.horizons.reach(EVICT, ahead)
-        if only_drop and not (device in self.unpinned and self.horizons.reach(DROP, ahead)):
+        only_drop = ahead > self.policy.evict_ahead
+        may_drop = ahead <= self.policy.drop_ahead and device in self.unpinned
+        if only_drop and not may_drop:
             return None
         window = self.victims[device].window(
             size, self.clock[number], number if only_drop else None
@@ -246,36 +232,37 @@ class _Walk:
                 self.unpinned.discard(device)
             return None
         for start in window:
-            owner = self.spaces[device].owner(start)
+            owner = self.arenas.spaces[device].owner(start)
             if isinstance(owner, int):
                 self._evict(owner, number)
         return window[0]
 
     def _stake(self, b: int) -> Stake | None:
         """What it costs to evict a buffer now; None if it cannot go."""
-        if self.uses.pinned(b) or not self._moves(b) or b not in self.on_device:
+        if self.uses.pinned(b) or not self._moves(b) or b not in self.layout.on_device:
             return None
         later = self.uses.next(b)
-        reload = later != NEVER and b in self.tasks[later].reads
-        offload = b not in self.host_valid and (reload or later == NEVER)
+        reload = later != NEVER and b in self.graph.tasks[later].reads
+        offload = b not in self.layout.host_valid and (reload or later == NEVER)
         until = self.clock[later] if later != NEVER else self.clock[-1]
-        moved = self.buffers[b].nbytes * (offload + reload)
+        moved = self.graph.buffers[b].nbytes * (offload + reload)
         return Stake(later, until, moved, dropped=not offload)
 
     def _evict(self, b: int, number: int) -> None:
         """Take a buffer off its device. Copy it if it will be read and the host has no valid
         copy."""
         later = self.uses.next(b)
-        if b not in self.host_valid and (later == NEVER or b in self.tasks[later].reads):
+        is_needed = later == NEVER or b in self.graph.tasks[later].reads
+        if is_needed and b not in self.layout.host_valid:
             self._offload(b, number)
-        self._release(self.on_device.pop(b))
+        self._release(self.layout.on_device.pop(b))
 
     def _pack(self, number: int) -> None:
         """Place a task that finds no window: everything that can move goes, its own operands too,
         and they are laid side by side."""
-        task = self.tasks[number]
-        devices = {self.buffers[b].device for b in self.touched[number]} - {HOST}
-        for b in [b for b in self.on_device if self.buffers[b].device in devices]:
+        task = self.graph.tasks[number]
+        devices = {self.graph.buffers[b].device for b in self.uses.touched[number]} - {HOST}
+        for b in [b for b in self.layout.on_device if self.graph.buffers[b].device in devices]:
             if self._moves(b):
                 self._evict(b, number)
         if not self._find_place(number, 0):
@@ -284,114 +271,112 @@ class _Walk:
     # ---- nodes ----------------------------------------------------------------------------------
 
     def _reload(self, b: int, copy: Copy, number: int) -> None:
-        self.nodes.copy(RELOAD, b, number, self.on_host[b], copy)
+        self.nodes.copy(RELOAD, b, number, self.layout.on_host[b], copy)
 
     def _offload(self, b: int, number: int) -> None:
-        if b not in self.on_host:
+        if b not in self.layout.on_host:
             self._host_copy(b)
-        self.nodes.copy(OFFLOAD, b, number, self.on_device[b], self.on_host[b])
-        self.host_valid.add(b)
+        self.nodes.copy(OFFLOAD, b, number, self.layout.on_device[b], self.layout.on_host[b])
+        self.layout.host_valid.add(b)
 
     def _host_copy(self, b: int) -> None:
-        self.on_host[b] = self._on_host(self.buffers[b].nbytes, self.buffers[b].name, b)
+        buffer = self.graph.buffers[b]
+        self.layout.on_host[b] = self._on_host(buffer.nbytes, buffer.name, b)
 
     def _on_host(self, nbytes: int, name: str, b: int | None) -> Copy:
-        size, space = self.graph.aligned(nbytes), self.spaces[HOST]
-        offset = self.held.best_fit(size)
+        size, space = self.graph.aligned(nbytes), self.arenas.spaces[HOST]
+        offset = self.arenas.host.best_fit(size)
         if offset is None:
             refuse_arena(HOST, space.used + size, space.capacity, name)
         return Copy(Place(HOST, offset, nbytes), size, b, space.take(offset, size, b))
 
     def _execute(self, number: int) -> None:
-        task = self.tasks[number]
+        task = self.graph.tasks[number]
         host = task.lane == "host"
-        copies = [self._operand(b, number, host) for b in self.touched[number]]
-        workspace = self.workspaces.pop(number, None)
+        copies = [self._operand(b, number, host) for b in self.uses.touched[number]]
+        workspace = self.layout.workspaces.pop(number, None)
         if host and task.workspace:
             workspace = self._on_host(task.workspace, task.name, None)
         self.nodes.task(number, copies, workspace)
         if host:
-            self.host_writes.difference_update(task.writes)
+            self.layout.host_writes.difference_update(task.writes)
             self._worked(number, copies if workspace is None else [*copies, workspace])
-        for b in self.touched[number]:
+        for b in self.uses.touched[number]:
             if b in task.writes:
                 self._changed(b, host)
         if workspace is not None:
             self._release(workspace)
-        for b in self.touched[number]:
+        for b in self.uses.touched[number]:
             self.uses.unpin(b)
             self._after_use(b, number)
 
     def _worked(self, number: int, copies: Sequence[Copy]) -> None:
         """Note how long a task of the host takes. Nothing follows the last one, which gets 0."""
         seconds = self.clock[min(number + 1, len(self.clock) - 1)] - self.clock[number]
-        self.held.ran(seconds)
+        self.arenas.host.ran(seconds)
         for copy in copies:
             copy.host_seconds += seconds
 
     def _operand(self, b: int, number: int, host: bool) -> Copy:
-        if not host and self.buffers[b].device != HOST:
-            return self.on_device[b]
-        if b not in self.on_host:
+        if not host and self.graph.buffers[b].device != HOST:
+            return self.layout.on_device[b]
+        if b not in self.layout.on_host:
             self._host_copy(b)
-        if b in self.tasks[number].reads and b not in self.host_valid:
+        if b in self.graph.tasks[number].reads and b not in self.layout.host_valid:
             self._offload(b, number)
-        return self.on_host[b]
+        return self.layout.on_host[b]
 
     def _changed(self, b: int, host: bool) -> None:
         """Note that the other copy is out of date."""
         if host:
-            self.host_valid.add(b)
-            if b in self.on_device:
-                self._release(self.on_device.pop(b))
+            self.layout.host_valid.add(b)
+            if b in self.layout.on_device:
+                self._release(self.layout.on_device.pop(b))
             return
-        self.host_valid.discard(b)
-        if b in self.on_host and b not in self.starts:
-            self._release(self.on_host.pop(b))
+        self.layout.host_valid.discard(b)
+        if b in self.layout.on_host and b not in self.layout.starts:
+            self._release(self.layout.on_host.pop(b))
 
     def _after_use(self, b: int, number: int) -> None:
         if self.uses.pinned(b) or not self._moves(b):
             return
         if self.uses.next(b) != NEVER:
-            if b in self.host_valid:
-                self.unpinned.add(self.buffers[b].device)
+            if b in self.layout.host_valid:
+                self.unpinned.add(self.graph.buffers[b].device)
             return
-        on_device = b in self.on_device
-        if self.buffers[b].persistent:
+        on_device = b in self.layout.on_device
+        if self.graph.buffers[b].persistent:
             if on_device:
                 self._evict(b, number)
             return
-        if b in self.outputs:
+        if b in self.graph.outputs:
             return
         if on_device:
-            self._release(self.on_device.pop(b))
-        if b in self.on_host:
-            self._release(self.on_host.pop(b))
+            self._release(self.layout.on_device.pop(b))
+        if b in self.layout.on_host:
+            self._release(self.layout.on_host.pop(b))
 
     def _release(self, copy: Copy, to_end: bool = False) -> None:
-        self.blocks.append(
+        self.layout.blocks.append(
             Block(copy.place, copy.buffer, tuple(copy.nodes), copy.from_start, to_end)
         )
         if not to_end:
-            if copy.place.arena == HOST:
-                self.held.give(copy.place.offset, copy.history(), copy.host_seconds)
-            else:
-                self.spaces[copy.place.arena].give(copy.place.offset, copy.history())
+            self.arenas.give(copy)
 
     def _finish(self) -> MemGraph:
         for b in self.graph.outputs:
-            copies = self.on_host if b in self.host_valid else self.on_device
-            self.ends[b] = copies[b].place
-        for copies in (self.on_device, self.on_host):
+            copies = self.layout.on_host if b in self.layout.host_valid else self.layout.on_device
+            self.layout.ends[b] = copies[b].place
+        for copies in (self.layout.on_device, self.layout.on_host):
             for copy in copies.values():
                 self._release(copy, to_end=True)
-        arenas = {arena: space.used for arena, space in self.spaces.items()}
+        arenas = {arena: space.used for arena, space in self.arenas.spaces.items()}
         return MemGraph(
             self.graph,
             self.nodes.nodes(),
             arenas,
-            self.starts,
-            self.ends,
-            tuple(self.blocks),
-            self.scratch,
+            self.layout.starts,
+            self.layout.ends,
+            tuple(self.layout.blocks),
+            self.layout.scratch,
         )

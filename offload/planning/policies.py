@@ -14,14 +14,11 @@ from offload.graph.costs import Costs
 from offload.graph.taskgraph import TaskGraph
 from offload.planning.refusal import resident_bytes, working_set
 from offload.planning.residency import exposed, most_resident
-from offload.planning.victims import NEVER
 
 DROPS = (64, 0)
 """For how many tasks ahead others are dropped."""
 EXPOSED = 0.25
 """The share of the room for resident weights that a step's first inputs may take."""
-PLACE, EVICT, DROP = range(3)
-"""What a walk does ahead of a task's turn."""
 Owner = int | tuple[int]
 """A buffer, or in a tuple the task of a workspace."""
 ENDLESS = 1 << 40
@@ -49,10 +46,15 @@ class Policy:
     ahead."""
 
     @property
-    def horizons(self) -> tuple[int, int, int]:
-        """For how many tasks ahead anything is done, others are evicted, and others are dropped."""
-        evict, drop = self.evict_ahead, self.drop_ahead
-        return max(self.ahead, evict, drop), evict, drop
+    def place_ahead(self) -> int:
+        """For how many tasks ahead anything is done."""
+        return max(self.ahead, self.evict_ahead, self.drop_ahead)
+
+    def within(self, tasks: int) -> tuple[frozenset[int], int, int, int]:
+        """A key: policies with the same one make the same plan of a graph of so many tasks."""
+        horizons = (self.place_ahead, self.evict_ahead, self.drop_ahead)
+        place, evict, drop = (min(ahead, tasks) for ahead in horizons)
+        return self.resident, place, evict, drop
 
 
 FURTHER = ((256, 16, 0), (256, 16, 256))
@@ -81,27 +83,6 @@ EFFORTS = (
     (1 << 60, Effort((0.95, 0.3), DROPS[:1], horizons=(), recomputations=1)),
 )
 """By the largest number of tasks."""
-
-
-class Horizons:
-    """The horizons of one walk, and which others would have made the same plan: a step of 40 tasks
-    never asks what is 64 tasks ahead."""
-
-    def __init__(self, policy: Policy) -> None:
-        self._horizons, self._least, self._most = policy.horizons, [0] * 3, [NEVER] * 3
-
-    def reach(self, what: int, ahead: int) -> bool:
-        """Whether a task so far ahead may still be placed, may evict, or may drop."""
-        if ahead <= self._horizons[what]:
-            self._least[what] = max(self._least[what], ahead)
-            return True
-        self._most[what] = min(self._most[what], ahead - 1)
-        return False
-
-    def answer_as(self, policy: Policy) -> bool:
-        """Whether the walk is the same under a policy that differs in its horizons at most."""
-        every = zip(self._least, policy.horizons, self._most, strict=True)
-        return all(least <= tasks <= most for least, tasks, most in every)
 
 
 class Policies:

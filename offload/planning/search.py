@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from offload.errors import BudgetTooSmall, GraphError
 from offload.graph.taskgraph import HOST, TaskGraph
-from offload.planning.policies import DROPS, EFFORTS, Horizons, Policies, Policy
+from offload.planning.policies import DROPS, EFFORTS, Policies, Policy
 from offload.planning.recompute import variants as recompute_variants
 from offload.planning.reduction import reduced
 from offload.planning.refusal import refuse, refuse_host, smallest_budget
@@ -116,9 +116,6 @@ class _Search:
         self._tried: list[str] = []
         self._seconds: dict[Hashable, float] = {}
         """By graph and settings: the seconds of each try, so that nothing is tried twice."""
-        self._walks: dict[tuple[TaskGraph, frozenset[int]], list[tuple[Horizons, float]]] = {}
-        """By graph and residents: the horizons and the seconds of each plan, so that no plan is
-        made twice."""
         self._recomputed: dict[TaskGraph, tuple[TaskGraph, str]] = {}
         """By graph that recomputes: the graph that it was made of, and its name."""
 
@@ -232,10 +229,10 @@ class _Search:
     def _try(self, name: str, policy: Policy, graph: TaskGraph) -> float:
         """Try one plan, unless it was tried before or cannot be the best. Returns its seconds; inf
         if it does not fit or was not tried."""
-        key = graph, policy.resident, policy.ahead, policy.evict_ahead, policy.drop_ahead
+        key = graph, policy.within(len(graph.tasks))
         if key not in self._seconds:
             hopeless = self._is_hopeless(graph, policy)
-            self._seconds[key] = math.inf if hopeless else self._known(name, policy, graph)
+            self._seconds[key] = math.inf if hopeless else self._walk(name, policy, graph)
         return self._seconds[key]
 
     def _is_hopeless(self, graph: TaskGraph, policy: Policy) -> bool:
@@ -245,28 +242,19 @@ class _Search:
         least = least_seconds_with(graph, self._wanted.costs, policy.resident, self._wanted.homes)
         return least > (1 + ROUNDING) * self._best.simulation.makespan
 
-    def _known(self, name: str, policy: Policy, graph: TaskGraph) -> float:
-        """The seconds of the plan, which may have been made for another policy."""
-        walks = self._walks.setdefault((graph, policy.resident), [])
-        known = (seconds for horizons, seconds in walks if horizons.answer_as(policy))
-        if (seconds := next(known, None)) is None:
-            horizons = Horizons(policy)
-            try:
-                seconds = self._walk(policy, graph, horizons)
-            except BudgetTooSmall as refused:
-                self._refused = refused
-                self._tried.append(f"{name}: does not fit")
-                return math.inf
-            walks.append((horizons, seconds))
+    def _walk(self, name: str, policy: Policy, graph: TaskGraph) -> float:
+        try:
+            memgraph = walked(self._wanted, {}, policy, graph)
+        except BudgetTooSmall as refused:
+            self._refused = refused
+            self._tried.append(f"{name}: does not fit")
+            return math.inf
+        plan = FoundPlan(memgraph, policy, simulate(memgraph, self._wanted.costs))
+        if self._best is None or _cost(plan) < _cost(self._best):
+            self._best = plan
+        seconds = plan.simulation.makespan
         self._tried.append(f"{name}: {seconds:.3g} s")
         return seconds
-
-    def _walk(self, policy: Policy, graph: TaskGraph, horizons: Horizons) -> float:
-        memgraph = walked(self._wanted, {}, policy, graph, horizons)
-        found = FoundPlan(memgraph, policy, simulate(memgraph, self._wanted.costs))
-        if self._best is None or _cost(found) < _cost(self._best):
-            self._best = found
-        return found.simulation.makespan
 
 
 def _cost(found: FoundPlan) -> tuple[float, int]:

@@ -175,14 +175,16 @@ class WalkedUses:
     Pinned uses have their places and have not run."""
 
     def __init__(self, graph: TaskGraph) -> None:
+        self.touched = [task.touches for task in graph.tasks]
+        """By task: the buffers that it touches."""
         self._tasks: list[list[int]] = [[] for _ in graph.buffers]
         self._next = [0] * len(graph.buffers)
         """By buffer: how many of its uses have their places."""
         self._pins = [0] * len(graph.buffers)
         """By buffer: how many of its uses have their places, or try to get them, and have not
         run."""
-        for number, task in enumerate(graph.tasks):
-            for b in task.touches:
+        for number, touched in enumerate(self.touched):
+            for b in touched:
                 self._tasks[b].append(number)
 
     def is_used(self, b: int) -> bool:

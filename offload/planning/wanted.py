@@ -10,7 +10,7 @@ from offload.graph.costs import Costs
 from offload.graph.memgraph import SMALL_WORKSPACE, MemGraph, Place
 from offload.graph.taskgraph import Buffer, Task, TaskGraph
 from offload.planning.planner import build_memgraph
-from offload.planning.policies import Horizons, Policy
+from offload.planning.policies import Policy
 from offload.planning.refusal import scratch_bytes
 from offload.planning.simulator import Simulation
 
@@ -152,7 +152,6 @@ def walked(
     arenas: Mapping[int, int],
     policy: Policy,
     graph: TaskGraph | None = None,
-    horizons: Horizons | None = None,
 ) -> MemGraph:
     graph = graph or wanted.graph
     clock, now = [], 0.0
@@ -160,4 +159,4 @@ def walked(
         clock.append(now)
         now += wanted.costs.of_task(task)
     capacities = {**wanted.capacities, **arenas}
-    return build_memgraph(graph, capacities, policy, clock, wanted.homes, horizons)
+    return build_memgraph(graph, capacities, policy, clock, wanted.homes)

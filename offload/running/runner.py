@@ -231,7 +231,7 @@ class Runner:
         it; the weights are equal, and later bits are those of its kernels."""
         target, program = stage or self.stage, program_of(plan.graph)
         check_stage(target, program)
-        with self._both(target) as old, old.gate.held(), target.gate.held():
+        with self._both(target) as old, old.gate.hold(), target.gate.hold():
             self._check_open()
             alone = owned or (self._owns_stage and target is old)
             first = tuple(value.size for value in program.inputs) if key is None else key
@@ -253,7 +253,7 @@ class Runner:
     @contextmanager
     def _on_stage(self) -> Iterator[None]:
         """Hold the stage for a step."""
-        with self._both() as stage, stage.gate.held():
+        with self._both() as stage, stage.gate.hold():
             yield
 
     @contextmanager

@@ -39,7 +39,7 @@ class Case:
         rank = list(range(len(self.deps)))
         if self.shuffled:
             random.Random(self.seed).shuffle(rank)
-        chart = Chart.of(self.lanes, self.successors, HOST)
+        chart = Chart.from_lanes(self.lanes, self.successors, HOST)
         return Issue(chart, self.depth, dict.fromkeys(HOST, self.workers), rank), rank
 
 
@@ -204,7 +204,7 @@ def test_without_a_depth_all_is_enqueued_at_once_and_the_events_alone_keep_every
     case: Case, seed: int
 ) -> None:
     case.depth = len(case.deps) + 1
-    issue = Issue(Chart.of(case.lanes, case.successors, HOST), None)
+    issue = Issue(Chart.from_lanes(case.lanes, case.successors, HOST), None)
     model = Model(case, random.Random(seed))
     while (item := issue.next()) is not None:
         model.take(item)
@@ -218,7 +218,7 @@ def test_of_a_chain_through_another_stream_only_what_says_something_new_is_waite
     # compute 0 -> h2d 1 -> compute 2, 3; d2h 4 waits for 0 and 2: the latter says both
     lanes = ["compute", "h2d", "compute", "compute", "d2h"]
     successors = [[1, 4], [2, 3], [4], [], []]
-    issue = Issue(Chart.of(lanes, successors, ()), None)
+    issue = Issue(Chart.from_lanes(lanes, successors, ()), None)
     found = []
     while (item := issue.next()) is not None:
         found.append((item.node, list(item.waits), item.mark))
@@ -234,7 +234,7 @@ def test_of_a_chain_through_another_stream_only_what_says_something_new_is_waite
 def test_a_long_stretch_of_one_stream_has_a_mark_now_and_then() -> None:
     # The last node is of another stream: until then the host must know how far the first is.
     chain = [[n + 1] for n in range(99)] + [[]]
-    issue = Issue(Chart.of(["compute"] * 99 + ["d2h"], chain, ()), 6)
+    issue = Issue(Chart.from_lanes(["compute"] * 99 + ["d2h"], chain, ()), 6)
     marks = []
     while issue.unissued:
         while (item := issue.next()) is not None:
@@ -246,7 +246,7 @@ def test_a_long_stretch_of_one_stream_has_a_mark_now_and_then() -> None:
 
 def test_what_is_left_of_one_stream_is_enqueued_without_a_look_at_the_device() -> None:
     chain = [[n + 1] for n in range(99)] + [[]]
-    issue = Issue(Chart.of(["h2d"] + ["compute"] * 99, chain, ()), 6)
+    issue = Issue(Chart.from_lanes(["h2d"] + ["compute"] * 99, chain, ()), 6)
     found = []
     while (item := issue.next()) is not None:
         found.append((item.node, item.mark))

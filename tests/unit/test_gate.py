@@ -55,7 +55,7 @@ def test_a_guest_comes_between_two_nodes_and_the_step_goes_on_after_it() -> None
         with gate.granted():
             ran.append("guest")
 
-    with gate.held():
+    with gate.hold():
         ran.append("F1")
         with in_thread(ask):
             eventually(lambda: gate.wanted)
@@ -77,13 +77,13 @@ def test_a_step_that_begins_while_a_guest_is_there_waits() -> None:
             ran.append("guest")
 
     def step() -> None:
-        with gate.held():
+        with gate.hold():
             ran.append("F1")
 
     with in_thread(guest):
         assert entered.wait(PATIENCE)
         with in_thread(step):
-            eventually(lambda: gate._aside)
+            eventually(lambda: gate._step.stands_aside)
             over.set()
     assert ran == ["guest", "F1"]
 
@@ -95,7 +95,7 @@ def test_the_highest_priority_comes_first_and_among_equals_who_asked_first() -> 
         with gate.granted(priority):
             ran.append(name)
 
-    with ExitStack() as threads, gate.held():
+    with ExitStack() as threads, gate.hold():
         for count, (name, priority) in enumerate([("a", 0), ("b", 1), ("c", 1), ("d", 2)]):
             threads.enter_context(in_thread(partial(ask, name, priority)))
             eventually(lambda count=count: len(gate._waiting) == count + 1)
@@ -109,15 +109,15 @@ def test_a_guest_inside_comes_only_while_a_step_stands_aside() -> None:
 
     def ask() -> None:
         with gate.granted(inside=True):
-            assert gate._aside
+            assert gate._step.stands_aside
             ran.append("guest")
 
-    with gate.held():
+    with gate.hold():
         pass
     with in_thread(ask):
         eventually(lambda: gate._waiting)
         ran.append("between two steps")
-        with gate.held():  # it comes before the first node
+        with gate.hold():  # it comes before the first node
             ran.append("F1")
     assert ran == ["between two steps", "guest", "F1"]
 
@@ -129,7 +129,7 @@ def test_a_guest_inside_comes_while_the_step_waits_for_something_else() -> None:
         with gate.granted(inside=True):
             over.set()
 
-    with gate.held(), in_thread(ask), gate.rested():
+    with gate.hold(), in_thread(ask), gate.rested():
         assert over.wait(PATIENCE)
 
 
@@ -147,14 +147,14 @@ def test_guests_with_memory_of_their_own_come_while_the_step_only_computes_in_py
 
     with only_python():  # no gate is held: nothing happens
         pass
-    with gate.held(), ExitStack() as threads:
+    with gate.hold(), ExitStack() as threads:
         with only_python():
             threads.enter_context(in_thread(borrow))
             eventually(lambda: gate._waiting)
             threads.enter_context(in_thread(ask))
             assert over.wait(PATIENCE)
             ran.append("python")
-        assert gate._held  # the borrower has been there: it asked before
+        assert gate._step.runs  # the borrower has been there: it asked before
         ran.append("node")
     assert ran == ["guest", "python", "borrower", "node"]
 
@@ -182,7 +182,7 @@ def test_a_guest_that_raises_gives_back() -> None:
         with pytest.raises(ValueError, match="own"), gate.granted():
             raise ValueError("own")
 
-    with gate.held():
+    with gate.hold():
         with in_thread(ask):
             eventually(lambda: gate.wanted)
             stand_aside()
@@ -199,7 +199,7 @@ def refused(gate: Gate, words: str, inside: bool = False) -> None:
 
 def test_who_would_wait_for_himself_is_told() -> None:
     gate = Gate()
-    with gate.held():
+    with gate.hold():
         refused(gate, "comes from the thread that trains")
     with gate.granted():
         refused(gate, "has the gate already")
@@ -217,11 +217,11 @@ def test_a_forked_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_step_in_a_step_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate()
-    with gate.held():
-        with gate.held():
-            assert gate._held
-        assert gate._held
-    assert not gate._held
+    with gate.hold():
+        with gate.hold():
+            assert gate._step.runs
+        assert gate._step.runs
+    assert not gate._step.runs
 
 
 def test_a_ctrl_c_waits_until_the_guest_has_given_back() -> None:
@@ -238,14 +238,14 @@ def test_a_ctrl_c_waits_until_the_guest_has_given_back() -> None:
         assert entered.wait(PATIENCE)
 
         def interrupt() -> None:
-            eventually(lambda: gate._aside)
+            eventually(lambda: gate._step.stands_aside)
             signal.raise_signal(signal.SIGINT)
             over.set()
 
-        with in_thread(interrupt), pytest.raises(KeyboardInterrupt), gate.held():
+        with in_thread(interrupt), pytest.raises(KeyboardInterrupt), gate.hold():
             ran.append("never")
     assert ran == ["guest"]
-    assert not gate._held and not gate._aside
+    assert not gate._step.runs and not gate._step.stands_aside
     with gate.granted():
         pass
 
@@ -259,11 +259,11 @@ def test_a_guest_that_a_ctrl_c_hits_as_it_asks_is_not_waited_for(
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(gate, "_next", hit)
+    monkeypatch.setattr(gate, "_let_next_in", hit)
     with pytest.raises(KeyboardInterrupt), gate.granted():
         raise AssertionError("it was granted")
     assert not gate._waiting and not gate.wanted
-    with gate.held():
+    with gate.hold():
         stand_aside()
     with gate.granted():
         pass
@@ -289,7 +289,7 @@ def test_nodes_and_guests_never_run_at_once_and_all_run(
 
     def step() -> None:
         for _ in range(3):
-            with gate.held():
+            with gate.hold():
                 for _ in range(nodes):
                     stand_aside()
                     alone("node")

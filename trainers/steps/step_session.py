@@ -110,7 +110,7 @@ class StepSession:
             self._step.close()
             live.abandon()
             return
-        with self._step, self._gate.held() if self._gate else nullcontext():
+        with self._step, self._gate.hold() if self._gate else nullcontext():
             if was_in_step:
                 live.end_as_issued()
             live.__exit__(None, None, None)

@@ -166,7 +166,7 @@ class Streams:
         return StreamStep(work, prepared, issue, records, step, prepared.host_nodes)
 
     def _read(self, work: StepWork) -> PreparedWork:
-        chart = Chart.of(work.lane_of, work.successors, HOST_LANES)
+        chart = Chart.from_lanes(work.lane_of, work.successors, HOST_LANES)
         streams = [
             None if host else self._driver.stream(lane)
             for lane, host in zip(chart.lanes, chart.on_host, strict=True)
