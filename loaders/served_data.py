@@ -99,11 +99,11 @@ class ServedData:
         that are served like this need it otherwise. Returns whether it was. (A stream is iterated
         in each pass as it is then.)"""
         streamed = isinstance(self.setup.opened.dataset, StreamedSamples)
-        if streamed or (self._held is not None and HeldValues.of(self._given) == self._held):
+        if streamed or (self._held is not None and HeldValues.read_from(self._given) == self._held):
             return self.suit(serving)
         before = self.identity
         self._open()
-        self.identity.go_on_from(before)
+        self.identity.continue_from(before)
         self.suit(serving)
         return True
 
@@ -132,7 +132,7 @@ class ServedData:
 
     def _open(self) -> None:
         options, dataset = self.options, self._given
-        self._held = HeldValues.of(dataset)
+        self._held = HeldValues.read_from(dataset)
         own = options.sampler if isinstance(options.sampler, OwnBatching) else None
         opened = OpenedDataset(dataset, None, None) if own else open_dataset(dataset, options)
         workers = settle_workers(options.workers, opened.dataset)

@@ -1,17 +1,16 @@
-"""The decoded cache: what was decoded in the first pass stays, in RAM or on disk.
+"""The decoded cache: samples that were decoded in the first pass are kept, in RAM or on disk.
 
     pass 1   decode ---> slot of the slab          later passes, later runs   read ---> slot
                '--offer--> cache, while it fits                                 '- None: decode
 
-Nothing is ever evicted. A pass asks for every sample exactly once in a new random order, so the
-sample that was used last is the one needed furthest in the future: LRU, FIFO and the like throw out
-what they would have hit, down to no hit at all (CoorDL's MinIO, VLDB 2021, section 4.1). A fixed
-set of samples hits its share in every pass and costs no writes after the first pass, and it does
-not matter which samples are in it. A sample is kept whole and unchanged or not at all. The pixels
-that come out are those that went in, so a hit or a miss changes only the speed of a pass.
+Nothing is ever evicted. A pass reads every sample exactly once in a new random order, so the sample
+that was used last is needed furthest in the future: LRU and FIFO evict what they would have hit,
+down to no hit at all (CoorDL's MinIO, VLDB 2021, section 4.1). A fixed set of samples gives the
+same share of hits in every pass, and costs no writes after the first one. A sample is kept whole
+and unchanged or not at all, so a hit or a miss changes only the speed of a pass.
 
-Arrays that `read` returns lie in the cache's own memory: NOBODY MAY WRITE TO THEM. numpy arrays are
-marked as read-only. torch has no such mark: on disk a write is a segmentation fault, in RAM it
+Arrays that `read` returns are views of the cache's own memory: DO NOT WRITE TO THEM. numpy arrays
+are marked as read-only. torch has no such mark: on disk a write is a segmentation fault, in RAM it
 would change the cache. Copy them (a slot of the slab is a copy). They stay valid after `close`.
 """
 
@@ -36,8 +35,7 @@ log = logging.getLogger(__name__)
 CacheKind = Literal["ram", "disk"]
 
 RAM_ENTRY_BYTES = 640
-"""Python and torch keep this much about a sample in RAM beside its bytes: 380 to 630 bytes were
-measured."""
+"""The overhead of a sample in RAM: 380 to 630 bytes were measured."""
 
 
 class DecodedCache(ABC):
@@ -48,25 +46,25 @@ class DecodedCache(ABC):
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self._kept: dict[int, Any] = {}
-        self._coming: set[int] = set()
-        """What threads are about to keep."""
+        self._in_progress: set[int] = set()
+        """The samples that threads are adding now."""
         self._layouts = RecordLayouts()
-        self._told_unkept = False
+        self._warned_unkept = False
 
     @abstractmethod
     def read(self, sample_id: int) -> list[Any] | None:
-        """The leaves of a sample, arrays as views that nobody may write to. None: the cache does
-        not have it."""
+        """The leaves of a sample; arrays are views that must not be written to. None: the cache
+        does not have it."""
 
     @abstractmethod
     def offer(self, sample_id: int, leaves: Sequence[Any]) -> bool:
-        """Keep a copy, if it fits in the rest of the limit and the cache does not have it yet.
-        Returns whether it is kept. No `read` sees the sample before it is whole."""
+        """Keep a copy, if it fits within the limit and the cache does not have it yet. Returns
+        whether it is kept. `read` does not find the sample before it is complete."""
 
     @abstractmethod
     def refresh(self) -> None:
-        """Find what other processes have kept since the last call. It is called between two passes,
-        never during one."""
+        """Find the samples that other processes have kept since the last call. Call it between two
+        passes, never during one."""
 
     def ids(self) -> list[int]:
         """The samples that `read` would find."""
@@ -80,11 +78,11 @@ class DecodedCache(ABC):
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """The bytes that are taken, all overhead included. They never grow above the limit."""
+        """The bytes in use, with all overhead. They never exceed the limit."""
 
     @abstractmethod
     def close(self) -> None:
-        """Free everything. From then on nothing is found or kept. It is safe to call again."""
+        """Free everything. After this, nothing is found or kept. It is safe to call again."""
 
     def __enter__(self) -> Self:
         return self
@@ -94,8 +92,8 @@ class DecodedCache(ABC):
 
     def _pack(self, sample_id: int, leaves: Sequence[Any]) -> Packed | None:
         packed = pack(leaves, self._layouts)
-        if packed is None and not self._told_unkept:
-            self._told_unkept = True
+        if packed is None and not self._warned_unkept:
+            self._warned_unkept = True
             kinds = ", ".join(sorted({type(leaf).__name__ for leaf in leaves}))
             log.warning(
                 "sample %d and others like it are not kept in the decoded cache: a part of it is"
@@ -129,24 +127,23 @@ class RamCache(DecodedCache):
             return False
         size = packed.layout.nbytes + len(values_to_text(packed.values)) + RAM_ENTRY_BYTES
         with self._lock:
-            taken = sample_id in self._kept or sample_id in self._coming
+            taken = sample_id in self._kept or sample_id in self._in_progress
             if taken or self._closed or self._nbytes + size > self.limit_bytes:
                 return False
-            self._coming.add(sample_id)
+            self._in_progress.add(sample_id)
             self._nbytes += size
         kept = None
         try:
-            # The consumer may be in inference mode, and nobody may use the tensors of that mode
-            # outside it.
+            # The consumer may be in inference mode, whose tensors cannot be used outside it.
             with torch.inference_mode(False):
                 memory = torch.empty(packed.layout.nbytes, dtype=torch.uint8)
             record = memory.numpy()
-            for start, row in packed.placed():
+            for start, row in packed.rows_by_start():
                 record[start : start + len(row)] = row
             kept = memory, packed.layout, packed.values
         finally:
             with self._lock:
-                self._coming.discard(sample_id)
+                self._in_progress.discard(sample_id)
                 if kept is None or self._closed:
                     self._nbytes -= size
                 else:
@@ -154,7 +151,7 @@ class RamCache(DecodedCache):
         return not self._closed
 
     def refresh(self) -> None:
-        """There is nothing to find: no other process writes into this memory."""
+        """No other process writes into this memory."""
 
     @property
     def nbytes(self) -> int:

@@ -1,18 +1,18 @@
 """The files of a decoded cache on disk: `CACHE_DIR/FINGERPRINT/writer-N.{data,index}`.
 
-    data  | record 0 |..| record 1 |..| record 2 |..| room that a live writer has taken ...    |
-           0             64-byte aligned             '- given back when it closes, or reopens -'
-          |--------- mapped at opening --------||-- mapped when it was taken --|
+    data  | record 0 |..| record 1 |..| record 2 |..| space that a live writer has reserved ... |
+           0             64-byte aligned             '- released when it closes, or reopens ----'
+          |--------- mapped at opening --------||-- mapped when it was reserved --|
 
-The files only grow, and each pair has one writer. What a line of the index (`cache_index`) refers
-to is never written again. A line is written after its bytes: if a writer is killed at any moment,
-it leaves whole records and a tail that no line refers to. (A power cut may keep the line and lose
-the bytes: so records have checksums.)
+The files only grow, and each pair has one writer. Bytes that a line of the index (`cache_index`)
+refers to are never written again. A line is written after its bytes: a writer that is killed at any
+moment leaves whole records and a tail that no line refers to. (A power cut may keep the line and
+lose the bytes, so records have checksums.)
 
-A writer takes room a large piece at a time, under one lock of the folder, so that the limit holds
-for all ranks together. A piece stays mapped for as long as anybody holds a view of it. The size of
-the data file says how much room a writer has, for its index too: the file ends in a hole of the
-index's size.
+A writer reserves space in large extents, under one lock of the folder, so that the limit holds for
+all ranks together. An extent stays mapped while anything holds a view of it. The size of the data
+file is all the space that its writer has reserved, with that of its index: the file ends in a hole
+of the index's size.
 """
 
 import errno
@@ -41,7 +41,7 @@ BUDGET_LOCK = "budget.lock"
 
 
 class WriterAlive(CacheError):
-    """Another process that is alive writes the files that were to be this one's own."""
+    """Another live process has the files of this writer."""
 
 
 # ---- mapped memory ------------------------------------------------------------------------------
@@ -57,22 +57,22 @@ class MappedSegment:
     pages: mmap.mmap | None = None
 
     def fetch(self, at: int, nbytes: int) -> None:
-        """Ask the disk for a whole record. Page faults alone would read its pages one by one; or,
-        where the system guesses, megabytes around them (12 times as much was measured)."""
+        """Read a whole record ahead. Page faults would read single pages, or, with the system's
+        read-ahead, megabytes around them (12 times as much was measured)."""
         if self.pages is not None and nbytes:
             start = at - at % mmap.PAGESIZE
             self.pages.madvise(mmap.MADV_WILLNEED, start, at + nbytes - start)
 
 
 class _ReadOnlyPages:
-    """Pages that are read-only, but that numpy takes for writable. torch warns of arrays that are
-    not writable. The warning is not needed here: a write is a segmentation fault, and never a wrong
-    picture."""
+    """Read-only pages that numpy takes for writable, because torch warns of read-only arrays. A
+    write is a segmentation fault, and never a wrong picture."""
 
     def __init__(self, pages: mmap.mmap) -> None:
         self._keep = np.frombuffer(pages, np.uint8)
-        said = dict(self._keep.__array_interface__)
-        self.__array_interface__: dict[str, Any] = {**said, "data": (said["data"][0], False)}
+        interface = dict(self._keep.__array_interface__)
+        address = interface["data"][0]
+        self.__array_interface__: dict[str, Any] = {**interface, "data": (address, False)}
 
 
 def _unmapped(writer: int) -> MappedSegment:
@@ -92,109 +92,120 @@ def map_segment(fd: int, writer: int, start: int, end: int) -> MappedSegment:
 # ---- a writer's own pair of files ---------------------------------------------------------------
 
 
-class OwnFiles:
-    """This process's data file and index file. Any threads may `write` at the same time; only one
-    thread at a time may call anything else."""
+@dataclass(slots=True)
+class FileSizes:
+    """How far a writer's files are filled."""
+
+    data_bytes: int
+    """The size of the data file: all the space that is reserved, for the index too."""
+    tail: int = 0
+    """Where the next record begins."""
+    index_bytes: int = 0
+    pending: int = 0
+    """The bytes of index lines that will be appended."""
+
+    @property
+    def used(self) -> int:
+        return self.tail + self.index_bytes + self.pending
+
+
+class WriterFiles:
+    """This process's data file and index file. Several threads may `write` at the same time; only
+    one thread at a time may call anything else."""
 
     def __init__(self, folder: Path, writer: int, fingerprint: str, limit_bytes: int) -> None:
-        """Open and lock the files; `WriterAlive` says that another process is `writer`. Read
-        `index` and call `begin_after` before anything else."""
+        """Open and lock the files. WriterAlive: another process is `writer`. Read `index` and call
+        `truncate_after` before anything else."""
         self.folder = folder
         self.writer = writer
         self.limit_bytes = limit_bytes
-        self.tail = 0
-        """Where the next record begins."""
-        self._promised = 0
         self._refused: int | None = None
+        """So many bytes did not fit within the limit."""
         self._header = header_line(fingerprint)
         self._segment = _unmapped(writer)
         self._data = self._index = -1
         try:
             # The process that locks the index owns both files. The system unlocks the index when
-            # the process is gone.
+            # the process ends.
             path = index_path(folder, writer)
             self._index = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
             _lock(self._index, path)
             self._data = os.open(data_path(folder, writer), os.O_RDWR | os.O_CREAT, 0o644)
             self.index = IndexReader(path, fingerprint)
-            self.index_bytes = 0
-            self.data_bytes = os.fstat(self._data).st_size
+            self.sizes = FileSizes(os.fstat(self._data).st_size)
             self.others = bytes_of_others(folder, writer)
         except BaseException:
             self._close_files()
             raise
 
-    @property
-    def used(self) -> int:
-        return self.tail + self.index_bytes + self._promised
-
-    def begin_after(self, end: int) -> int:
-        """Cut off what lies behind `end`, where the last record ends; returns how many bytes."""
-        self.tail, self.index_bytes = end, self.index.position
-        os.ftruncate(self._index, self.index_bytes)  # its last line may lack its end
-        torn = max(self.data_bytes - self.used, 0)
-        if torn:
-            self._give_back()
+    def truncate_after(self, end: int) -> int:
+        """Cut off everything after `end`, where the last record ends; returns how many bytes."""
+        sizes = self.sizes
+        sizes.tail, sizes.index_bytes = end, self.index.position
+        os.ftruncate(self._index, sizes.index_bytes)  # its last line may be incomplete
+        excess = max(sizes.data_bytes - sizes.used, 0)
+        if excess:
+            self._release()
         self._begin_index()
-        return torn
+        return excess
 
-    def whole(self) -> MappedSegment:
-        return map_segment(self._data, self.writer, 0, self.data_bytes)
+    def map_all(self) -> MappedSegment:
+        return map_segment(self._data, self.writer, 0, self.sizes.data_bytes)
 
     def reserve(self, nbytes: int, line: int) -> tuple[MappedSegment, int] | None:
-        """Reserve room for a record and its line of the index; returns the segment that maps it and
-        its offset in the file. None: the limit leaves no room."""
-        if not self._begin_index() or not self._has_room(aligned(nbytes) + line):
+        """Reserve space for a record and its line of the index; returns the segment that maps it
+        and its offset in the file. None: the limit does not allow it."""
+        if not self._begin_index() or not self._has_space(aligned(nbytes) + line):
             return None
-        offset = self.tail
-        self.tail += aligned(nbytes)
-        self._promised += line
+        offset = self.sizes.tail
+        self.sizes.tail += aligned(nbytes)
+        self.sizes.pending += line
         return self._segment, offset
 
-    def write(self, offset: int, placed: Sequence[tuple[int, NDArray[np.uint8]]]) -> None:
-        for start, row in placed:
+    def write(self, offset: int, rows_by_start: Sequence[tuple[int, NDArray[np.uint8]]]) -> None:
+        for start, row in rows_by_start:
             left = row.data
             while left:
                 written = os.pwrite(self._data, left, offset + start + len(row) - len(left))
                 left = left[written:]
 
     def append(self, line: bytes) -> None:
-        """Add a line to the index, all of it or nothing. Room was reserved for it before."""
-        self._promised -= len(line)
+        """Add a line to the index, all of it or nothing. Space was reserved for it before."""
+        self.sizes.pending -= len(line)
         try:
             if os.write(self._index, line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
-            os.ftruncate(self._index, self.index_bytes)
+            os.ftruncate(self._index, self.sizes.index_bytes)
             raise
-        self.index_bytes += len(line)
+        self.sizes.index_bytes += len(line)
 
-    def look_for_room(self) -> None:
-        """Try again to take room, because another process may have given some back."""
+    def retry_growth(self) -> None:
+        """Try to reserve space again, because another process may have released some."""
         self._refused = None
 
     def close(self, end: int | None) -> None:
-        """Give back the room behind `end` (None: keep it), and unlock the files."""
+        """Release the space after `end` (None: keep it), and unlock the files."""
         try:
             if end is not None and self._data >= 0:
-                self.tail, self._promised = end, 0
-                self._give_back()
+                self.sizes.tail, self.sizes.pending = end, 0
+                self._release()
         finally:
             self._close_files()
 
-    def _give_back(self) -> None:
-        os.ftruncate(self._data, self.tail)  # so that the room behind it reads as zeros
-        os.ftruncate(self._data, self.used)
-        self.data_bytes = self.used
+    def _release(self) -> None:
+        os.ftruncate(self._data, self.sizes.tail)  # so that the space after it reads as zeros
+        os.ftruncate(self._data, self.sizes.used)
+        self.sizes.data_bytes = self.sizes.used
 
     def _begin_index(self) -> bool:
-        if not self.index_bytes and self._has_room(len(self._header)):
-            self._promised += len(self._header)
+        if not self.sizes.index_bytes and self._has_space(len(self._header)):
+            self.sizes.pending += len(self._header)
             self.append(self._header)
-        return self.index_bytes > 0
+        return self.sizes.index_bytes > 0
 
-    def _has_room(self, nbytes: int) -> bool:
-        if self.used + nbytes <= self.data_bytes:
+    def _has_space(self, nbytes: int) -> bool:
+        if self.sizes.used + nbytes <= self.sizes.data_bytes:
             return True
         if self._refused is not None and nbytes >= self._refused:
             return False
@@ -204,18 +215,19 @@ class OwnFiles:
         return False
 
     def _grow(self, nbytes: int) -> bool:
-        """Take a piece of the room that is left to all writers together."""
+        """Reserve an extent of the space that is left to all writers together."""
+        sizes = self.sizes
         with _locked(self.folder / BUDGET_LOCK):
             others = bytes_of_others(self.folder, self.writer)
-            # Pieces grow with the file, because each piece that is mapped takes a file descriptor.
-            piece = max(nbytes, min(EXTENT, self.limit_bytes // 64), self.data_bytes // 8)
-            room = min(self.used + piece, self.limit_bytes - others)
-            if room < self.used + nbytes:
+            # Extents grow with the file, because every mapped extent takes a file descriptor.
+            extent = max(nbytes, min(EXTENT, self.limit_bytes // 64), sizes.data_bytes // 8)
+            end = min(sizes.used + extent, self.limit_bytes - others)
+            if end < sizes.used + nbytes:
                 return False
-            os.ftruncate(self._data, room)
+            os.ftruncate(self._data, end)
             self.others = others
-        self.data_bytes = room
-        self._segment = map_segment(self._data, self.writer, self.tail, room)
+        sizes.data_bytes = end
+        self._segment = map_segment(self._data, self.writer, sizes.tail, end)
         return True
 
     def _close_files(self) -> None:
@@ -226,12 +238,12 @@ class OwnFiles:
         self._segment = _unmapped(self.writer)  # a mapping holds the file open
 
 
-# ---- which record lies where ---------------------------------------------------------------------
+# ---- the places of records -----------------------------------------------------------------------
 
 
 @dataclass(slots=True, eq=False)
 class RecordPlace:
-    """Where a record lies, and its layout."""
+    """Where a record is, and its layout."""
 
     segment: MappedSegment
     at: int
@@ -261,35 +273,35 @@ class Catalogue:
     refused: set[int] = field(default_factory=set)
 
     def take_over(self, writer: int) -> None:
-        """Let this process be `writer`, whose records are admitted anew."""
+        """Let this process be `writer`, whose records are read again."""
         self.own_writer = writer
         self.readers.pop(writer, None)
 
     def admit_others(self) -> None:
-        """Take in the lines that other writers added to their indexes since the last call."""
+        """Read the lines that other writers added to their indexes since the last call."""
         for writer in _other_writers(self.folder, {self.own_writer, *self.refused}):
             reader = IndexReader(index_path(self.folder, writer), self.fingerprint)
             reader = self.readers.setdefault(writer, reader)
             try:
-                if reader.look():
+                if reader.find_end():
                     self.admit(reader, _map_others(self.folder, writer))
-            except CacheError as error:  # its header is wrong, so nothing in it can be used
+            except CacheError as error:  # its header is wrong
                 log.warning(
                     "decoded cache: the samples of writer %d are not used: %s", writer, error
                 )
                 self.refused.add(writer)
 
     def admit(self, reader: IndexReader, segment: MappedSegment) -> int:
-        """Take in the new lines of an index; returns where the last record ends. `segment` maps the
+        """Read the new lines of an index; returns where the last record ends. `segment` maps the
         index's data from their first byte."""
         end = lost = 0
         damaged_before, drops = reader.damaged, set[tuple[int, int]]()
-        for line in reader.news():
+        for line in reader.read_new_lines():
             if isinstance(line, DropLine):
                 drops.add((line.writer, line.offset))
                 continue
             end = max(end, aligned(line.offset + line.nbytes))
-            layout = self.layouts.of(line.layout)
+            layout = self.layouts.parse(line.layout)
             if layout is None or line.offset + layout.nbytes > len(segment.memory):
                 lost += 1
                 continue
@@ -298,7 +310,7 @@ class Catalogue:
                 before and before.segment.writer != segment.writer
             ):
                 continue
-            # (A writer keeps a sample for the second time only if its first record was bad.)
+            # (A writer keeps a sample a second time only if its first record was bad.)
             values = values_from_text(line.values)
             place = RecordPlace(segment, line.offset, line.crc, layout, values, checked=False)
             self.places[line.sample_id] = place
@@ -329,13 +341,13 @@ def index_path(folder: Path, writer: int) -> Path:
 
 
 def _other_writers(folder: Path, known: set[int | None]) -> list[int]:
-    """The writers whose indexes lie in `folder`, without the `known` ones."""
+    """The writers whose indexes are in `folder`, without the `known` ones."""
     names = [re.fullmatch(r"writer-(\d+)\.index", path.name) for path in folder.iterdir()]
     return sorted({int(name[1]) for name in names if name} - known)
 
 
 def _map_others(folder: Path, writer: int) -> MappedSegment:
-    """Map what another process has written; the segment is empty if its data are gone."""
+    """Map the data of another process; the segment is empty if they do not exist any longer."""
     try:
         fd = os.open(data_path(folder, writer), os.O_RDONLY)
     except FileNotFoundError:
@@ -353,7 +365,7 @@ def bytes_of_others(folder: Path, writer: int | None) -> int:
 
 
 def _lock(fd: int, path: Path) -> None:
-    import fcntl  # Windows has none; there the cache in RAM works
+    import fcntl  # Windows does not have it, but can use the cache in RAM
 
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -2,10 +2,10 @@
 
     crc TAB header TAB version TAB fingerprint                                            first line
     crc TAB record TAB sample TAB offset TAB bytes TAB crc of bytes TAB layout TAB values
-    crc TAB drop   TAB writer TAB offset                    the record there is bad, for everybody
+    crc TAB drop   TAB writer TAB offset                    that record of this writer is bad
 
-Each line begins with the crc32 of its rest. A damaged line loses its own record only, and a last
-line without its end is ignored.
+Each line begins with the crc32 of its rest. A damaged line loses only its own record, and an
+incomplete last line is ignored.
 """
 
 import zlib
@@ -21,7 +21,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class RecordLine:
-    """The record of a sample lies at `offset` of the writer's data."""
+    """The record of a sample begins at `offset` of the writer's data."""
 
     sample_id: int
     offset: int
@@ -37,7 +37,7 @@ class RecordLine:
 
 @dataclass(frozen=True, slots=True)
 class DropLine:
-    """The record at `offset` of `writer`'s data is bad. Later runs need not find out again."""
+    """The record at `offset` of `writer`'s data is bad."""
 
     writer: int
     offset: int
@@ -62,29 +62,29 @@ def encoded_line(body: str) -> bytes:
 
 @dataclass(slots=True)
 class IndexReader:
-    """Reads an index that may be growing. It reads every whole line once."""
+    """Reads an index that may be growing. Every complete line is read once."""
 
     path: Path
     fingerprint: str
     position: int = 0
     """It has been read up to this byte."""
     damaged: int = 0
-    """The number of lines that do not have the checksum that they were written with."""
-    _seen: int = 0
+    """The number of lines whose checksum is wrong."""
+    _end: int = 0
 
-    def look(self) -> bool:
-        """Look how far the index reaches; returns whether there is more to read. The data of these
-        lines are already written, so map the data after this call."""
-        self._seen = self.path.stat().st_size
-        return self._seen > self.position
+    def find_end(self) -> bool:
+        """Look up the size of the index; returns whether there is more to read. Map the data after
+        this call: then they include the records of these lines."""
+        self._end = self.path.stat().st_size
+        return self._end > self.position
 
-    def news(self) -> Iterator[RecordLine | DropLine]:
-        """The lines that the last `look` saw. A CacheError says that this is no index of ours."""
+    def read_new_lines(self) -> Iterator[RecordLine | DropLine]:
+        """The lines up to where `find_end` found the end. CacheError: this is another index."""
         with self.path.open("rb") as file:
             file.seek(self.position)
             for line in file:
                 end = self.position + len(line)
-                if end > self._seen or not line.endswith(b"\n"):
+                if end > self._end or not line.endswith(b"\n"):
                     return
                 if self.position == 0:
                     _check_header(self.path, line[:-1], self.fingerprint)

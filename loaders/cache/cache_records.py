@@ -5,10 +5,9 @@
     layout   [["tensor", "uint8", [3, H, W], [1, 2, 0]], null, ["array", "<f4", ...]]    in its own
     values   [7]                                                                 order of dimensions
 
-Arrays come back as views of the bytes. They have the shape and the order of dimensions in memory
-that they had before, so that copying one into a slot is one memcpy; gaps between their elements and
-repeated elements do not come back. Plain values are kept as text. `pack` returns None for a sample
-with a leaf that is neither.
+Arrays come back as views of the bytes. They have their former shape and order of dimensions in
+memory, so that copying one into a slot is one memcpy; gaps and repeated elements are not kept.
+Plain values are kept as text. `pack` returns None for a sample with any other leaf.
 """
 
 import json
@@ -34,7 +33,7 @@ def aligned(position: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Where an array lies in a record, and its type and shape."""
+    """The place of an array in a record, and its type and shape."""
 
     kind: Kind
     dtype: Any  # torch.dtype of a tensor, np.dtype of the other kinds
@@ -44,7 +43,7 @@ class Window:
     start: int
     nbytes: int
 
-    def over(self, memory: torch.Tensor, at: int) -> Any:
+    def view_in(self, memory: torch.Tensor, at: int) -> Any:
         """The array in the record that begins at byte `at` of `memory` (uint8, one dimension)."""
         start = at + self.start
         if self.kind == "tensor":
@@ -63,23 +62,22 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class RecordLayout:
-    """How the leaves of a sample lie in its record. Samples of one shape share a layout."""
+    """The places of the leaves in a record. Samples of one shape share a layout."""
 
     text: str
     windows: tuple[Window | None, ...]
-    """One for each leaf. None: the leaf is a plain value, which is kept beside the record."""
+    """One for each leaf. None: the leaf is a plain value, which is kept in the index."""
     nbytes: int
 
 
 @dataclass(slots=True)
 class RecordLayouts:
-    """Keeps every layout once, however many records have it. Any thread may call `of`."""
+    """Keeps every layout once, however many records have it. Any thread may call `parse`."""
 
     known: dict[str, RecordLayout] = field(default_factory=dict)
 
-    def of(self, text: str) -> RecordLayout | None:
-        """The layout that `text` describes. None: this torch or numpy does not know one of its
-        types of arrays."""
+    def parse(self, text: str) -> RecordLayout | None:
+        """The layout that `text` describes. None: this torch or numpy lacks one of its types."""
         layout = self.known.get(text)
         if layout is None and (layout := _parsed(text)):
             layout = self.known.setdefault(text, layout)
@@ -88,14 +86,14 @@ class RecordLayouts:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A sample on its way into a cache. `rows` are its arrays as bytes; dense ones are not
+    """A sample that goes into a cache. `rows` are its arrays as bytes; dense ones are not
     copied."""
 
     layout: RecordLayout
     values: tuple[Any, ...]
     rows: tuple[NDArray[np.uint8], ...]
 
-    def placed(self) -> list[tuple[int, NDArray[np.uint8]]]:
+    def rows_by_start(self) -> list[tuple[int, NDArray[np.uint8]]]:
         """The rows that are not empty, each with its start in the record."""
         starts = [window.start for window in self.layout.windows if window]
         return [(start, row) for start, row in zip(starts, self.rows, strict=True) if len(row)]
@@ -103,14 +101,14 @@ class Packed:
     def crc(self) -> int:
         """The crc32 of the record, with the zeros between its arrays."""
         crc = end = 0
-        for start, row in self.placed():
+        for start, row in self.rows_by_start():
             crc = zlib.crc32(row.data, zlib.crc32(bytes(start - end), crc))
             end = start + len(row)
         return crc
 
 
 def pack(leaves: Sequence[Any], layouts: RecordLayouts) -> Packed | None:
-    """The leaves as they lie in a record. None: a leaf is neither a CPU array nor a plain value."""
+    """The leaves as a record. None: a leaf is neither a CPU array nor a plain value."""
     specs: list[tuple[Kind, str, list[int], list[int]] | None] = []
     values: list[Any] = []
     rows: list[NDArray[np.uint8]] = []
@@ -120,9 +118,8 @@ def pack(leaves: Sequence[Any], layouts: RecordLayouts) -> Packed | None:
             values.append(leaf)
         elif isinstance(leaf, torch.Tensor) and _is_plain_tensor(leaf):
             tensor = leaf.detach().resolve_conj().resolve_neg()
-            order = _outer_first(
-                leaf.stride()
-            )  # `tensor` may have lost the order of an expanded leaf
+            # (`tensor` may have lost the order of an expanded leaf.)
+            order = _outer_first(leaf.stride())
             memory = tensor.permute(order).contiguous().as_strided((tensor.numel(),), (1,))
             specs.append(("tensor", str(leaf.dtype)[len("torch.") :], list(leaf.shape), order))
             rows.append(memory.view(torch.uint8).numpy())
@@ -135,15 +132,15 @@ def pack(leaves: Sequence[Any], layouts: RecordLayouts) -> Packed | None:
             rows.append(memory.view(np.uint8))
         else:
             return None
-    layout = layouts.of(json.dumps(specs))
+    layout = layouts.parse(json.dumps(specs))
     return Packed(layout, tuple(values), tuple(rows)) if layout else None
 
 
 def unpack(memory: torch.Tensor, at: int, layout: RecordLayout, values: Sequence[Any]) -> list[Any]:
-    """The leaves of the record that begins at byte `at`. Arrays are views that nobody may write
+    """The leaves of the record that begins at byte `at`. Arrays are views that must not be written
     to."""
     plain = iter(values)
-    return [next(plain) if w is None else w.over(memory, at) for w in layout.windows]
+    return [next(plain) if w is None else w.view_in(memory, at) for w in layout.windows]
 
 
 def values_to_text(values: Sequence[Any]) -> str:

@@ -1,4 +1,4 @@
-"""Which cache a user asks for, and the cache that is opened for it."""
+"""The cache that a user asks for, and how it is opened."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +16,11 @@ class Cache:
 
     kind: CacheKind
     limit_bytes: int
-    """How much it may take: in RAM of this process, on disk of all processes together."""
+    """The most bytes it may use: in RAM for this process, on disk for all processes together."""
     folder: Path | str | None = None
-    """Where caches on disk lie; each data set has a sub-folder."""
+    """Where caches on disk are; each data set has a sub-folder."""
     key: str | None = None
-    """Vouches for what of a data set a cache on disk cannot tell."""
+    """Names the version of those parts of a data set that a cache on disk cannot hash."""
 
     def __post_init__(self) -> None:
         check_word("kind", self.kind, get_args(CacheKind))

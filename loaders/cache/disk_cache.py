@@ -12,9 +12,9 @@ from loaders.cache.cache import DecodedCache
 from loaders.cache.cache_files import (
     Catalogue,
     MappedSegment,
-    OwnFiles,
     RecordPlace,
     WriterAlive,
+    WriterFiles,
     bytes_of_others,
     data_path,
 )
@@ -27,27 +27,26 @@ log = logging.getLogger(__name__)
 
 @final
 class DiskCache(DecodedCache):
-    """Keeps samples in files (`cache_files`) that later runs find, and other ranks by `refresh`.
+    """Keeps samples in files (`cache_files`). Later runs find them, and other ranks by `refresh`.
 
     A record that another process wrote is verified when it is first read. A bad record is dropped
-    for good, and its sample is decoded and offered again. Where another process that is alive is
-    `writer` (another run on the same folder, mostly), this one reads along: it finds what the other
-    keeps, writes nothing, and takes over when the other has ended. (If both wrote, each sample
-    would be there twice.) A cache belongs to one process: a forked child must not use it. The
-    process ends with SIGBUS if somebody cuts a file that is mapped, or if a sector cannot be
-    read."""
+    for good, and its sample is decoded and offered again. If another live process is `writer`
+    (mostly another run on the same folder), this one only reads: it finds the samples that the
+    other keeps, and starts writing when the other has ended. (If both wrote, every sample would be
+    there twice.) A cache belongs to one process: a forked child must not use it. The process ends
+    with SIGBUS if somebody truncates a mapped file, or if a sector is unreadable."""
 
     def __init__(self, folder: Path, limit_bytes: int, fingerprint: str, writer: int) -> None:
         super().__init__(limit_bytes)
         self.folder = folder / fingerprint
-        # `close` waits on it until no record is on its way to the disk.
+        # `close` waits on it until no record is being written.
         self._lock = threading.Condition()
         self._fingerprint, self._writer = fingerprint, writer
         self._catalogue = Catalogue(self.folder, fingerprint, None, self._layouts)
         self._kept = self._catalogue.places
         self._end = 0
-        self._own: OwnFiles | None = None
-        """The files that this process writes. None: it reads along."""
+        self._own: WriterFiles | None = None
+        """The files that this process writes. None: it only reads."""
         self._stopped = False
         self._closed = False
         if not re.fullmatch(r"\w[\w.-]*", fingerprint):
@@ -77,20 +76,20 @@ class DiskCache(DecodedCache):
         if packed is None:
             return False
         with self._lock:
-            taken = sample_id in self._kept or sample_id in self._coming
+            taken = sample_id in self._kept or sample_id in self._in_progress
             own = self._own
             if taken or self._stopped or self._closed or own is None:
                 return False
-            line = record_line(sample_id, own.tail, 0, packed)
-            room = self._take_room(packed.layout.nbytes, len(line.encoded()))
-            if room is None:
+            line = record_line(sample_id, own.sizes.tail, 0, packed)
+            reserved = self._reserve(packed.layout.nbytes, len(line.encoded()))
+            if reserved is None:
                 return False
-            self._coming.add(sample_id)
-        segment, offset = room
+            self._in_progress.add(sample_id)
+        segment, offset = reserved
         place = None
         try:
             crc = packed.crc()
-            own.write(offset, packed.placed())
+            own.write(offset, packed.rows_by_start())
             line = record_line(sample_id, offset, crc, packed)
             at = offset - segment.start
             place = RecordPlace(segment, at, crc, packed.layout, packed.values, checked=True)
@@ -98,7 +97,7 @@ class DiskCache(DecodedCache):
             self._stop(error)
         finally:
             with self._lock:
-                self._coming.discard(sample_id)
+                self._in_progress.discard(sample_id)
                 if place is not None and self._append(line):
                     self._end = max(self._end, offset + aligned(packed.layout.nbytes))
                     self._kept[sample_id] = place
@@ -110,22 +109,22 @@ class DiskCache(DecodedCache):
             if self._closed:
                 return
             if self._own is not None:
-                self._own.look_for_room()
+                self._own.retry_growth()
             else:
                 self._take_over()
             self._catalogue.admit_others()
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all writers. Those of the others are as they were when this writer last took
-        room."""
+        """The bytes of all writers. Those of the others date from when this writer last reserved
+        space."""
         own = self._own
-        return bytes_of_others(self.folder, None) if own is None else own.others + own.used
+        return bytes_of_others(self.folder, None) if own is None else own.others + own.sizes.used
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            self._lock.wait_for(lambda: not self._coming)
+            self._lock.wait_for(lambda: not self._in_progress)
             self._kept.clear()
             if self._own is not None:
                 self._own.close(self._end)
@@ -134,7 +133,7 @@ class DiskCache(DecodedCache):
 
     def _open(self) -> None:
         try:
-            if not self._begin_writing():
+            if not self._start_writing():
                 log.warning(
                     "decoded cache %s: another process that is alive writes it as number %d; this"
                     " one reads along from pass to pass, keeps nothing itself, and writes when the"
@@ -164,34 +163,34 @@ class DiskCache(DecodedCache):
             )
         self._log_other_caches()
 
-    def _begin_writing(self) -> bool:
-        """Open the files of this process's own; returns False where another one writes them."""
+    def _start_writing(self) -> bool:
+        """Open the files of this writer; returns False if another process writes them."""
         try:
-            own = OwnFiles(self.folder, self._writer, self._fingerprint, self.limit_bytes)
+            own = WriterFiles(self.folder, self._writer, self._fingerprint, self.limit_bytes)
         except WriterAlive:
             return False
         try:
-            own.index.look()
+            own.index.find_end()
             self._catalogue.take_over(self._writer)
-            self._end = self._catalogue.admit(own.index, own.whole())
-            torn = own.begin_after(self._end)
+            self._end = self._catalogue.admit(own.index, own.map_all())
+            cut_off = own.truncate_after(self._end)
         except BaseException:
             own.close(None)
             raise
-        if torn:
+        if cut_off:
             log.info(
                 "%s: cut off %d bytes behind the last whole record: the last run did not close the"
                 " cache",
                 data_path(self.folder, self._writer),
-                torn,
+                cut_off,
             )
         self._own = own
         return True
 
     def _take_over(self) -> None:
-        """Write from now on, if the other process has ended."""
+        """Start writing, if the other process has ended."""
         try:
-            if not self._stopped and self._begin_writing():
+            if not self._stopped and self._start_writing():
                 log.info("decoded cache %s: the other writer has ended", self.folder)
         except (OSError, CacheError) as error:
             self._stop(error)
@@ -228,11 +227,11 @@ class DiskCache(DecodedCache):
                 offset,
             )
             line = DropLine(writer, offset)
-            if not self._stopped and self._take_room(0, len(line.encoded())):
+            if not self._stopped and self._reserve(0, len(line.encoded())):
                 self._append(line)
         return False
 
-    def _take_room(self, nbytes: int, line: int) -> tuple[MappedSegment, int] | None:
+    def _reserve(self, nbytes: int, line: int) -> tuple[MappedSegment, int] | None:
         if self._own is None:
             return None
         try:
@@ -242,7 +241,7 @@ class DiskCache(DecodedCache):
             return None
 
     def _append(self, line: RecordLine | DropLine) -> bool:
-        assert self._own is not None  # room was taken there
+        assert self._own is not None  # space was reserved there
         try:
             self._own.append(line.encoded())
         except OSError as error:

@@ -1,21 +1,20 @@
-"""The name of a data set for a decoded cache. It changes when the decoded samples would.
+"""The name of a data set's decoded cache. It changes when the decoded samples would change.
 
     the data set       its class's code, its attributes, arrays and tables to the last byte, its
                        transforms (`loaders.identity`)
     files              size, time of change and inode of every file and folder that it names
-    pictures of ours   paths below their common folder, so that a folder may be moved
+    our picture sets   paths relative to their common folder, so that a folder may be moved
     all of them        the first and the last sample, decoded: their leaves' types, shapes, bytes
 
-What cannot be told (an open file, a database, a handle of a library) is refused, with what it is
-and where, unless its owner gives a key that vouches for it: `Cache(key=)`, a part of the name.
+A part that cannot be hashed (an open file, a database, a handle of a library) is refused by name,
+unless the user gives a key for it: `Cache(key=)`, which becomes part of the name.
 
-The name does not notice what code makes of things outside the data set: a file whose name no
-attribute holds, the environment, the network; an edit inside an installed package that keeps its
-version. So a few samples of a cache that is found are read again and compared (`verify`).
+The name does not cover what code reads from outside the data set: a file whose name no attribute
+holds, the environment, the network; nor an edit inside an installed package that keeps its version.
+So a few samples of an existing cache are read again and compared (`verify`).
 
-Finding the name looks at every file once a run. That takes about 4 s for 1.3 million files on a
-local disk whose folders were read before, and minutes on a cold or remote disk. So let one rank
-find the name and give it to the others.
+Every file is looked up once a run. That takes about 4 s for 1.3 million files on a local disk whose
+folders are in the page cache, and minutes on a cold or remote disk.
 """
 
 import importlib.metadata
@@ -31,7 +30,7 @@ from loaders.adopting.native_folder import NativeFolder
 from loaders.cache.cache import DecodedCache
 from loaders.cache.cache_records import Packed, RecordLayouts, pack
 from loaders.errors import CacheError
-from loaders.identity.contents import Contents
+from loaders.identity.contents import ContentDigest
 from loaders.identity.file_states import FileStates
 from loaders.pixels.decode_counts import DecodeCounts
 from loaders.pixels.jpegs import decodes_jpegs
@@ -44,35 +43,35 @@ log = logging.getLogger(__name__)
 FORMAT = 2
 """Raise it when the same files or the same code of ours would decode to other pixels."""
 VERIFIED = 8
-"""This many samples of a cache that is found are compared with what the data set gives."""
+"""This many samples of an existing cache are compared with what the data set gives."""
 
 
 def fingerprint(dataset: Any, key: str | None = None, ignored: Path | None = None) -> str:
-    """The name, 32 hexadecimal digits. It decodes the first sample (twice) and the last one. `key`
-    vouches for what cannot be told. The folder `ignored` is no part of the data set."""
+    """The name, 32 hexadecimal digits. The first sample is decoded twice, the last one once. `key`
+    stands for the parts that cannot be hashed. The folder `ignored` is left out."""
     if len(dataset) == 0:
         raise CacheError("the data set is empty: there is nothing to cache")
-    contents = DataSetContents(FileStates(ignored))
+    contents = DataSetDigest(FileStates(ignored))
     decoder = f"pillow {importlib.metadata.version('pillow')} {decodes_jpegs()}"
     contents.update(f"{FORMAT} {decoder} {len(dataset)} {key!r}")
     try:
-        contents.tell(dataset, "data set")
+        contents.add(dataset, "data set")
     except RecursionError:
-        contents.untold.append("data set (its parts are nested too deeply)")
+        contents.unhashable.append("data set (its parts are nested too deeply)")
     except OSError as error:
         raise CacheError(
             f"cannot look at the file {error.filename}: {error}; repair the data set"
         ) from error
-    if contents.untold and key is None:
-        raise CacheError(_cannot_tell(dataset, contents.untold))
-    first = _leaves(dataset[0])
-    if _leaves(dataset[0]) != first:
+    if contents.unhashable and key is None:
+        raise CacheError(_unhashable_message(dataset, contents.unhashable))
+    first = _sample_parts(dataset[0])
+    if _sample_parts(dataset[0]) != first:
         raise CacheError(
             f"sample 0 of {type(dataset).__name__} was different when it was decoded again, so its"
             " decoding is random, and a cache would freeze that; leave the cache off, or move the"
             " randomness to augment"
         )
-    for part in (*first, *_leaves(dataset[len(dataset) - 1])):
+    for part in (*first, *_sample_parts(dataset[len(dataset) - 1])):
         contents.update(part)
     return contents.hexdigest()
 
@@ -84,16 +83,16 @@ def verify(cache: DecodedCache, dataset: Any, where: Path) -> None:
         kept[np.unique(np.linspace(0, len(kept) - 1, VERIFIED).astype(int))] if len(kept) else kept
     )
     for sample_id in picked.tolist():
-        found = cache.read(sample_id)
-        if found is None or sample_id >= len(dataset):
+        cached = cache.read(sample_id)
+        if cached is None or sample_id >= len(dataset):
             continue
         try:
             sample = dataset[sample_id]
-        except Exception as error:  # whoever asks for this sample is told
+        except Exception as error:  # a later read of this sample raises it
             log.debug("sample %d of the cache is not compared: %s", sample_id, error)
             continue
-        mine = pack([as_stored(leaf) for leaf in leaves_of(sample)], RecordLayouts())
-        if not _equal(pack(found, RecordLayouts()), mine):
+        fresh = pack([as_stored(leaf) for leaf in leaves_of(sample)], RecordLayouts())
+        if not _are_equal(pack(cached, RecordLayouts()), fresh):
             raise CacheError(
                 f"sample {sample_id} of the decoded cache {where} is not what"
                 f" {type(dataset).__name__} gives for it now: the data changed in a way that nobody"
@@ -102,10 +101,10 @@ def verify(cache: DecodedCache, dataset: Any, where: Path) -> None:
             )
 
 
-class DataSetContents(Contents):
-    """Knows the sources of pictures: which of their attributes decide what is decoded."""
+class DataSetDigest(ContentDigest):
+    """A digest that takes only those attributes of picture sources that decide what is decoded."""
 
-    def _tell_new(self, thing: Any, way: str) -> None:
+    def _add_new(self, thing: Any, where: str) -> None:
         if isinstance(thing, PictureArrays):
             raise CacheError(
                 "the pictures of PictureArrays lie decoded in memory, so a cache would be a second"
@@ -113,73 +112,72 @@ class DataSetContents(Contents):
             )
         if isinstance(thing, PictureFiles):
             self.update("PictureFiles")
-            self.tell((thing.classes, thing.decoder), way)
-            self._tell_labelled(thing.paths, thing.labels)
+            self.add((thing.classes, thing.decoder), where)
+            self._add_labelled(thing.paths, thing.labels)
         elif isinstance(thing, NativeFolder):
-            self.tell(thing.folder, way)  # the pixels are the same
+            self.add(thing.folder, where)  # the pixels are the same
         elif isinstance(thing, DecodeCounts):
-            return  # who has decoded how many changes no sample
+            return  # counts change no sample
         elif isinstance(thing, PictureTar):
             self.update("PictureTar")
-            self.tell((thing.classes, thing.decoder), way)
-            self._tell_labelled([thing.path], [list(thing.labels)])
+            self.add((thing.classes, thing.decoder), where)
+            self._add_labelled([thing.path], [list(thing.labels)])
         elif _is_folder_of_torchvision(thing):
             # Its `root` is left out: other data sets may lie there, too.
             self.update(f"{type(thing).__module__}.{type(thing).__qualname__}")
             for name in ("classes", "loader", "transform", "target_transform", "transforms"):
-                self.tell(getattr(thing, name, None), f"{way}.{name}")
-            self._tell_labelled([s[0] for s in thing.samples], [s[1] for s in thing.samples])
+                self.add(getattr(thing, name, None), f"{where}.{name}")
+            self._add_labelled([s[0] for s in thing.samples], [s[1] for s in thing.samples])
         else:
-            super()._tell_new(thing, way)
+            super()._add_new(thing, where)
 
-    def _tell_labelled(
+    def _add_labelled(
         self, paths: Sequence[str | os.PathLike[str]], labels: Iterable[object]
     ) -> None:
         names = [os.fspath(path) for path in paths]
         # All names share what the first and the last name in alphabetical order share.
         low, high = os.path.dirname(min(names)), os.path.dirname(max(names))
         same_root = os.path.isabs(low) == os.path.isabs(high)
-        below = len(os.path.commonpath([low, high])) if same_root else 0
+        prefix = len(os.path.commonpath([low, high])) if same_root else 0
         for name, label in zip(names, labels, strict=True):
-            self.update(f"{name[below:]}\0{label!r}")
-            self.tell_file(name)
+            self.update(f"{name[prefix:]}\0{label!r}")
+            self.add_file(name)
 
 
 def _is_folder_of_torchvision(thing: Any) -> bool:
     """Whether torchvision's own code reads the files in `samples`, and nothing else."""
     samples = getattr(thing, "samples", None)
-    ours = str(type(thing).__module__).startswith("torchvision.datasets.")
-    if not ours or not isinstance(samples, list | tuple):
+    is_theirs = str(type(thing).__module__).startswith("torchvision.datasets.")
+    if not is_theirs or not isinstance(samples, list | tuple):
         return False
     pairs = all(isinstance(each, tuple) and len(each) == 2 for each in samples)
     return pairs and all(isinstance(each[0], str | os.PathLike) for each in samples)
 
 
-def _cannot_tell(dataset: Any, untold: Sequence[str]) -> str:
-    more = f" and {len(untold) - 3} more" if len(untold) > 3 else ""
+def _unhashable_message(dataset: Any, unhashable: Sequence[str]) -> str:
+    more = f" and {len(unhashable) - 3} more" if len(unhashable) > 3 else ""
     return (
         f"nobody can tell whether these parts of {type(dataset).__name__} are those of an earlier"
-        f" run, so a cache on disk could serve old samples: {', '.join(untold[:3])}{more}; give"
+        f" run, so a cache on disk could serve old samples: {', '.join(unhashable[:3])}{more}; give"
         ' Cache(key="..."), a word that you change whenever they change, or use Cache("ram", ...)'
     )
 
 
-def _equal(one: Packed | None, other: Packed | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    if (one.layout.text, repr(one.values)) != (other.layout.text, repr(other.values)):
+def _are_equal(first: Packed | None, second: Packed | None) -> bool:
+    if first is None or second is None:
+        return first is second
+    if (first.layout.text, repr(first.values)) != (second.layout.text, repr(second.values)):
         return False
-    return all(map(np.array_equal, one.rows, other.rows))
+    return all(map(np.array_equal, first.rows, second.rows))
 
 
-def _leaves(sample: Any) -> list[bytes | str]:
-    """Everything about a decoded sample, as parts of the name."""
-    leaves, structure = leaves_of(sample), structure_of(sample)
-    told: list[bytes | str] = [repr(structure)]
-    for leaf in leaves:
+def _sample_parts(sample: Any) -> list[bytes | str]:
+    """A decoded sample as parts of the name."""
+    parts: list[bytes | str] = [repr(structure_of(sample))]
+    for leaf in leaves_of(sample):
         packed = pack([as_tensor(leaf)], RecordLayouts())
         if packed is None:
-            told.append(f"{type(leaf).__module__}.{type(leaf).__qualname__}")
+            parts.append(f"{type(leaf).__module__}.{type(leaf).__qualname__}")
         else:
-            told += [packed.layout.text, repr(packed.values), *(r.tobytes() for r in packed.rows)]
-    return told
+            parts += [packed.layout.text, repr(packed.values), *(r.tobytes() for r in packed.rows)]
+    return parts

@@ -1,16 +1,15 @@
-"""What an object is made of: told piece by piece to a digest, down to the bytes.
+"""A digest of everything that an object is made of, down to the bytes.
 
-    numbers, words, lists of them      their text; a name of a file: that file's state too
+    numbers, strings, lists of them    their text; a file name: that file's state too
     arrays, tensors                    type, shape, bytes; mapped from a file: that file's state
     functions, classes                 their code, and the globals and closures that it reads
-    any other object                   its class, and what pickling it would carry
+    any other object                   its class, and what pickling it would store
 
-A library is told by its name and version. What pickling refuses (an open file, a database, a
-handle) cannot be told. It is listed in `untold` with the way that led there, and its owner decides.
-A generator of random numbers is told by its type alone: what it draws is random, or is in the
-values already.
+A library counts by its name and version. An object that cannot be pickled (an open file, a
+database, a handle) is listed in `unhashable` with its place, and the caller decides. A generator of
+random numbers counts by its type alone.
 
-1 GB of arrays takes about a second with a CPU that has instructions for SHA-256.
+1 GB of arrays takes about a second on a CPU with instructions for SHA-256.
 """
 
 import copyreg
@@ -28,41 +27,41 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from loaders.identity.file_states import FileStates, FolderTooLarge, may_be_a_file
+from loaders.identity.file_states import FileStates, FolderTooLarge, may_name_a_file
 from loaders.identity.own_code import (
+    attributes_named,
     globals_read,
     imported_files,
     instructions,
     library_of,
-    names_in,
-    read_from,
-    written_in,
+    members_of,
+    names_used,
 )
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), range, type(...), slice)
 CONTAINERS = (list, tuple, dict)
 DEEPEST = 8
-"""Plain values that are nested deeper are told one by one."""
+"""Plain values that are nested deeper are added one by one."""
 CACHE = re.compile(r"^_cached?(_|$)|_cache$")
 GENERATORS = (
     torch.Generator, np.random.Generator, np.random.RandomState, np.random.BitGenerator,
     random.Random,
 )  # fmt: skip
 LOCKS = ("lock", "RLock")
-"""Of the module _thread: no data set is made of them, and none can be pickled."""
+"""Classes of the module _thread. They hold no data, and cannot be pickled."""
 
 
-class Contents:
-    """Tells objects to one digest."""
+class ContentDigest:
+    """One digest, to which objects are added."""
 
     def __init__(self, files: FileStates | None = None) -> None:
-        self.untold: list[str] = []
-        """What cannot be told, each with the way to it."""
+        self.unhashable: list[str] = []
+        """The places of all objects that cannot be hashed."""
         self.files = files or FileStates()
         self._digest = hashlib.blake2b(digest_size=16)
         self._numbers: dict[int, int] = {}
         self.kept: list[object] = []
-        """Told objects stay alive, so that no other one gets their ids."""
+        """Added objects stay alive, so that no other object gets their ids."""
 
     def hexdigest(self) -> str:
         return self._digest.hexdigest()
@@ -72,234 +71,235 @@ class Contents:
         self._digest.update(b"%d:" % len(data))  # so that no two lists of parts give the same bytes
         self._digest.update(data)
 
-    def tell(self, thing: object, way: str) -> None:
-        """`way` says where the thing is, for whoever has to find it."""
+    def add(self, thing: object, where: str) -> None:
+        """`where` names the place of the thing in messages."""
         kind = type(thing)
         if (leaves := _plain_leaves(thing)) is not None:
             self.update(f"{kind.__name__} {thing!r}")
-            self._tell_files(leaves, alone=kind not in CONTAINERS, way=way)
+            self._add_named_files(leaves, single=kind not in CONTAINERS, where=where)
         elif isinstance(thing, np.ndarray):
-            self._tell_array(thing, way)
+            self._add_array(thing, where)
         elif isinstance(thing, torch.Tensor):
-            self._tell_tensor(thing, way)
-        elif isinstance(thing, GENERATORS) or _is_lock(kind):
-            self.update(_name(kind))
+            self._add_tensor(thing, where)
+        elif isinstance(thing, GENERATORS) or (
+            kind.__module__ == "_thread" and kind.__name__ in LOCKS
+        ):
+            self.update(_class_name(kind))
         elif id(thing) in self._numbers:
             self.update(f"again {self._numbers[id(thing)]}")
         else:
             self._numbers[id(thing)] = len(self._numbers)
             self.kept.append(thing)
-            self._tell_new(thing, way)
+            self._add_new(thing, where)
 
-    def tell_file(self, name: str) -> None:
-        """The state of a file; it is not read. Raises OSError where there is none."""
-        if not (state := self.files.of_file(name)):
+    def add_file(self, name: str) -> None:
+        """Add the state of a file, which is not read. OSError: there is no such file."""
+        if not (state := self.files.file_state(name)):
             os.stat(name)
             raise IsADirectoryError(name)
         self.update(state)
 
-    def _tell_new(self, thing: Any, way: str) -> None:
+    def _add_new(self, thing: Any, where: str) -> None:
         if isinstance(thing, type):
-            self._tell_class(thing, way)
+            self._add_class(thing, where)
         elif isinstance(thing, types.FunctionType):
-            self._tell_function(thing, way)
+            self._add_function(thing, where)
         elif isinstance(thing, types.MethodType):
-            self.tell(thing.__func__, way)
-            self.tell(thing.__self__, f"{way}.__self__")
+            self.add(thing.__func__, where)
+            self.add(thing.__self__, f"{where}.__self__")
         elif isinstance(thing, types.ModuleType):
             self.update(f"module {thing.__name__} {library_of(thing.__name__)}")
         elif isinstance(thing, staticmethod | classmethod):
-            self.tell(thing.__func__, way)
+            self.add(thing.__func__, where)
         elif isinstance(thing, property):
-            self.tell((thing.fget, thing.fset), way)
+            self.add((thing.fget, thing.fset), where)
         elif isinstance(thing, functools.cached_property):
-            self.tell(thing.func, way)
+            self.add(thing.func, where)
         elif isinstance(thing, functools.partial):
-            self.tell((thing.func, thing.args, thing.keywords), way)
+            self.add((thing.func, thing.args, thing.keywords), where)
         elif isinstance(inner := getattr(thing, "__wrapped__", None), types.FunctionType):
-            self.tell(inner, way)  # as of functools.lru_cache
+            self.add(inner, where)  # functools.lru_cache, for example
         elif type(thing) in CONTAINERS or isinstance(thing, types.MappingProxyType):
-            self._tell_container(thing, way)
+            self._add_container(thing, where)
         elif isinstance(thing, set | frozenset):
-            self._tell_set(thing, way)
+            self._add_set(thing, where)
         elif isinstance(thing, torch.dtype | torch.device | np.dtype | torch.Size):
             self.update(repr(thing))
-        elif (parts := _parts_of_a_table(thing)) is not None:
-            self.update(_name(type(thing)))
-            self.tell(parts, way)
+        elif (parts := _pandas_parts(thing)) is not None:
+            self.update(_class_name(type(thing)))
+            self.add(parts, where)
         else:
-            self._tell_object(thing, way)
+            self._add_object(thing, where)
 
     # ---- plain values and files -----------------------------------------------------------------
 
-    def _tell_files(self, leaves: list[Any], alone: bool, way: str) -> None:
-        """The files that words name. A word in a list is one only if it looks like one."""
+    def _add_named_files(self, leaves: list[Any], single: bool, where: str) -> None:
+        """Add the files that strings name. A string in a list must look like a file name."""
         for leaf in leaves:
             if isinstance(leaf, PurePath):
                 name = os.fspath(leaf)
-            elif type(leaf) is str and leaf and (alone or may_be_a_file(leaf)):
+            elif type(leaf) is str and leaf and (single or may_name_a_file(leaf)):
                 name = leaf
             else:
                 continue
             try:
-                for state in self.files.of(name):
+                for state in self.files.file_states(name):
                     self.update(state)
             except FolderTooLarge:
-                self.untold.append(f"{way} (the folder {name} has too many files)")
+                self.unhashable.append(f"{where} (the folder {name} has too many files)")
 
-    def _tell_container(self, thing: Any, way: str) -> None:
+    def _add_container(self, thing: Any, where: str) -> None:
         self.update(f"{type(thing).__name__} {len(thing)}")
         if isinstance(thing, dict | types.MappingProxyType):
             for key, value in thing.items():
-                self.tell(key, f"{way}[key]")
-                self.tell(value, f"{way}[{key!r:.40}]")
+                self.add(key, f"{where}[key]")
+                self.add(value, f"{where}[{key!r:.40}]")
         else:
             for number, value in enumerate(thing):
-                self.tell(value, f"{way}[{number}]")
+                self.add(value, f"{where}[{number}]")
 
-    def _tell_set(self, thing: Any, way: str) -> None:
-        """Elements in the order of their digests: that of a set differs from run to run."""
+    def _add_set(self, thing: Any, where: str) -> None:
+        """Add the elements in the order of their digests, which is the same in every run."""
         digests: list[str] = []
         for element in thing:
-            alone = type(self)(self.files)
-            alone.tell(element, way)
-            digests.append(alone.hexdigest())
-            self.untold += alone.untold
+            contents = type(self)(self.files)
+            contents.add(element, where)
+            digests.append(contents.hexdigest())
+            self.unhashable += contents.unhashable
         self.update(f"set {sorted(digests)}")
 
     # ---- arrays ---------------------------------------------------------------------------------
 
-    def _tell_array(self, array: NDArray[Any], way: str) -> None:
+    def _add_array(self, array: NDArray[Any], where: str) -> None:
         self.update(f"{array.dtype.descr} {array.shape} {type(array).__name__}")
         if array.dtype.hasobject:
-            self.tell(array.tolist(), way)
-        elif (mapped := _mapped(array)) is not None:
+            self.add(array.tolist(), where)
+        elif (mapped := _file_mapping(array)) is not None:
             begin = array.__array_interface__["data"][0] - mapped.__array_interface__["data"][0]
             self.update(f"{begin} {mapped.offset} {array.strides}")
-            self.tell_file(str(mapped.filename))
+            self.add_file(str(mapped.filename))
         else:
-            self._tell_bytes(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+            self._add_bytes(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
-    def _tell_tensor(self, tensor: torch.Tensor, way: str) -> None:
+    def _add_tensor(self, tensor: torch.Tensor, where: str) -> None:
         self.update(f"{tensor.dtype} {tuple(tensor.shape)} {tensor.layout}")
         try:
             dense = tensor.detach().cpu()
             if dense.layout is not torch.strided:
-                dense = dense.coalesce() if dense.layout is torch.sparse_coo else dense
-                parts = ("indices", "values", "crow_indices", "col_indices")
-                found = [getattr(dense, p)() for p in parts if _gives(dense, p)]
-                for part in found:
-                    self._tell_tensor(part, way)
+                for part in _sparse_parts(dense):
+                    self._add_tensor(part, where)
                 return
             dense = dense.resolve_conj().resolve_neg().contiguous().reshape(-1)
-            self._tell_bytes(dense.view(torch.uint8).numpy())
+            self._add_bytes(dense.view(torch.uint8).numpy())
         except (RuntimeError, TypeError, NotImplementedError):
-            self.untold.append(f"{way} ({type(tensor).__name__} without bytes of its own)")
+            self.unhashable.append(f"{where} ({type(tensor).__name__} without readable bytes)")
 
-    def _tell_bytes(self, data: NDArray[np.uint8]) -> None:
+    def _add_bytes(self, data: NDArray[np.uint8]) -> None:
         self.update(hashlib.sha256(data.data).digest())
 
     # ---- code -----------------------------------------------------------------------------------
 
-    def _tell_class(self, kind: type, way: str) -> None:
-        self._tell_name_of_class(kind)
+    def _add_class(self, kind: type, where: str) -> None:
+        self._add_class_name(kind)
         if library_of(kind.__module__) is None:
             for base in kind.__bases__:
-                self.tell(base, way)
-            for name, value in written_in(kind).items():
+                self.add(base, where)
+            for name, value in members_of(kind).items():
                 self.update(name)
-                self.tell(value, f"{kind.__qualname__}.{name}")
+                self.add(value, f"{kind.__qualname__}.{name}")
 
-    def _tell_name_of_class(self, kind: type) -> None:
-        self.update(f"class {_name(kind)} {library_of(kind.__module__)}")
+    def _add_class_name(self, kind: type) -> None:
+        self.update(f"class {_class_name(kind)} {library_of(kind.__module__)}")
 
-    def _tell_function(self, function: types.FunctionType, way: str) -> None:
-        self._tell_name_of_function(function)
-        self.tell((function.__defaults__, function.__kwdefaults__), way)
+    def _add_function(self, function: types.FunctionType, where: str) -> None:
+        self._add_function_name(function)
+        self.add((function.__defaults__, function.__kwdefaults__), where)
         names = function.__code__.co_freevars
         for name, cell in zip(names, function.__closure__ or (), strict=True):
             try:
-                held = cell.cell_contents
+                value = cell.cell_contents
             except ValueError:  # it is not set yet
                 continue
-            self.tell(held, f"{way}: {name}")
+            self.add(value, f"{where}: {name}")
         if library_of(function.__module__) is not None:
             return
-        self._tell_code(function)
-        names = names_in(function)
+        self._add_code(function)
+        names = names_used(function)
         for name, value in globals_read(function).items():
             self.update(name)
-            self._tell_global(value, names, f"{function.__qualname__}: global {name}")
+            self._add_global(value, names, f"{function.__qualname__}: global {name}")
 
-    def _tell_name_of_function(self, function: types.FunctionType) -> None:
+    def _add_function_name(self, function: types.FunctionType) -> None:
         library = library_of(function.__module__)
         self.update(f"function {function.__qualname__} {library}")
 
-    def _tell_code(self, function: types.FunctionType) -> None:
-        self._tell_instructions(instructions(function.__code__))
+    def _add_code(self, function: types.FunctionType) -> None:
+        self._add_instructions(instructions(function.__code__))
         for file in imported_files(function):
-            self.tell_file(file)
+            self.add_file(file)
 
-    def _tell_instructions(self, code: list[Any]) -> None:
-        """A constant may name a file, but not a folder: "/" and "." are separators."""
+    def _add_instructions(self, code: list[Any]) -> None:
+        """Constants that name files count with those files. Folders do not: "/" and "." are
+        separators."""
         for part in code:
             if isinstance(part, list):
                 self.update("code")
-                self._tell_instructions(part)
+                self._add_instructions(part)
                 continue
             self.update(f"{type(part).__name__} {part!r}")
-            if type(part) is str and may_be_a_file(part):
-                self.update(self.files.of_file(part))
+            if type(part) is str and may_name_a_file(part):
+                self.update(self.files.file_state(part))
 
-    def _tell_global(self, value: object, names: list[str], way: str) -> None:
+    def _add_global(self, value: object, names: list[str], where: str) -> None:
         if not isinstance(value, types.ModuleType) or library_of(value.__name__) is not None:
-            self.tell(value, way)
+            self.add(value, where)
         elif id(value) not in self._numbers:
-            self.tell(value, way)
-            for name, read in read_from(value, names).items():
+            self.add(value, where)
+            for name, read in attributes_named(value, names).items():
                 self.update(name)
-                self._tell_global(read, names, f"{way}.{name}")
+                self._add_global(read, names, f"{where}.{name}")
 
     # ---- any other object -----------------------------------------------------------------------
 
-    def _tell_object(self, thing: object, way: str) -> None:
+    def _add_object(self, thing: object, where: str) -> None:
         kind = type(thing)
         if isinstance(thing, types.BuiltinFunctionType | types.BuiltinMethodType):
-            held = thing.__self__
+            owner = thing.__self__
             self.update(f"builtin {thing.__qualname__} {thing.__module__}")
-            if held is not None and not isinstance(held, types.ModuleType):
-                self.tell(held, way)
+            if owner is not None and not isinstance(owner, types.ModuleType):
+                self.add(owner, where)
             return
-        self.tell(kind, way)
+        self.add(kind, where)
         try:
             registered = copyreg.dispatch_table.get(kind)
             reduced = registered(thing) if registered else thing.__reduce_ex__(4)
         except RecursionError:
             raise
         except Exception:
-            self.untold.append(f"{way} ({kind.__module__}.{kind.__qualname__})")
+            self.unhashable.append(f"{where} ({kind.__module__}.{kind.__qualname__})")
             return
         if isinstance(reduced, str):
             self.update(reduced)
             return
         self.kept.append(reduced)
         make, arguments, *rest = reduced
-        self.tell(make, way)
+        self.add(make, where)
         for number, argument in enumerate(arguments):
-            self.tell(argument, f"{way}({number})")
+            self.add(argument, f"{where}({number})")
         for part in itertools.chain.from_iterable(map(_states, rest)):
             if isinstance(part, dict):
-                part = _without_caches(part) if library_of(kind.__module__) else part
+                if library_of(kind.__module__):  # what a library caches of its own results
+                    part = {n: v for n, v in part.items() if not CACHE.search(str(n))}
                 self.update(f"state {len(part)}")
                 for name, value in part.items():
                     self.update(repr(name))
-                    self.tell(value, f"{way}.{name}")
+                    self.add(value, f"{where}.{name}")
             elif part is not None:
-                self.tell(_listed(part), way)
+                self.add(list(part) if hasattr(part, "__next__") else part, where)
 
 
-def _parts_of_a_table(thing: Any) -> list[Any] | None:
-    """What is in a table, a column or an index of pandas. (Pickled, they carry caches, too.)"""
+def _pandas_parts(thing: Any) -> list[Any] | None:
+    """The values in a table, column or index of pandas. (Pickling stores caches, too.)"""
     if str(type(thing).__module__).partition(".")[0] != "pandas" or not hasattr(thing, "to_numpy"):
         return None
     if hasattr(thing, "columns"):
@@ -330,48 +330,36 @@ def _plain_leaves(thing: object) -> list[Any] | None:
     return None
 
 
-def _is_lock(kind: type) -> bool:
-    return kind.__module__ == "_thread" and kind.__name__ in LOCKS
-
-
 def _is_plain(kind: type) -> bool:
     if kind in PLAIN or (issubclass(kind, PurePath) and kind.__module__.startswith("pathlib")):
         return True
     return issubclass(kind, np.generic) and not issubclass(kind, np.void | np.object_)
 
 
-def _mapped(array: Any) -> "np.memmap[Any, Any] | None":
-    """The mapped file in which an array lies. None: it lies in memory."""
-    found = None
+def _file_mapping(array: Any) -> "np.memmap[Any, Any] | None":
+    """The mapped file that holds an array. None: it is in memory."""
+    mapping = None
     while isinstance(array, np.ndarray):
         if isinstance(array, np.memmap) and getattr(array, "filename", None) is not None:
-            found = array
+            mapping = array
         array = array.base
-    return found if found is not None and Path(str(found.filename)).is_file() else None
+    return mapping if mapping is not None and Path(str(mapping.filename)).is_file() else None
 
 
-def _without_caches(state: dict[Any, Any]) -> dict[Any, Any]:
-    """The state of a library's object without what the library remembers of its own results."""
-    return {n: v for n, v in state.items() if not (isinstance(n, str) and CACHE.search(n))}
-
-
-def _gives(tensor: torch.Tensor, part: str) -> bool:
-    try:
-        return getattr(tensor, part)() is not None
-    except RuntimeError:
-        return False
+def _sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    if tensor.layout is torch.sparse_coo:
+        tensor = tensor.coalesce()
+        return [tensor.indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.values(), tensor.crow_indices(), tensor.col_indices()]
+    return [tensor.values(), tensor.ccol_indices(), tensor.row_indices()]
 
 
 def _states(part: Any) -> tuple[Any, ...]:
-    """The state of a pickled object: of its attributes, and of its slots where it has some."""
+    """The state of a pickled object: its attributes, and its slots if it has some."""
     both = isinstance(part, tuple) and len(part) == 2
     return part if both and all(isinstance(p, dict | None) for p in part) else (part,)
 
 
-def _listed(part: Any) -> Any:
-    """What is left of a pickled object: an iterator over its elements, or its state."""
-    return list(part) if hasattr(part, "__next__") else part
-
-
-def _name(kind: type) -> str:
+def _class_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"

@@ -1,12 +1,12 @@
-"""What a data set holds now, as one digest: whether it is still what it was when it was opened.
+"""A digest of what a data set holds now. It shows whether the data set was changed in place.
 
-    attributes       of the data set and of all objects inside it, of its classes too
-    functions        their code, what they have bound, and the globals that they read
-    arrays           whole up to a limit, above it some blocks, where they lie, torch's version
-    anything else    (an open file, a handle of a library) which object it is
+    attributes       of the data set, of all objects inside it, and of its classes
+    functions        their code, their bound values, and the globals that they read
+    arrays           all bytes up to a limit, then some blocks; address; torch's version counter
+    anything else    (an open file, a handle of a library) the id of the object
 
-No file is looked at and nothing is pickled. A generator of random numbers is told by its type
-alone, for it moves on when it is used.
+No file is looked at and nothing is pickled. A generator of random numbers counts by its type alone,
+because using it changes its state.
 """
 
 import itertools
@@ -20,39 +20,39 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from loaders.identity.contents import Contents
+from loaders.identity.contents import ContentDigest
 from loaders.pixels.decode_counts import DecodeCounts
 from loaders.sources.randomness import attributes_of
 from loaders.torch_seams import version_of
 
 WHOLE_BYTES = 1 << 30
-"""So many bytes of arrays are read in all. Of further arrays some blocks are."""
+"""The most bytes of arrays that are read in full. Of further arrays, some blocks are read."""
 BLOCKS, BLOCK = 64, 1 << 14
 LOCAL = ("_thread", "_local")
 """The class of values that each thread has for itself."""
 CACHE = re.compile(r"(^|_)cached?(_|$)")
-"""What has such a name is what the data set remembers of its own reads."""
+"""The names of attributes in which a data set caches its own reads."""
 SHORT = frozenset({bool, int, float, complex, str, bytes, type(None)})
 TRIES = 3
-"""A thread that reads the data set may change it meanwhile: then it is told again."""
+"""If a thread changes the data set while it is hashed, hashing starts again, at most so often."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldValues:
-    """What a data set held at some time. Another process has none: there are other objects."""
+    """What a data set held at some time. It is empty in another process, whose objects differ."""
 
     digest: str
     kept: list[object] = field(compare=False)
-    """The objects that were told by their ids, so that no other one gets such an id."""
+    """The objects that count by their ids stay alive, so that no other object gets such an id."""
 
     @classmethod
-    def of(cls, dataset: Any) -> "HeldValues | None":
+    def read_from(cls, dataset: Any) -> "HeldValues | None":
         """What the data set holds now. None: it changes all the time."""
         for _ in range(TRIES):
-            contents = _HeldContents()
+            contents = _HeldDigest()
             try:
-                contents.tell(dataset, "")
-            except RuntimeError:  # something changed its size while it was told
+                contents.add(dataset, "")
+            except RuntimeError:  # something changed its size while it was hashed
                 continue
             return cls(contents.hexdigest(), contents.kept)
         return None
@@ -61,78 +61,77 @@ class HeldValues:
         return HeldValues, ("", [])
 
 
-class _HeldContents(Contents):
-    """Tells objects by what they hold in this process."""
+class _HeldDigest(ContentDigest):
+    """A digest of objects by what they hold in this process."""
 
     def __init__(self, files: Any = None) -> None:
         super().__init__(files)
         self._bytes_left = WHOLE_BYTES
 
-    def tell(self, thing: object, way: str) -> None:
+    def add(self, thing: object, where: str) -> None:
         if isinstance(thing, list) and _is_plain_table(thing):
             self.update(marshal.dumps(thing, 2))  # quicker than the text of a million names
         else:
-            super().tell(thing, way)
+            super().add(thing, where)
 
-    def _tell_files(self, leaves: list[Any], alone: bool, way: str) -> None: ...
+    def _add_named_files(self, leaves: list[Any], single: bool, where: str) -> None: ...
 
-    def _tell_array(self, array: NDArray[Any], way: str) -> None:
+    def _add_array(self, array: NDArray[Any], where: str) -> None:
         if array.dtype.hasobject:
-            super()._tell_array(array, way)
+            super()._add_array(array, where)
             return
         self.update(f"{array.dtype.descr} {array.shape} {array.strides} {array.ctypes.data}")
         if array.nbytes > self._bytes_left and not array.flags.c_contiguous:
             array = array[:: max(1, len(array) // BLOCKS)]
-        self._tell_bytes(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        self._add_bytes(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
-    def _tell_tensor(self, tensor: torch.Tensor, way: str) -> None:
+    def _add_tensor(self, tensor: torch.Tensor, where: str) -> None:
         plain = tensor.layout is torch.strided and not tensor.is_inference()
         version = version_of(tensor) if plain else 0
         if tensor.device.type != "cpu":
             self.update(f"{tensor.dtype} {tuple(tensor.shape)} {id(tensor)} {version}")
             return
         self.update(f"version {version}")
-        super()._tell_tensor(tensor, way)
+        super()._add_tensor(tensor, where)
 
-    def _tell_bytes(self, data: NDArray[np.uint8]) -> None:
+    def _add_bytes(self, data: NDArray[np.uint8]) -> None:
         if len(data) <= self._bytes_left:
             self._bytes_left -= len(data)
-            super()._tell_bytes(data)
+            super()._add_bytes(data)
             return
         for begin in np.linspace(0, len(data) - BLOCK, BLOCKS).astype(np.int64).tolist():
-            super()._tell_bytes(data[begin : begin + BLOCK])
+            super()._add_bytes(data[begin : begin + BLOCK])
 
-    def _tell_name_of_class(self, kind: type) -> None:
+    def _add_class_name(self, kind: type) -> None:
         self.update(f"class {id(kind)}")
 
-    def _tell_name_of_function(self, function: types.FunctionType) -> None:
+    def _add_function_name(self, function: types.FunctionType) -> None:
         self.update(f"function {id(function.__code__)}")
 
-    def _tell_code(self, function: types.FunctionType) -> None: ...
+    def _add_code(self, function: types.FunctionType) -> None: ...
 
-    def _tell_object(self, thing: object, way: str) -> None:
+    def _add_object(self, thing: object, where: str) -> None:
         kind = type(thing)
-        self.tell(kind, way)
-        # Threads that read have values of their own, and reading our own sources counts.
+        self.add(kind, where)
+        # Reading changes thread-local values, and the counts of our own sources.
         by_thread = any((k.__module__, k.__name__) == LOCAL for k in kind.__mro__)
         if by_thread or isinstance(thing, DecodeCounts):
             self.update(f"object {id(thing)}")
             return
-        held = attributes_of(thing)
-        inside = isinstance(thing, dict | list | tuple | types.MappingProxyType)
-        if inside:
-            self._tell_container(thing, way)
-        elif not held:
+        attributes = attributes_of(thing)
+        if isinstance(thing, dict | list | tuple | types.MappingProxyType):
+            self._add_container(thing, where)
+        elif not attributes:
             self.update(f"object {id(thing)}")
-        for name, value in [*held.items()]:
+        for name, value in [*attributes.items()]:
             if CACHE.search(str(name)):
                 continue
             self.update(repr(name))
-            self.tell(value, way)
+            self.add(value, where)
 
 
 def _is_plain_table(rows: list[Any]) -> bool:
-    """Whether a list has plain values, or rows of plain values."""
+    """Whether a list consists of plain values, or of rows of plain values."""
     kinds = set(map(type, rows))
     if kinds and kinds <= {list, tuple}:
         kinds = set(map(type, itertools.chain.from_iterable(rows)))

@@ -1,10 +1,10 @@
-"""What the code of a function or class is made of, and which code is a user's own.
+"""What the code of a function or class consists of, and which code is a user's own.
 
-    own code           its instructions, constants and names, and the globals that it reads
-    an installed       its name and the version of its package: a library is not read
+    a user's code      its instructions, constants and names, and the globals that it reads
+    an installed       its name and the version of its package; libraries are not read
     package's code
 
-Comments and line numbers are no part of it.
+Comments and line numbers do not count.
 """
 
 import dis
@@ -24,13 +24,13 @@ OF_EVERY_CLASS = frozenset({"_abc_impl"})
 
 
 def library_of(module: object) -> str | None:
-    """The package and version that a module (its name) comes with. None: it is the user's own
-    code."""
+    """The package and version that a module, given by its name, belongs to. None: it is the user's
+    own code."""
     if not isinstance(module, str):
         return None
     top = module.partition(".")[0]
     if top == __name__.partition(".")[0]:
-        return top  # what decodes here tells its version itself
+        return top  # our decoders add their own version
     if top in sys.stdlib_module_names and top != "__main__":
         return f"python {platform.python_version()}"
     return _version(top) if _is_installed(top) else None
@@ -63,7 +63,7 @@ def _version(top: str) -> str:
 
 
 def instructions(code: CodeType) -> list[Any]:
-    """What a function does, without where it is written. Sets come in the order of their text."""
+    """What a function does, without line numbers. Sets are in the order of their text."""
     constants = [
         instructions(each)
         if isinstance(each, CodeType)
@@ -86,8 +86,8 @@ def nested(code: CodeType) -> Iterator[CodeType]:
 
 def globals_read(function: FunctionType) -> dict[str, Any]:
     """The globals that a function reads, by their names."""
-    known = function.__globals__
-    return {name: known[name] for name in _names_of_globals(function.__code__) if name in known}
+    values = function.__globals__
+    return {name: values[name] for name in _names_of_globals(function.__code__) if name in values}
 
 
 @cache
@@ -96,7 +96,7 @@ def _names_of_globals(function: CodeType) -> list[str]:
     return sorted({str(step.argval) for step in steps if step.opname in READS_A_GLOBAL})
 
 
-def names_in(function: FunctionType) -> list[str]:
+def names_used(function: FunctionType) -> list[str]:
     """All names in a function: of globals, of attributes, of what it imports."""
     return sorted({name for code in nested(function.__code__) for name in code.co_names})
 
@@ -104,15 +104,15 @@ def names_in(function: FunctionType) -> list[str]:
 def imported_files(function: FunctionType) -> list[str]:
     """The files of the user's own modules that a function imports when it runs."""
     package = function.__globals__.get("__package__")
-    found: list[str] = []
+    files: list[str] = []
     for code in nested(function.__code__):
         steps = list(dis.get_instructions(code))
         for number, step in enumerate(steps):
             if step.opname == "IMPORT_NAME":
                 level = steps[number - 2].argval if number >= 2 else 0
                 dots = "." * level if isinstance(level, int) else ""
-                found += _file_of(dots + str(step.argval), package)
-    return sorted(set(found))
+                files += _file_of(dots + str(step.argval), package)
+    return sorted(set(files))
 
 
 def _file_of(module: str, package: str | None) -> list[str]:
@@ -131,18 +131,18 @@ def _file_of(module: str, package: str | None) -> list[str]:
     return [] if {"site-packages", "dist-packages"} & parts else [origin]
 
 
-def read_from(module: ModuleType, names: list[str]) -> dict[str, Any]:
+def attributes_named(module: ModuleType, names: list[str]) -> dict[str, Any]:
     """Those of the `names` that a module has."""
     return {name: vars(module)[name] for name in names if name in vars(module)}
 
 
-def written_in(kind: type) -> dict[str, Any]:
-    """What a user wrote into a class: its functions, and its values but for what Python keeps."""
-    found: dict[str, Any] = {}
-    for name, value in vars(kind).items():
+def members_of(kind: type) -> dict[str, Any]:
+    """The functions and values that a user wrote into a class, sorted by name."""
+    members: dict[str, Any] = {}
+    for name, value in sorted(vars(kind).items()):
         if isinstance(value, MemberDescriptorType | GetSetDescriptorType) or name in OF_EVERY_CLASS:
             continue
-        kept_by_python = name.startswith("__") and name.endswith("__")
-        if not kept_by_python or isinstance(value, FunctionType | classmethod | staticmethod):
-            found[name] = value
-    return {name: found[name] for name in sorted(found)}
+        is_special = name.startswith("__") and name.endswith("__")
+        if not is_special or isinstance(value, FunctionType | classmethod | staticmethod):
+            members[name] = value
+    return members

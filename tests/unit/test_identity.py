@@ -20,7 +20,7 @@ import torch
 
 from loaders.cache.fingerprint import fingerprint
 from loaders.errors import CacheError
-from loaders.identity.contents import Contents
+from loaders.identity.contents import ContentDigest
 from loaders.identity.file_states import FileStates
 
 
@@ -264,10 +264,10 @@ def test_a_folder_that_holds_itself_ends(tmp_path: Path) -> None:
 
 
 def test_a_slash_is_not_the_whole_disk() -> None:
-    contents = Contents(FileStates())
-    contents.tell(["/", {"separator": "/"}, "/"], "words")
-    contents.tell("/", "word")
-    assert contents.untold == []
+    contents = ContentDigest(FileStates())
+    contents.add(["/", {"separator": "/"}, "/"], "words")
+    contents.add("/", "word")
+    assert contents.unhashable == []
 
 
 # ---- what cannot be told ------------------------------------------------------------------------
@@ -286,7 +286,7 @@ def check_what_cannot_be_told(handle: Any, connection: Any) -> None:
         (closed_over(connection), r"data set\.part: value \(sqlite3\.Connection\)"),
         (compiled("def f(): return H", H=handle), r"f: global H \(_io\.TextIOWrapper\)"),
         ((number for number in range(3)), r"generator"),
-        (torch.zeros(2, device="meta"), r"Tensor without bytes"),
+        (torch.zeros(2, device="meta"), r"Tensor without readable bytes"),
     ]
     for part, named in cases:
         with pytest.raises(CacheError, match=f"parts of Holds.*{named}.*Cache\\(key="):

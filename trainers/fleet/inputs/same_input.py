@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from loaders import ReuseLoader
 from loaders.errors import SharingError
-from loaders.identity.contents import GENERATORS, Contents
+from loaders.identity.contents import GENERATORS, ContentDigest
 from loaders.identity.file_states import FileStates
 from loaders.sharing.refusals import check_loader
 
@@ -72,34 +72,34 @@ class LoaderContents:
 def _digest(thing: object, besides: object = None) -> str:
     """Return a digest of all that a thing is made of; "" if it cannot be computed. `besides`: an
     object that is left out."""
-    contents = _CertainContents(_NoFiles())
+    contents = _CertainDigest(_NoFiles())
     contents.besides = besides
     try:
-        contents.tell(thing, "loader")
+        contents.add(thing, "loader")
     except (RecursionError, OSError):
         return ""
-    return "" if contents.untold else contents.hexdigest()
+    return "" if contents.unhashable else contents.hexdigest()
 
 
-class _CertainContents(Contents):
+class _CertainDigest(ContentDigest):
     """Refuses generators, whose draws are part of the batches. The base class hashes their type."""
 
     besides: object = None
 
-    def tell(self, thing: object, way: str) -> None:
+    def add(self, thing: object, where: str) -> None:
         if thing is not None and thing is self.besides:
             self.update("data set")
             return
         if isinstance(thing, GENERATORS):
-            self.untold.append(way)
-        super().tell(thing, way)
+            self.unhashable.append(where)
+        super().add(thing, where)
 
 
 class _NoFiles(FileStates):
     """Two loaders of a process see the same files, so their names are enough."""
 
-    def of_file(self, name: str) -> str:
+    def file_state(self, name: str) -> str:
         return name
 
-    def of(self, name: str) -> Iterator[str]:
+    def file_states(self, name: str) -> Iterator[str]:
         yield name
