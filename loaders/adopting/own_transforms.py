@@ -26,7 +26,7 @@ from loaders.adopting.torchvision_steps import Form, batched, name_of, torchvisi
 from loaders.adopting.transforms import Decode, Step, form_of, split_transform
 from loaders.errors import FrozenDraw
 from loaders.pixels.augmentation import Augmentation
-from loaders.slots.leaves import as_tensor, leaves_of, like_mapping, own_object, picture_number
+from loaders.slots.leaves import as_tensor, copy_object, leaves_of, like_mapping, picture_number
 from loaders.sources.randomness import generators_of, seeded_randomness
 
 LIFTED = ("transform", "transforms")
@@ -113,7 +113,7 @@ class Lift:
     def _own(self, value: Any) -> Any:
         """A copy, because the data set may go on to change what it gave."""
         if not isinstance(value, Image.Image):
-            return own_object(value)
+            return copy_object(value)
         turned = value.getexif().get(ORIENTATION, 1) != 1
         if turned and not all(map(torchvision_name, self.rest)):
             raise HandledResult("it may turn pictures by their EXIF, and only pixels are kept")

@@ -90,7 +90,7 @@ class BatchMaker:
         if on_device:
             _check_on_device(augment, collate, all(batched), parts)
         several = isinstance(augment, list | tuple)
-        single = collate is not None or slab.batches_by_kind or not all(batched)
+        single = collate is not None or slab.needs_torch_collate or not all(batched)
         self._on_device = self._slot_views = self._user_views = None
         if augments and on_device:
             self._on_device = DeviceViews(cast(Sequence[Augmentation], augments), several)
@@ -164,7 +164,7 @@ class BatchMaker:
         self, views: SlotViews, samples: list[Any], slots: NDArray[np.int64], info: BatchInfo
     ) -> list[Any]:
         """The samples, augmented out of the slots. One without a picture stays as it is."""
-        keys, ids, odd = self._keys(info), info.ids, self._slab.odd(slots)
+        keys, ids, odd = self._keys(info), info.ids, self._slab.unlike(slots)
         rest = [n for n in range(len(slots)) if n not in odd]
         if rest:
             plain = [samples[n] for n in rest]

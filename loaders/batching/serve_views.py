@@ -29,7 +29,7 @@ from loaders.pixels.augmentation import (
 )
 from loaders.pixels.moves import Moves, moved_parts, picture_sizes
 from loaders.pixels.placing import Images, SlotPictures
-from loaders.slots.columns import Arrays
+from loaders.slots.columns import ArrayColumn
 from loaders.slots.leaves import as_kind, is_tv_tensor
 from loaders.slots.slab import Slab
 
@@ -126,7 +126,7 @@ class SlotViews:
     ) -> list[Any]:
         """The single samples of these slots, with what is augmented in place of what they have."""
         assert slab.picture is not None
-        together = slab.picture.one_size(slots)
+        together = slab.picture.has_one_size(slots)
         rows = [slice(None)] if together else [slice(n, n + 1) for n in range(len(slots))]
         changed: list[Any] = []
         for row in rows:
@@ -222,7 +222,7 @@ def _moved(
     """This part of each sample, moved with its picture."""
     column = _arrays(slab, part.number)
     for n, slot in enumerate(slots.tolist()):
-        attributes = column.attributes_at(slot)
+        attributes = column.forms.attributes_at(slot)
         if "canvas_size" in attributes:
             moves.check_size(n, tuple(attributes["canvas_size"]), f"part {part.place}")
         if "format" in attributes and boxes_kind(attributes["format"], part.place) != part.kind:
@@ -231,22 +231,24 @@ def _moved(
                 f" {attributes['format'].name}, and others are {part.kind}: let the data set return"
                 " boxes of one format"
             )
-    return moved_parts(part.kind, [column.at(slot) for slot in slots.tolist()], moves, part.place)
+    return moved_parts(part.kind, [column.leaf(slot) for slot in slots.tolist()], moves, part.place)
 
 
-def _in_form(leaf: torch.Tensor, column: Arrays, slot: int, moves: Moves | None, n: int) -> Any:
+def _in_form(
+    leaf: torch.Tensor, column: ArrayColumn, slot: int, moves: Moves | None, n: int
+) -> Any:
     """A moved leaf as the data set returns it: an array, or a tensor of torchvision's."""
-    if isinstance(column.template, np.ndarray) and moves is not None:
+    if isinstance(column.forms.template, np.ndarray) and moves is not None:
         return leaf.numpy()
-    if not is_tv_tensor(column.kind):
+    if not is_tv_tensor(column.forms.kind):
         return leaf
-    attributes = column.attributes_at(slot)
+    attributes = column.forms.attributes_at(slot)
     if "canvas_size" in attributes and moves is not None:
         attributes["canvas_size"] = moves.size(n)
-    return as_kind(leaf, column.kind, attributes)
+    return as_kind(leaf, column.forms.kind, attributes)
 
 
-def _arrays(slab: Slab, number: int) -> Arrays:
+def _arrays(slab: Slab, number: int) -> ArrayColumn:
     column = slab.columns[number]
-    assert isinstance(column, Arrays)  # `joint_parts` and `picture_number` name no other
+    assert isinstance(column, ArrayColumn)  # `joint_parts` and `picture_number` name no other
     return column

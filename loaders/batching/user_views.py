@@ -23,7 +23,7 @@ from loaders.adopting.torchvision_steps import name_of
 from loaders.adopting.transforms import PerSample
 from loaders.errors import SampleShapeError
 from loaders.pixels.augmentation import Augmentation, Draws, view_keys
-from loaders.slots.leaves import as_tensor, own_object
+from loaders.slots.leaves import as_tensor, copy_object
 from loaders.slots.slab import Slab
 from loaders.sources.randomness import generators_of, seeded_randomness
 
@@ -145,7 +145,7 @@ class UserViews:
             return self._views[0](argument, key)
         serve = np.array([key], dtype=np.uint64)
         return [
-            view(own_object(argument), int(view_keys(serve, number)[0]))
+            view(copy_object(argument), int(view_keys(serve, number)[0]))
             for number, view in enumerate(self._views)
         ]
 
@@ -175,7 +175,7 @@ class UserViews:
         """The augmented samples; None, or one without a picture, stays as it is.
         `changed(arguments, ids, keys)` calls these views elsewhere; without it, call this on the
         consumer's thread."""
-        found = [slab.picture_in(sample) for sample in samples]
+        found = [slab.nest_and_picture(sample) for sample in samples]
         if self._whole:
             picked = [n for n, sample in enumerate(samples) if sample is not None]
             arguments = [samples[n] for n in picked]

@@ -19,7 +19,7 @@ from loaders.batching.device import tensors_of
 from loaders.blocks import Blocks
 from loaders.errors import SharingError
 from loaders.order.reuse import Mode
-from loaders.slots.leaves import as_kind, attributes_of, kind_of, own_object
+from loaders.slots.leaves import as_kind, attributes_of, kind_of, copy_object
 from loaders.stats import BatchInfo
 
 
@@ -103,7 +103,7 @@ class BatchCopies:
         places = [t.untyped_storage().data_ptr() for t in tensors_of(batch) if t.nbytes]
         with torch.inference_mode(False):
             # Only a deep copy keeps two tensors together that share their memory.
-            return self._copy_part(batch) if len({*places}) == len(places) else own_object(batch)
+            return self._copy_part(batch) if len({*places}) == len(places) else copy_object(batch)
 
     def _copy_part(self, part: Any) -> Any:
         if isinstance(part, torch.Tensor) and not part.requires_grad:
@@ -115,7 +115,7 @@ class BatchCopies:
             return type(part)(*(self._copy_part(value) for value in part))
         if type(part) in (list, tuple):
             return type(part)(self._copy_part(value) for value in part)
-        return own_object(part)
+        return copy_object(part)
 
     def _copy_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         order = sorted(range(tensor.ndim), key=lambda n: -tensor.stride(n))

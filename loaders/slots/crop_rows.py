@@ -3,7 +3,7 @@
     slot    | view 0: serve 0 | serve 1 | view 1: serve 0 | serve 1 |      rows of pixels, uint8
 
 They are cut out of the picture as soon as it is decoded, while it is still in the processor's
-caches. So a batch is made of pixels that lie side by side, and the picture itself is kept nowhere.
+caches. So a batch is made of contiguous pixels, and the whole picture is not kept.
 """
 
 from dataclasses import dataclass
@@ -57,8 +57,8 @@ class CropRows:
         self._expected[slot] = crops
 
     def keep(self, slot: int, picture: NDArray[Any]) -> Sides | None:
-        """Keep the crops that are expected of a picture. Returns the size that the whole picture
-        has. None: they cannot be cut out of it, so it must be kept as it is."""
+        """Keep the crops that are expected of a picture. Returns the size of the whole picture.
+        None: they cannot be cut out of it, so it must be kept as it is."""
         self.held[slot] = False
         crops, (height, width, channels) = self._expected.pop(slot, None), picture.shape
         if crops is None or channels != self.layout.channels:
@@ -66,8 +66,8 @@ class CropRows:
             return None
         part = crops.part or PicturePart(0, 0, height, width)
         boxes = crops.boxes(part.height, part.width)
-        if not all(_inside(box, part) for box in boxes):
-            return None  # its serve says so
+        if not all(_is_inside(box, part) for box in boxes):
+            return None  # its serve raises the error
         picture = np.ascontiguousarray(picture)
         within = [_moved(scaled(box, part.eighths), part) for box in boxes]
         views = len(self._views)
@@ -79,13 +79,13 @@ class CropRows:
     def addresses(
         self, slots: NDArray[np.int64], serves: NDArray[np.int64], view: int
     ) -> NDArray[np.int64]:
-        """Where the crops of these serves lie."""
+        """The addresses of the crops of these serves."""
         assert serves.max() < self.layout.serves, "there is a crop for each serve"
         rows = self._views[view]
         return address(rows) + slots * rows.strides[0] + serves * rows.strides[1]
 
 
-def _inside(box: Box, part: PicturePart) -> bool:
+def _is_inside(box: Box, part: PicturePart) -> bool:
     top, left, tall, wide = box
     return min(top, left) >= 0 and top + tall <= part.height and left + wide <= part.width
 

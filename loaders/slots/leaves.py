@@ -2,9 +2,9 @@
 
     (picture, {"label": 3, "name": "a"})  ->  leaves [picture, 3, "a"]  ->  columns of a batch
 
-Tensors, arrays, pictures and numbers are stored as arrays. Where a user's own code wants one sample
-at a time, they come back as what they were, a subclass of a tensor with its attributes. Anything
-else (strings, None, ...) stays an object, and every serve gets a copy of its own.
+Tensors, arrays, pictures and numbers are stored as arrays. For code of the user's that takes single
+samples they are restored: the class of a tensor, its attributes, pictures of Pillow. Other leaves
+(strings, None, ...) stay objects, and every serve gets its own copy.
 """
 
 import copy
@@ -27,8 +27,7 @@ Leaf = torch.Tensor | object
 
 
 class Picture(torch.Tensor):
-    """The pixels of a former PIL picture, as `as_tensor` arranges them, and the mode that the
-    picture had."""
+    """The pixels of a PIL picture, as `as_tensor` arranges them, and the mode of the picture."""
 
     picture_mode: str
     # The result of any operation on it is a plain tensor.
@@ -40,10 +39,10 @@ class Chunk:
     """The samples that were read for a list of ids."""
 
     samples: Sequence[Sample]
-    """The samples in the order of the ids, up to the first unreadable one. They may lie in memory
-    that the next read overwrites."""
+    """The samples in the order of the ids, up to the first unreadable one. The next read may
+    overwrite their memory."""
     error: BaseException | None = None
-    """The exception that reading `ids[len(samples)]` raised. The ids behind it were not read."""
+    """The exception that reading `ids[len(samples)]` raised. Later ids were not read."""
 
 
 Fetch = Callable[[Sequence[int], Sequence[int], bool], Chunk]
@@ -51,18 +50,18 @@ Fetch = Callable[[Sequence[int], Sequence[int], bool], Chunk]
 
 PLAIN_PICTURES = ("L", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "LAB", "I", "F")
 """The modes of Pillow in which an array of pixels is the whole picture. Others (palettes, bits,
-grey with transparency) are stored as RGB, and cannot be given back."""
+grey with transparency) are stored as RGB, and cannot be restored."""
 
 
 NOT_PICTURES = frozenset({"BoundingBoxes", "KeyPoints", "Mask"})
-"""Classes of torchvision's tensors that say where something is in a picture."""
-DISPATCH = "__torch_dispatch__"  # a class that has one of its own is a tensor only in name
+"""Classes of torchvision's tensors that hold places in a picture."""
+DISPATCH = "__torch_dispatch__"  # a class that overrides it may hold no memory of its own
 NEVER_CHANGED = (str, bytes, int, float, complex, type(None))
 
 
 @dataclass(frozen=True, slots=True)
 class Nest:
-    """The nest of a sample, which puts its leaves together again."""
+    """The nest of a sample, which takes it apart and builds it again."""
 
     template: Sample
 
@@ -104,11 +103,11 @@ def places_of(sample: Sample, where: str = "") -> list[str]:
 
 
 def picture_number(sample: Sample) -> int | None:
-    """The number of the leaf that is the picture: the first array with two dimensions or more, as
-    the sample itself lists its parts, and no mask, boxes or key points of torchvision's. None: it
-    has none."""
+    """The number of the leaf that is the picture: the first array with two dimensions or more, in
+    the order of the sample's own parts, but no mask, boxes or key points of torchvision's. None:
+    there is no picture."""
     leaves = leaves_of(sample)
-    for number in _listed(Nest(sample).sample(range(len(leaves)))):
+    for number in _flat(Nest(sample).sample(range(len(leaves)))):
         value = as_tensor(leaves[number])
         places = is_tv_tensor(type(value)) and type(value).__name__ in NOT_PICTURES
         if isinstance(value, torch.Tensor) and value.ndim >= 2 and not places:
@@ -117,7 +116,7 @@ def picture_number(sample: Sample) -> int | None:
 
 
 def structure_of(sample: Sample) -> object:
-    """What is equal for two samples exactly if they are nested alike."""
+    """A value that is equal for two samples exactly if they are nested alike."""
     if isinstance(sample, Mapping):
         keys = _keys(sample)
         return (*keys, tuple(structure_of(sample[key]) for key in keys))
@@ -144,7 +143,7 @@ def as_tensor(leaf: Any) -> Leaf:
 
 
 def _plain(leaf: torch.Tensor) -> torch.Tensor:
-    """A tensor as it lies in memory; one that does not lie there is refused."""
+    """A tensor as plain memory. Tensors that are not plain memory are refused."""
     kind_of(leaf)
     if leaf.layout is not torch.strided or leaf.is_nested:
         how = f"of the layout {leaf.layout}"
@@ -153,7 +152,7 @@ def _plain(leaf: torch.Tensor) -> torch.Tensor:
     elif leaf.requires_grad:
         how = "with requires_grad=True, whose graph would end in the buffer"
     else:
-        plain = leaf.detach()  # of torchvision's classes, too; what resolves them gives plain ones
+        plain = leaf.detach()
         return plain.resolve_conj().resolve_neg() if plain.is_conj() or plain.is_neg() else plain
     raise SampleShapeError(
         f"a part of a sample is a tensor {how}, and only plain tensors are kept for a batch: let"
@@ -168,7 +167,7 @@ def holds_numbers(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor | Image.Image) or type(leaf) in (bool, int, float)
 
 
-def nested_otherwise(sample: Sample, sample_id: int, template: Sample) -> SampleShapeError:
+def nesting_error(sample: Sample, sample_id: int, template: Sample) -> SampleShapeError:
     """The error for a sample that makes no batch with one like `template`."""
     if sample is None:
         return SampleShapeError(
@@ -201,13 +200,13 @@ def as_stored(leaf: Any) -> Leaf:
 
 
 def mode_of(leaf: Any) -> str | None:
-    """The mode of a picture of Pillow, or of what was one. None: it was none."""
+    """The mode of a picture of Pillow, also of one that is stored. None: it is no picture."""
     if isinstance(leaf, Picture):
         return leaf.picture_mode
     return leaf.mode if isinstance(leaf, Image.Image) else None
 
 
-def like(template: Any, stored: torch.Tensor, mode: str | None) -> Any:
+def restored(template: Any, stored: torch.Tensor, mode: str | None) -> Any:
     """The tensor `stored` as an object of the type of `template`; a picture of Pillow in its own
     `mode`. It must own its memory."""
     if mode is not None:
@@ -226,7 +225,7 @@ def like(template: Any, stored: torch.Tensor, mode: str | None) -> Any:
 
 
 def kind_of(leaf: Any) -> type[torch.Tensor] | None:
-    """The subclass of torch.Tensor that a leaf is. None: it is none, or not one of a user's."""
+    """The user's subclass of torch.Tensor that a leaf is. None: it is no such tensor."""
     kind = type(leaf)
     if kind is torch.Tensor or kind is Picture or not isinstance(leaf, torch.Tensor):
         return None
@@ -239,7 +238,7 @@ def kind_of(leaf: Any) -> type[torch.Tensor] | None:
 
 
 def attributes_of(leaf: Any) -> dict[str, Any]:
-    """What a tensor of a subclass holds beside its values."""
+    """The attributes of a tensor of a subclass."""
     return getattr(leaf, "__dict__", {})
 
 
@@ -250,7 +249,7 @@ def as_kind(
     if kind is None:
         return stored
     made = stored if type(stored) is kind else stored.as_subclass(kind)
-    vars(made).update(own_object(attributes))
+    vars(made).update(copy_object(attributes))
     return made
 
 
@@ -258,8 +257,8 @@ def is_tv_tensor(kind: type | None) -> bool:
     return kind is not None and f"{kind.__module__}.".startswith("torchvision.tv_tensors.")
 
 
-def own_object(thing: Any) -> Any:
-    """A copy that nobody else holds: what one serve changes in it, no other serve sees."""
+def copy_object(thing: Any) -> Any:
+    """A copy for one serve: its changes do not reach other serves."""
     if isinstance(thing, NEVER_CHANGED):
         return thing
     try:
@@ -277,12 +276,12 @@ def change_leaves(sample: Sample, change: Callable[[Any], Any]) -> Sample:
     return Nest(sample).sample([change(leaf) for leaf in leaves_of(sample)])
 
 
-def own(sample: Sample) -> Sample:
-    """A copy of the sample in memory of its own, as the data set returned it."""
-    return change_leaves(sample, _own_leaf)
+def copy_sample(sample: Sample) -> Sample:
+    """A copy of the sample in its own memory, as the data set returned it."""
+    return change_leaves(sample, _copy_leaf)
 
 
-def _own_leaf(leaf: Any) -> Any:
+def _copy_leaf(leaf: Any) -> Any:
     if isinstance(leaf, Picture):
         if leaf.picture_mode in PLAIN_PICTURES:
             return _as_picture(leaf.clone(), leaf.picture_mode)
@@ -295,22 +294,20 @@ def _own_leaf(leaf: Any) -> Any:
     return as_kind(leaf.clone(), kind, attributes_of(leaf))
 
 
-def _listed(nested: Any) -> list[int]:
+def _flat(nested: Any) -> list[int]:
     """The numbers in a nest of numbers, in the order in which its dicts list their keys."""
     if isinstance(nested, Mapping | tuple | list):
         inside = nested.values() if isinstance(nested, Mapping) else nested
-        return [number for part in inside for number in _listed(part)]
+        return [number for part in inside for number in _flat(part)]
     return [nested]
 
 
 def _as_picture(pixels: torch.Tensor, mode: str) -> Image.Image:
     rows = pixels.permute(1, 2, 0) if len(pixels) > 1 else pixels[0]
     picture = Image.fromarray(rows.numpy())
-    return (
-        picture
-        if picture.mode == mode
-        else Image.frombytes(mode, picture.size, rows.numpy().tobytes())
-    )
+    if picture.mode == mode:
+        return picture
+    return Image.frombytes(mode, picture.size, rows.numpy().tobytes())
 
 
 def _leaves(template: Sample, nested: Any) -> list[Any]:
@@ -336,7 +333,7 @@ def _build(template: Sample, values: Any, exact: bool) -> Any:
 
 
 def like_mapping(template: Mapping[Any, Any], made: dict[Any, Any]) -> Any:
-    """A mapping of the class of `template`, with what else that holds, as torch's collate makes."""
+    """A mapping of the class of `template` with its other attributes, as torch's collate makes."""
     if type(template) is dict:
         return made
     try:

@@ -37,9 +37,9 @@ from loaders.slots.leaves import (
     Nest,
     Sample,
     as_tensor,
+    copy_sample,
     leaves_of,
-    nested_otherwise,
-    own,
+    nesting_error,
     picture_number,
 )
 from loaders.slots.slab import Slab
@@ -153,7 +153,7 @@ class Reader:
             position = other % len(order)
             sample, sample_id = self._first_at(order, position)
         if sample is None:
-            error = nested_otherwise(None, sample_id, None)
+            error = nesting_error(None, sample_id, None)
             error.add_note(while_decoding(sample_id, order))
             raise error
         if self._once is None:
@@ -176,10 +176,10 @@ class Reader:
         with self._fetching() as fetch:
             chunk = fetch([sample_id], self._keys([sample_id], [position], order), self.frozen)
             if chunk.error is None:
-                sample = self._first[sample_id] = own(chunk.samples[0])
+                sample = self._first[sample_id] = copy_sample(chunk.samples[0])
                 return sample, sample_id
             replacement, sample_id = self._replacement(order, position, chunk.error, fetch)
-            return own(replacement), sample_id
+            return copy_sample(replacement), sample_id
 
     # ---- misses ---------------------------------------------------------------------------------
 
@@ -269,7 +269,7 @@ class Reader:
         if sample_id in self._first and not self._scaled:
             return False
         try:
-            memory = partial(picture.room, slot) if crops is None else self._memory
+            memory = partial(picture.rows.room, slot) if crops is None else self._memory
             room = Room(memory, crops, self._memory)
             sample = self._read_into(self._of_base([sample_id])[0], room)
         except BufferTooSmall:

@@ -98,7 +98,7 @@ class SlotWriter:
                 done(position)
                 continue
             try:
-                leaves = slab.leaves_like_template(sample, sample_id)
+                leaves = slab.matching_leaves(sample, sample_id)
             except SampleShapeError as error:
                 error.add_note(while_decoding(sample_id, order))
                 raise
@@ -119,7 +119,7 @@ class SlotWriter:
                 at = np.array([position])
                 leaves[number] = self.cropped([picture], [sample_id], at, order)[0]
                 sample = nest.sample(leaves)
-            slab.keep_odd(slot, sample, sample_id)
+            slab.keep_unlike(slot, sample, sample_id)
         except Exception as error:
             error.add_note(while_decoding(sample_id, order))
             raise

@@ -25,7 +25,7 @@ import torch
 
 from loaders.errors import LoaderError
 from loaders.pixels.decode_counts import DecodeCounts
-from loaders.slots.leaves import Sample, own
+from loaders.slots.leaves import Sample, copy_sample
 from loaders.sources.datasets import counts_of
 from loaders.torch_seams import set_worker_info
 from loaders.workers.dataset_reads import DrawWatch, read_at_once
@@ -236,7 +236,7 @@ class SampleChanges:
             self._change = pickle.loads(request.change)
         assert self._change is not None and self.area is not None and request.samples is not None
         # A user's function gets a sample of its own, in which pictures of Pillow are such again.
-        sample = own(unpack(request.samples[number], self.area))
+        sample = copy_sample(unpack(request.samples[number], self.area))
         return self._change(sample, request.keys[number])
 
 
