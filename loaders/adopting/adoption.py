@@ -44,7 +44,7 @@ from loaders.adopting.torchvision_steps import is_from
 from loaders.adopting.transforms import Decode, TransformSplit, split_transform
 from loaders.errors import LoaderError
 from loaders.sources.datasets import PictureArrays
-from loaders.sources.own_batching import STATEFUL, OwnBatching, torchs_class
+from loaders.sources.own_batching import STATEFUL, OwnBatching, torch_class
 
 # Map-style: len() and [i]; torch's Dataset does not promise len().
 DataSet = Any
@@ -91,7 +91,7 @@ def from_dataloader(
     """`splits`: whether the data set's transform will be split, so that a thread that reads ahead
     runs only the part that we know. `once`: whether each sample is served once a pass."""
     _check(dataloader)
-    own = OwnBatching.of(dataloader)
+    own = OwnBatching.from_loader(dataloader)
     if own is not None and not once and own.batch_size is not None:
         own = None  # one thread at a time iterates the stream, and no sample comes twice
     if own is not None and not once:
@@ -164,7 +164,7 @@ def _check(dataloader: DataLoader[Any]) -> None:
             f"expected a torch DataLoader, not a {type(dataloader).__name__}: give its data set to"
             " ReuseLoader(dataset, batch_size=...)"
         )
-    kind = torchs_class(dataloader)
+    kind = torch_class(dataloader)
     if kind.__iter__ is not DataLoader.__iter__:
         raise LoaderError(
             f"{kind.__name__} has an __iter__ of its own, which nobody would call: give its data"
@@ -208,7 +208,7 @@ def _unwrapped(function: object) -> object:
 def _with_order(adopted: Adopted, sampler: Iterable[int]) -> Adopted:
     if isinstance(adopted.dataset, IterableDataset):
         return adopted  # its order is its own
-    kind = torchs_class(sampler)
+    kind = torch_class(sampler)
     source = getattr(sampler, "dataset" if kind is DistributedSampler else "data_source", None)
     whole = source is not None and len(source) == len(adopted.dataset)
     if kind is SequentialSampler and whole:

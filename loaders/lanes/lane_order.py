@@ -117,7 +117,7 @@ class LaneWalk:
 
     def _enter(self, step: int) -> None:
         residents, self._serves = self.plan.walk(step)
-        self._ages = BufferAges.of(residents, self.plan.reuse)
+        self._ages = BufferAges.at_entry(residents, self.plan.reuse)
         self.step, self._recent = step, {}
 
     def _walk(self) -> None:

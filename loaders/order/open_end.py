@@ -36,7 +36,7 @@ class Extent(Protocol):
         ...
 
 
-def walk_to_the_end(
+def walk_stream(
     plan: ReuseBuffer, batch: int, extent: Extent
 ) -> tuple[Residents, Iterator[tuple[Serve, bool]]]:
     """Who stands in the buffer before a batch, and the serves from there on, each with whether it

@@ -46,7 +46,7 @@ class BufferAges:
     """The batch that served each sample of the buffer first."""
 
     @classmethod
-    def of(cls, residents: Residents, reuse: int) -> "BufferAges":
+    def at_entry(cls, residents: Residents, reuse: int) -> "BufferAges":
         """The ages where a pass is entered."""
         there = residents.served > 0
         positions, first = residents.positions[there].tolist(), residents.first[there].tolist()

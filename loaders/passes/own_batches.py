@@ -143,7 +143,7 @@ class OwnPass:
         self._of_batches, self._batch_size = batching.is_of_batches, batching.batch_size or 1
         self._items = None
         if batching.source is not None:
-            self._items = batching.drawn_in(setup.seed, self._pass_index)
+            self._items = batching.draw_pass(setup.seed, self._pass_index)
         self._asked = iter([] if self._items is None else self._items[self._index :])
         seed = seed_of_workers(setup, self._pass_index)
         self._made = batches.begin(setup, seed, self._asked)

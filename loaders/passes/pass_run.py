@@ -92,7 +92,7 @@ class PlannedPass:
     ) -> "PlannedPass":
         """The pass, entered before batch `first`, up to batch `batches`."""
         residents, serves = plan.walk(first)
-        ages = BufferAges.of(residents, plan.reuse)
+        ages = BufferAges.at_entry(residents, plan.reuse)
         jobs = PassJobs.from_residents(residents, plan.samples)
         numbered = zip(range(first, batches), serves, strict=False)
         return cls(order, plan, jobs, numbered, ages, first, PassEnding(batches))

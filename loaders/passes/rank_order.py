@@ -22,11 +22,11 @@ from loaders.order.source_order import samples_per_rank, source_order
 from loaders.passes.pass_run import PlannedPass
 from loaders.sources.samplers import (
     NamedRank,
-    drawn_before,
+    earlier_draws,
     length_of,
     named_rank,
+    rank_share,
     sampler_order,
-    shared_out,
 )
 from loaders.workers.pass_order import PassOrder
 
@@ -149,8 +149,8 @@ class RankOrder:
             )
             return PassOrder(pass_index, ids)
         drawn = sampler_order(self.sampler, self.seed, pass_index)
-        ids = drawn if self.named else shared_out(drawn, self.rank, self.world_size, self.share)
-        return PassOrder(pass_index, ids, drawn_before(ids), _digest(drawn.tobytes()))
+        ids = drawn if self.named else rank_share(drawn, self.rank, self.world_size, self.share)
+        return PassOrder(pass_index, ids, earlier_draws(ids), _digest(drawn.tobytes()))
 
     def batches(self, serving: Serving, mode: Mode, drop_last: bool) -> int | None:
         """The batches of a pass that is served like this."""

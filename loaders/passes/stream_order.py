@@ -17,7 +17,7 @@ from typing import Any
 from loaders.arguments import Serving
 from loaders.errors import LoaderError, SourceError, StateError
 from loaders.options import LoaderOptions
-from loaders.order.open_end import ENDLESS, walk_to_the_end
+from loaders.order.open_end import ENDLESS, walk_stream
 from loaders.order.reuse import Mode, ReuseBuffer, batches_per_pass
 from loaders.order.serve import BufferAges, Residents, Serve
 from loaders.order.source_order import SourceOrder
@@ -158,7 +158,7 @@ class StreamOrder:
         else:
             if not of.reaches(plan.batch_size):
                 plan = _smaller(plan, of.samples or 0, order.pass_index)
-            residents, serves = walk_to_the_end(plan, first, of)
+            residents, serves = walk_stream(plan, first, of)
         end = of.samples
         if end is not None and (
             len(replace(plan, samples=end)) <= first or _oldest(residents) < oldest
@@ -176,7 +176,7 @@ class StreamOrder:
         begin = order.pass_index * ENDLESS
         self.dataset.look = lambda number: of.look_at((number - begin) // self.world_size)
         fed = replace(order, fed=lambda read: self.dataset.reading(of, order, read))
-        ages = BufferAges.of(residents, plan.reuse)
+        ages = BufferAges.at_entry(residents, plan.reuse)
         numbered = _numbered(serves, first, batches, ending)
         return PlannedPass(fed, plan, jobs, numbered, ages, first, ending)
 

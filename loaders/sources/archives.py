@@ -23,11 +23,11 @@ import torch
 
 from loaders.errors import DecodeError, SourceError
 from loaders.pixels.decoding import ANYWHERE, PictureDecoder, Room
-from loaders.sources.left_out import PICTURE_SUFFIXES, is_picture, tell_left_out
+from loaders.sources.folder_walk import PICTURE_SUFFIXES, is_picture, log_unread_files
 
 LABEL_SUFFIX = ".cls"
 MOST_CLASSES = 100_000
-"""A number that is not below this is not the number of a class, but probably its name."""
+"""A larger number is not the number of a class, but probably its name."""
 AGAIN = "make or copy it again"
 COMPRESSED = (
     (b"\x1f\x8b", "gzip", "gunzip"),
@@ -71,12 +71,11 @@ class PictureTar:
         return self.read_into(index)
 
     def read_into(self, index: int, room: Room = ANYWHERE) -> tuple[torch.Tensor, int]:
-        """Sample `index`, with its pixels in the memory that `room` gives where that saves a
-        copy."""
+        """Sample `index`, with its pixels in the memory of `room` where that saves a copy."""
         return self.decoder.decode(self.read(index), self.name_of(index), room), self.labels[index]
 
     def name_of(self, index: int) -> str:
-        """What errors call sample `index`."""
+        """The name of sample `index` in errors."""
         return f"{self.path}:{self.members[index].name}"
 
     def read(self, index: int) -> bytes:
@@ -93,8 +92,8 @@ class PictureTar:
         return data
 
     def close(self) -> None:
-        """Close the file. It is safe to call this again. The file is closed by itself when nobody
-        holds the pictures any longer."""
+        """Close the file. It is safe to call this again. The file is also closed when this object
+        is freed."""
         self._closer()
 
     def __enter__(self) -> "PictureTar":
@@ -129,8 +128,8 @@ def picture_tar(
     exif: bool = True,
     pixel_limit: int | None = None,
 ) -> PictureTar:
-    """The pictures in a tar. The arguments are those of `picture_folder`. The head of this module
-    says how pictures get their labels."""
+    """The pictures in a tar. The arguments are those of `picture_folder`. The docstring of this
+    module says how pictures get their labels."""
     decoder = PictureDecoder(size, square, exif, pixel_limit)
     members = _index(path)
     pictures = [m for m in members if is_picture(m.name)]
@@ -152,7 +151,7 @@ def picture_tar(
             f"there is only one class in {path} ('{classes[labels[0]]}'): pack at least two, as"
             f" folders or in {LABEL_SUFFIX} files"
         )
-    tell_left_out(path, others)
+    log_unread_files(path, others)
     return PictureTar(path, pictures, labels, classes, decoder)
 
 
@@ -171,7 +170,7 @@ def _index(path: Path) -> list[TarMember]:
     try:
         with tarfile.open(path, "r:") as tar:
             while (info := tar.next()) is not None:
-                # Else it would keep everything that it has read: a kilobyte for each picture.
+                # tarfile keeps every header that it has read: a kilobyte for each picture.
                 cast(Any, tar).members = []
                 name = posixpath.normpath(info.name)
                 if posixpath.basename(name).startswith("._"):
@@ -232,7 +231,7 @@ def _folders(path: Path, pictures: Sequence[TarMember]) -> list[str]:
     ends = zip(min(folders), max(folders), strict=False)
     common = len(list(takewhile(lambda both: both[0] == both[1], ends)))
     if common == min(len(folder) for folder in folders):
-        common = max(common - 1, 0)  # it holds pictures, so it is a class itself
+        common = max(common - 1, 0)  # this folder holds pictures, so it is a class itself
     for member, folder in zip(pictures, folders, strict=True):
         if len(folder) <= common:
             raise SourceError(
@@ -243,7 +242,7 @@ def _folders(path: Path, pictures: Sequence[TarMember]) -> list[str]:
 
 
 def _is_whole_sample(path: Path, name: str, sidecars: Mapping[str, TarMember]) -> bool:
-    """Whether a picture has a label of its own. (x.mask.png has none: it is a part of sample x.)"""
+    """Whether a picture has its own label. (x.mask.png has none: it is a part of sample x.)"""
     if _stem(name) in sidecars:
         return True
     folder, file = posixpath.split(name)

@@ -1,7 +1,7 @@
 """Data sets of pictures.
 
 Data sets here are map-style: `len()` and `[i] -> (picture, label)`, where a picture is uint8 [3, H,
-W]. They decode and do nothing random: randomness belongs to `augment`, which runs at every serve.
+W]. They decode and do nothing random: randomness belongs in `augment`, which runs at every serve.
 """
 
 import contextlib
@@ -19,8 +19,13 @@ from loaders.errors import SourceError
 from loaders.pixels.decode_counts import DecodeCounts
 from loaders.pixels.decoding import PictureDecoder
 from loaders.pixels.jpegs import ANYWHERE, Room
-from loaders.sources.folder_walk import FilePaths, FolderWalk
-from loaders.sources.left_out import PICTURE_SUFFIXES, is_picture, tell_left_out
+from loaders.sources.folder_walk import (
+    PICTURE_SUFFIXES,
+    FilePaths,
+    FolderWalk,
+    is_picture,
+    log_unread_files,
+)
 
 CIFAR10_FOLDER = "cifar-10-batches-py"
 
@@ -56,13 +61,12 @@ class PictureFiles:
         return self.read_into(index)
 
     def read_into(self, index: int, room: Room = ANYWHERE) -> tuple[torch.Tensor, int]:
-        """Sample `index`, with its pixels in the memory that `room` gives where that saves a
-        copy."""
+        """Sample `index`, with its pixels in the memory of `room` where that saves a copy."""
         names = self.paths.names if isinstance(self.paths, FilePaths) else self.paths
         return self.decoder(names[index], room), self.labels[index]
 
     def name_of(self, index: int) -> str:
-        """What errors call sample `index`."""
+        """The name of sample `index` in errors."""
         return str(self.paths[index])
 
     def read(self, index: int) -> bytes:
@@ -99,8 +103,8 @@ def picture_folder(
 ) -> PictureFiles:
     """The pictures `root/CLASS/*.jpg`, with classes in alphabetical order, as in torchvision's
     ImageFolder. `size` and `square` say what is stored of a picture, `exif` whether it is turned
-    upright, `pixel_limit` how large it may be (see `decoding`). What lies there and is not read is
-    said in one line."""
+    upright, `pixel_limit` how large it may be (see `decoding`). Files that are not read are logged
+    in one line."""
     decoder = PictureDecoder(size, square, exif, pixel_limit)
     if not root.is_dir():
         raise SourceError(
@@ -114,7 +118,7 @@ def picture_folder(
     empty: list[str] = []
     for label, name in enumerate(classes):
         before = len(names)
-        for file in walk.below(str(root / name)):
+        for file in walk.files_under(str(root / name)):
             (names if is_picture(file) else others).append(file)
         labels += [label] * (len(names) - before)
         empty += [name] if len(names) == before else []
@@ -129,15 +133,13 @@ def picture_folder(
             " folders with pictures"
         )
     beside = sorted(str(p) for p in root.iterdir() if is_picture(p.name) and p.is_file())
-    tell_left_out(root, others, beside, empty)
+    log_unread_files(root, others, beside, empty)
     return PictureFiles(FilePaths(names), labels, tuple(classes), decoder)
 
 
 def cifar10(root: Path, train: bool) -> PictureArrays:
     """CIFAR-10 from `root`. It is downloaded there if it is absent and the network allows it."""
-    from torchvision.datasets import (
-        CIFAR10,
-    )  # it is slow to import, and only this function needs it
+    from torchvision.datasets import CIFAR10  # slow to import, and only needed here
 
     present, root_was_there = (root / CIFAR10_FOLDER).is_dir(), root.exists()
     try:

@@ -1,13 +1,13 @@
-"""Batches that a DataLoader makes in a way of its own, served as it makes them.
+"""Batches that a DataLoader makes in its own way. They are served as it makes them.
 
     batch_sampler=...                    lists of ids: each list is a batch
     batch_size=None                      ids, or whatever its sampler gives: each result is a batch
     a stream, batch_size=None            whatever iterating it gives
     a stream in several workers          each worker iterates it, and their batches take turns
 
-Reuse would mix samples of different batches, so these go with reuse 1 and with nothing that is done
-at a serve. What a sampler draws is a function of (seed, pass). A pass that is resumed in its middle
-is iterated from its beginning, where the data set is a stream, and skips.
+Reuse would mix samples of different batches, so this needs reuse 1 and no augmentation at a serve.
+The draws of a sampler are a function of (seed, pass). A stream that is resumed in the middle of a
+pass is iterated from its beginning, and its first batches are skipped.
 """
 
 from dataclasses import dataclass
@@ -24,33 +24,33 @@ MOST_BATCHES = 1 << 24
 STATEFUL = "torchdata.stateful_dataloader."
 
 
-def torchs_class(thing: object) -> type:
-    """The class of a DataLoader or a sampler. Those of torchdata's StatefulDataLoader act as the
-    classes of torch that they are made from, but for a state of their own."""
+def torch_class(thing: object) -> type:
+    """The class of a DataLoader or a sampler. Those of torchdata's StatefulDataLoader count as the
+    classes of torch that they extend."""
     kind = type(thing)
     return kind.__bases__[0] if kind.__module__.startswith(STATEFUL) else kind
 
 
 @dataclass(frozen=True, slots=True)
 class OwnBatching:
-    """How a DataLoader batches, as it takes it itself."""
+    """How a DataLoader makes its batches."""
 
     why: str
-    """What of it is its own."""
+    """The argument that makes its batches special."""
     source: Any = None
-    """Its batch sampler, or the sampler beside batch_size=None. None: a stream is iterated."""
+    """Its batch sampler, or its sampler with batch_size=None. None: a stream is iterated."""
     is_of_batches: bool = False
     batch_size: int | None = None
     """Of a stream."""
     drop_last: bool = False
 
     @classmethod
-    def of(cls, loader: DataLoader[Any]) -> "OwnBatching | None":
-        """None: it batches single ids in the order of a sampler, or those of one stream."""
+    def from_loader(cls, loader: DataLoader[Any]) -> "OwnBatching | None":
+        """None: it batches single samples in the order of a sampler, or of one stream."""
         batches, streamed = loader.batch_sampler, isinstance(loader.dataset, IterableDataset)
         if batches is None:
             return cls("batch_size=None", None if streamed else loader.sampler)
-        if torchs_class(batches) is not BatchSampler:
+        if torch_class(batches) is not BatchSampler:
             return cls(f"a batch_sampler ({type(batches).__name__})", batches, True)
         if streamed and loader.num_workers > 0:
             why = f"workers that iterate a stream each (num_workers={loader.num_workers})"
@@ -59,7 +59,7 @@ class OwnBatching:
 
     @property
     def refusal(self) -> str:
-        """What to say where it does not do."""
+        """The error message where reuse is wanted."""
         return (
             f"the DataLoader has {self.why}, but reuse mixes samples of different batches: give"
             " single samples (a WebDataset without .batched()), a sampler of single ids and a"
@@ -67,15 +67,15 @@ class OwnBatching:
         )
 
     def arguments(self, drawn: Any) -> dict[str, Any]:
-        """The arguments of a DataLoader that serves what was drawn."""
+        """The arguments of a DataLoader that serves these draws."""
         if self.source is None:
             return {"batch_size": self.batch_size, "drop_last": self.drop_last}
         if self.is_of_batches:
             return {"batch_sampler": drawn}
         return {"batch_size": None, "sampler": drawn}
 
-    def drawn_in(self, seed: int, pass_index: int) -> list[Any]:
-        """What the sampler gives in a pass."""
+    def draw_pass(self, seed: int, pass_index: int) -> list[Any]:
+        """The draws of the sampler in a pass."""
         if (set_epoch := getattr(self.source, "set_epoch", None)) is not None:
             set_epoch(pass_index)
         held = generators_of(self.source)

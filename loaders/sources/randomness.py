@@ -1,8 +1,8 @@
-"""Generators of random numbers: who holds some, and code that runs with all of them seeded.
+"""Generators of random numbers: those that an object holds, and code that runs with them seeded.
 
-Code of a user's own draws from generators whose state lives on: torch's, numpy's, Python's, or
-those that its objects hold. While such code runs here, all of these are seeded, and afterwards they
-are put back: what it draws is a function of the seed, and nobody else's randomness changes.
+A user's own code draws from generators with a state: torch's, numpy's, Python's, or those that its
+objects hold. While such code runs here, all of these are seeded, and then restored: its draws are a
+function of the seed, and no other randomness changes.
 """
 
 import functools
@@ -22,20 +22,20 @@ import torch
 MASK = (1 << 64) - 1
 KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 MOST_OBJECTS = 5000
-"""So many objects are looked at for generators, those nearby first."""
+"""So many objects are searched for generators, breadth first."""
 MOST_ITEMS = 100
-"""So many items of a list or dict are looked at: a list of transforms is short, one of files is
+"""So many items of a list or dict are searched: a list of transforms is short, one of files is
 long."""
 NOT_OURS = frozenset(
     {"PIL", "builtins", "collections", "cv2", "functools", "numpy", "pathlib", "torch"}
     | {"torchvision"}
 )
-"""The classes and functions of these packages hold no generator; their objects may."""
+"""Classes and functions of these packages hold no generator; their objects may."""
 PLAIN = (str, bytes, int, float, complex, type(None), np.ndarray, torch.Tensor, ModuleType)
 
 
 class SeededGenerators:
-    """Torch's generator (CPU), numpy's, Python's, and those that code holds."""
+    """Torch's generator (CPU), numpy's, Python's, and those that a user's objects hold."""
 
     def __init__(self, held: Iterable[object]) -> None:
         self._all: list[tuple[str, Any]] = [
@@ -55,7 +55,7 @@ class SeededGenerators:
         """The name of each generator, and a digest of its state now."""
         return [(name, _digest(_state(generator))) for name, generator in self._all]
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         for (_, generator), state in zip(self._all, self._before, strict=True):
             _set_state(generator, state)
 
@@ -63,41 +63,41 @@ class SeededGenerators:
 @contextmanager
 def seeded_randomness(*entropy: int, held: Iterable[object] = ()) -> Iterator[SeededGenerators]:
     """Seed the generators of torch (CPU), numpy and Python, and those in `held`, from `entropy`;
-    put them back at the end. Without entropy they are only put back."""
+    restore them at the end. Without entropy they are only restored."""
     generators = SeededGenerators(held)
     try:
         if entropy:
             generators.seed(*entropy)
         yield generators
     finally:
-        generators.put_back()
+        generators.restore()
 
 
 def generators_of(owner: object) -> list[object]:
-    """The generators that `owner` holds: in its attributes and in those of the objects inside it,
-    in what its functions have bound, and in the globals that they name."""
-    found: list[object] = []
-    known: set[int] = set()
+    """The generators that `owner` holds: in its attributes and those of the objects inside it, in
+    the bound values of its functions, and in the globals that these name."""
+    generators: list[object] = []
+    visited_ids: set[int] = set()
+    visited: list[object] = []  # it keeps temporary objects alive, so that no id comes twice
     waiting = deque([owner])
-    looked_at: list[object] = []  # it keeps what was made on the way, so that no id comes twice
-    while waiting and len(looked_at) < MOST_OBJECTS:
+    while waiting and len(visited) < MOST_OBJECTS:
         thing = waiting.popleft()
-        if isinstance(thing, PLAIN) or id(thing) in known:
+        if isinstance(thing, PLAIN) or id(thing) in visited_ids:
             continue
-        known.add(id(thing))
-        looked_at.append(thing)
+        visited_ids.add(id(thing))
+        visited.append(thing)
         if isinstance(thing, KINDS):
             if not isinstance(thing, random.SystemRandom):  # which cannot be seeded
-                found.append(thing)
+                generators.append(thing)
         else:
-            waiting.extend(_inside(thing))
-    return found
+            waiting.extend(_parts_of(thing))
+    return generators
 
 
-# ---- what an object holds -----------------------------------------------------------------------
+# ---- the parts of an object ---------------------------------------------------------------------
 
 
-def _inside(thing: Any) -> Iterator[object]:
+def _parts_of(thing: Any) -> Iterator[object]:
     if isinstance(thing, dict):
         yield from islice(thing.values(), MOST_ITEMS)
     elif isinstance(thing, list | tuple | set | frozenset | deque):
@@ -107,7 +107,7 @@ def _inside(thing: Any) -> Iterator[object]:
     elif isinstance(thing, MethodType):
         yield from (thing.__self__, thing.__func__)
     elif isinstance(thing, FunctionType):
-        yield from _bound(thing)
+        yield from _values_in(thing)
         return
     elif isinstance(thing, type):
         if not _is_foreign(thing):
@@ -123,7 +123,7 @@ def _inside(thing: Any) -> Iterator[object]:
         yield kind
 
 
-def _bound(function: FunctionType) -> Iterator[object]:
+def _values_in(function: FunctionType) -> Iterator[object]:
     if _is_foreign(function):
         return
     for cell in function.__closure__ or ():
@@ -133,15 +133,15 @@ def _bound(function: FunctionType) -> Iterator[object]:
             continue
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()
-    for name in _named(function.__code__):
+    for name in _names_in(function.__code__):
         yield function.__globals__.get(name)
 
 
-def _named(code: CodeType) -> Iterator[str]:
+def _names_in(code: CodeType) -> Iterator[str]:
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _named(constant)
+            yield from _names_in(constant)
 
 
 def slots_of(kind: type) -> Iterable[str]:
@@ -193,5 +193,5 @@ def _seed(generator: Any, seed: int) -> None:
 
 
 def _digest(state: Any) -> bytes:
-    told = state.numpy().tobytes() if isinstance(state, torch.Tensor) else pickle.dumps(state)
-    return hashlib.blake2b(told, digest_size=16).digest()
+    data = state.numpy().tobytes() if isinstance(state, torch.Tensor) else pickle.dumps(state)
+    return hashlib.blake2b(data, digest_size=16).digest()

@@ -1,13 +1,12 @@
 """The ids of a pass that a user's own sampler draws, as a function of (seed, pass).
 
-Samplers draw from generators whose state lives on: torch's, numpy's, Python's, or their own. While
-the ids of a pass are drawn, all of these are seeded from (seed, pass), and afterwards they are put
-back. So a resumed run asks again and gets the same ids, and nobody else's randomness changes. If a
-sampler has `set_epoch`, it is called with the number of the pass. Anything else that a sampler
-remembers (a position, a history) cannot be restored.
+Samplers draw from generators with a state: torch's, numpy's, Python's, or their own. While the ids
+of a pass are drawn, all of these are seeded from (seed, pass); then they are restored. So a resumed
+run draws the same ids, and no other randomness changes. If a sampler has `set_epoch`, it is called
+with the number of the pass. Other state of a sampler (a position, a history) cannot be restored.
 
 A sampler that names a rank (`named_rank`) draws the share of that rank, which is served as it is.
-Any other sampler draws the order of all ranks, of which every rank takes its share.
+Any other sampler draws the order of all ranks, and every rank takes its share.
 """
 
 from collections.abc import Iterable, Iterator
@@ -43,7 +42,7 @@ MOST_INSIDE = 64
 
 @dataclass(frozen=True, slots=True)
 class NamedRank:
-    """The rank whose share a sampler draws."""
+    """The rank for which a sampler draws."""
 
     rank: int
     world_size: int
@@ -68,7 +67,7 @@ def sampler_order(sampler: Iterable[int], seed: int, pass_index: int) -> NDArray
 
 
 def length_of(sampler: Any) -> int:
-    """How many ids a user's sampler draws in a pass."""
+    """The number of ids that a user's sampler draws in a pass."""
     name = type(sampler).__name__
     try:
         length = len(sampler)
@@ -108,32 +107,32 @@ def named_rank(sampler: object) -> NamedRank | None:
 def _number(part: object, names: Iterable[str]) -> int | None:
     for name in names:
         with suppress(Exception):  # a property may do anything
-            found = getattr(part, name, None)
-            if isinstance(found, int) and not isinstance(found, bool):
-                return found
+            value = getattr(part, name, None)
+            if isinstance(value, int) and not isinstance(value, bool):
+                return value
     return None
 
 
 def _parts(sampler: object) -> Iterator[object]:
-    """A sampler, the samplers inside it, and the objects that these hold. Data sets are left out:
-    a rank that they name is not the rank of an order."""
-    known: set[int] = set()
-    open_: list[object] = [sampler]
-    while open_:
-        part = open_.pop(0)
-        if id(part) in known:
+    """A sampler, the samplers inside it, and the objects that these hold. Data sets are left out,
+    because a rank that they name is not that of an order."""
+    visited: set[int] = set()
+    waiting: list[object] = [sampler]
+    while waiting:
+        part = waiting.pop(0)
+        if id(part) in visited:
             continue
-        known.add(id(part))
+        visited.add(id(part))
         yield part
         if type(part) in CONTAINERS:
             few = part if len(cast(Any, part)) <= MOST_INSIDE else ()
             inside = few.values() if isinstance(few, dict) else cast(Iterable[object], few)
-            open_ += [each for each in inside if _draws(each)]
-        elif part is sampler or _draws(part):
-            open_ += [held for held in attributes_of(part).values() if not _is_data(held)]
+            waiting += [each for each in inside if _may_draw(each)]
+        elif part is sampler or _may_draw(part):
+            waiting += [value for value in attributes_of(part).values() if not _is_data(value)]
 
 
-def _draws(part: object) -> bool:
+def _may_draw(part: object) -> bool:
     return isinstance(part, Sampler) or (hasattr(part, "__iter__") and not _is_data(part))
 
 
@@ -144,16 +143,16 @@ def _is_data(part: object) -> bool:
     return isinstance(part, kinds) or (hasattr(part, "__getitem__") and hasattr(part, "__len__"))
 
 
-def shared_out(
+def rank_share(
     order: NDArray[np.int64], rank: int, world_size: int, per_rank: int
 ) -> NDArray[np.int64]:
-    """The share of `rank`: every `world_size`-th id of the order, `per_rank` of them. Behind its
-    end the order begins anew."""
+    """The share of `rank`: every `world_size`-th id of the order, `per_rank` of them. The order is
+    repeated at its end."""
     return np.resize(order, per_rank * world_size)[rank::world_size].copy()
 
 
-def drawn_before(ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For every position, how often its id came at earlier positions."""
+def earlier_draws(ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For every position, how often its id was drawn at earlier positions."""
     by_id = np.argsort(ids, kind="stable")
     first = np.searchsorted(ids[by_id], ids[by_id])
     before = np.empty_like(ids)

@@ -26,7 +26,7 @@ from loaders.order.keyed_permutation import KeyedPermutation
 from loaders.order.source_order import SourceOrder
 from loaders.pixels.decoding import PictureDecoder, Room
 from loaders.sources.archives import LABEL_SUFFIX
-from loaders.sources.left_out import PICTURE_SUFFIXES
+from loaders.sources.folder_walk import PICTURE_SUFFIXES
 from loaders.streams.shard_files import ShardAccess, ShardFile, is_remote
 from loaders.streams.stream_source import Place, RawSample, StreamReading, StreamTurn
 from loaders.streams.tar_reading import KEY, tar_samples

@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from products import examples
 
-from loaders.order.open_end import ENDLESS, Foresight, walk_to_the_end
+from loaders.order.open_end import ENDLESS, Foresight, walk_stream
 from loaders.order.reuse import MODES, ReuseBuffer
 from loaders.order.serve import Residents, Serve
 
@@ -61,7 +61,7 @@ def test_whoever_discovers_the_end_serves_what_was_served_if_it_was_known(
     batch = entered % (len(plan) + 1)
     residents, serves = plan.walk(batch)
     unknown = replace(plan, samples=0)
-    found, discovered = walk_to_the_end(unknown, batch, Discovered(plan.samples))
+    found, discovered = walk_stream(unknown, batch, Discovered(plan.samples))
     assert stands(found) == stands(residents)
     served = list(discovered)
     assert [told(serve) for serve, _ in served] == [told(serve) for serve in serves]
@@ -89,6 +89,6 @@ def test_nobody_reads_much_further_than_the_buffer(plan: ReuseBuffer) -> None:
     """What was read and has no slot yet is kept as it was read, so it must be a few batches."""
     extent = Discovered(ENDLESS)
     for batch in (0, 1, plan.reuse * plan.buffer_batches, 1000, 1001):
-        residents, serves = walk_to_the_end(plan, batch, extent)
+        residents, serves = walk_stream(plan, batch, extent)
         next(serves)
         assert extent.asked - residents.entered <= 2 * plan.capacity + plan.batch_size

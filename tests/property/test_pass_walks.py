@@ -119,7 +119,7 @@ def test_ages_that_are_counted_from_any_batch_are_those_of_the_whole_pass(
             born.setdefault(position, number)
         ages.append(sum(number - born[position] for position in serve.positions.tolist()))
     residents, serves = buffer.walk(batch)
-    found = BufferAges.of(residents, buffer.reuse)
+    found = BufferAges.at_entry(residents, buffer.reuse)
     for number, serve in enumerate(serves, start=batch):
         assert found.count(number, serve.positions, serve.serves) == ages[number]
         assert len(found.born) <= buffer.capacity, "it remembers only who is in the buffer"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from torchvision.datasets import ImageFolder
 
+from loaders.sources import folder_walk
 from loaders.sources.datasets import picture_folder
 from loaders.sources.folder_walk import FilePaths, FolderWalk
 
@@ -47,24 +48,26 @@ def test_a_link_to_a_folder_above_or_to_itself_ends_no_walk(tmp_path: Path) -> N
     (tmp_path / "cat" / "deep" / "up").symlink_to(tmp_path / "cat")
     (tmp_path / "cat" / "self").symlink_to(tmp_path / "cat" / "self")
     (tmp_path / "cat" / "gone").symlink_to(tmp_path / "nowhere")
-    found = [Path(name).name for name in FolderWalk(tmp_path).below(str(tmp_path / "cat"))]
+    found = [Path(name).name for name in FolderWalk(tmp_path).files_under(str(tmp_path / "cat"))]
     assert found == ["a.jpg", "b.jpg", "gone", "self"]
 
 
 def test_a_long_walk_says_how_far_it_has_come_and_a_short_one_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grown(tmp_path, *(f"cat/{n:02}/{k}.jpg" for n in range(12) for k in range(3)))
     caplog.set_level(logging.INFO, logger="loaders")
     seconds = itertools.count()
-    assert len(list(FolderWalk(tmp_path, lambda: next(seconds)).below(str(tmp_path)))) == 36
+    monkeypatch.setattr(folder_walk.time, "monotonic", lambda: next(seconds))
+    assert len(list(FolderWalk(tmp_path).files_under(str(tmp_path)))) == 36
     told = [record.getMessage() for record in caplog.records]
     assert told == [
         f"{tmp_path}: looked through {folders} folders with {entries} entries so far"
         for folders, entries in ((6, 25), (11, 40))
     ]
     caplog.clear()
-    assert len(list(FolderWalk(tmp_path, lambda: 0.0).below(str(tmp_path)))) == 36
+    monkeypatch.setattr(folder_walk.time, "monotonic", lambda: 0.0)
+    assert len(list(FolderWalk(tmp_path).files_under(str(tmp_path)))) == 36
     assert caplog.records == []
 
 
