@@ -64,7 +64,7 @@ class RepetitionCheck:
         if self._left <= 0:
             return function(argument)
         self._left -= 1
-        again = own_object(argument)
+        again = copy_object(argument)
         result = function(argument)
         before = digests_of(result)
         if digests_of(function(again)) != before and self._left >= 0:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
 from loaders.errors import PassEnded
-from loaders.slots.leaves import Chunk, Fetch, Sample, own
+from loaders.slots.leaves import Chunk, Fetch, Sample, copy_sample
 from loaders.workers.processes import WorkerProcess
 
 
@@ -133,7 +133,7 @@ class ChangeCrew:
     ) -> list[Sample]:
         with self._processes.lent() as process:
             chunk = process.change(change, samples, ids, keys)
-            made = [own(sample) for sample in chunk.samples]
+            made = [copy_sample(sample) for sample in chunk.samples]
         if chunk.error is not None:
             chunk.error.add_note(f"while augmenting sample {ids[len(made)]}")
             raise chunk.error
