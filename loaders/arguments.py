@@ -173,8 +173,9 @@ def adopted_arguments(
     seed_from = "" if "seed" in changes else seed_from
     listed = not isinstance(dataloader.dataset, IterableDataset) and reuse != 1
     batches = len(dataloader) if listed else None
-    method = cast(Any, adopted.start_method)
-    workers = Workers(adopted.workers, "auto", method, adopted.timeout, adopted.worker_init_fn)
+    theirs = adopted.workers
+    method = cast(Any, theirs.start_method)
+    workers = Workers(theirs.count, "auto", method, theirs.timeout, theirs.worker_init_fn)
     workers = workers.changed_by(changes.get("workers", Workers()))
     arguments = {**given, **changes, "workers": workers}
     return AdoptedArguments(arguments, seed_from, adopted.notes, batches)

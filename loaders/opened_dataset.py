@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loaders.adopting.adoption import decoded_columns, split_dataset
-from loaders.adopting.huggingface_datasets import OfOneRow, taken_apart
+from loaders.adopting.huggingface_datasets import RowTransform, take_transform
 from loaders.adopting.native_folder import NativeFolder, ScaledDecoding, decoded_natively
 from loaders.adopting.torchvision_steps import name_of
 from loaders.adopting.transforms import TransformSplit
@@ -61,7 +61,7 @@ class OpenedDataset:
         """What `LoaderStats` says of who decoded."""
         total: Counter[str] = Counter()
         for counts in counts_of(self.dataset):
-            total.update(counts.now())
+            total.update(counts.snapshot())
         return {"decoders": tuple(sorted(total.items()))}
 
 
@@ -76,7 +76,7 @@ def open_dataset(dataset: Any, options: LoaderOptions) -> OpenedDataset:
     check_dataset(dataset)
     split = None
     if options.augment is None and options.once is None:
-        if (apart := taken_apart(dataset)) is not None:
+        if (apart := take_transform(dataset)) is not None:
             dataset, split = apart[0], _redone(apart[1])
         else:
             dataset, split = split_dataset(dataset)
@@ -122,7 +122,7 @@ def _check_scaled(opened: OpenedDataset, options: LoaderOptions) -> None:
         raise ValueError(f'decode="scaled" has no effect here, because {why[0]}: leave it out')
 
 
-def _redone(transform: OfOneRow) -> TransformSplit:
+def _redone(transform: RowTransform) -> TransformSplit:
     """The split of a transform that gets whole samples."""
     name = name_of(transform.transform)
     report = f"cached: the data set's columns; redone at every serve: {name} (it may be random)"
@@ -139,4 +139,4 @@ def _for_its_pictures(split: TransformSplit, dataset: Any) -> TransformSplit:
     except Exception:  # whoever needs this sample is told
         return split
     number = picture_number(sample)
-    return split if number is None else split.seen(leaves_of(sample)[number])
+    return split if number is None else split.for_picture(leaves_of(sample)[number])

@@ -331,7 +331,7 @@ class Pipeline:
 
         augment = options.augment
         if split is not None and slab.picture is not None:
-            split = split.seen(slab.picture.forms.template)
+            split = split.for_picture(slab.picture.forms.template)
             augment = split.augment
         elif split is not None and isinstance(split.augment, WholeSample):
             augment = split.augment

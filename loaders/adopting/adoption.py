@@ -1,13 +1,13 @@
-"""What a user already has, and what is read from it: a `DataLoader`, a data set, arrays in memory.
+"""A user's `DataLoader`, data set or arrays in memory, and what is read from them.
 
     DataLoader  --from_dataloader-->  Adopted(data set, batch size, order, collate, ...)
     data set    --split_dataset---->  the data set with the cached part of its transform, and the
                                       other part, which is drawn anew for every serve
-    data set    --decoded_columns-->  its columns, if it lies decoded in memory: then nothing is
+    data set    --decoded_columns-->  its columns, if it is decoded in memory: then nothing is
                                       read, and neither slots nor a cache are needed
 
-Nothing here changes what it was given. What cannot be adopted is refused. What has no effect is
-named in `notes` or in the split's report: nothing is dropped silently.
+Nothing here changes its arguments. Settings that cannot be adopted are refused. Those without an
+effect are named in `notes` or in the split's report.
 """
 
 import copy
@@ -51,8 +51,20 @@ DataSet = Any
 
 
 @dataclass(frozen=True, slots=True)
+class AdoptedWorkers:
+    """The workers of a DataLoader."""
+
+    count: int
+    timeout: float | None
+    start_method: str | None
+    """How its multiprocessing_context starts processes. None: it has none."""
+    worker_init_fn: Callable[[int], object] | None
+    """What its worker processes call with their numbers. None: no function of the user's."""
+
+
+@dataclass(frozen=True, slots=True)
 class Adopted:
-    """What a DataLoader says about what to serve and how."""
+    """The settings of a DataLoader."""
 
     dataset: DataSet
     batch_size: int
@@ -60,36 +72,29 @@ class Adopted:
     sampler: Iterable[int] | OwnBatching | None
     """The sampler. None: `shuffle` describes its order completely."""
     drop_last: bool
-    workers: int
     collate: Callable[[list[Any]], Any] | None
     """The collate function. None: it is torch's default_collate."""
     pin_memory: bool
+    workers: AdoptedWorkers
+    notes: tuple[str, ...]
+    """The settings that have no effect, each in a sentence."""
     seed: int | None = None
     """The seed of its DistributedSampler. None: it has none."""
     rank: tuple[int, int] | None = None
     """The rank that its DistributedSampler draws for, and the number of ranks."""
-    timeout: float | None = None
-    start_method: str | None = None
-    """How its multiprocessing_context starts processes. None: it has none."""
-    worker_init_fn: Callable[[int], object] | None = None
-    """What its worker processes call with their numbers. None: nothing, or nothing of the user's.
-    """
-    notes: tuple[str, ...] = ()
-    """The settings that have no effect, each in a sentence."""
 
     def arguments(self) -> dict[str, Any]:
-        """As arguments of `ReuseLoader`, but for those that are None, and for its workers."""
-        others = ("workers", "timeout", "start_method", "worker_init_fn", "notes")
-        names = [each.name for each in fields(self) if each.name not in others]
-        found = {name: getattr(self, name) for name in names}
-        return {name: value for name, value in found.items() if value is not None}
+        """As arguments of `ReuseLoader`, without its workers, and without those that are None."""
+        names = [each.name for each in fields(self) if each.name not in ("workers", "notes")]
+        values = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 def from_dataloader(
     dataloader: DataLoader[Any], splits: bool = True, once: bool = False
 ) -> Adopted:
     """`splits`: whether the data set's transform will be split, so that a thread that reads ahead
-    runs only the part that we know. `once`: whether each sample is served once a pass."""
+    runs only its known part. `once`: whether each sample is served once a pass."""
     _check(dataloader)
     own = OwnBatching.from_loader(dataloader)
     if own is not None and not once and own.batch_size is not None:
@@ -97,7 +102,7 @@ def from_dataloader(
     if own is not None and not once:
         raise LoaderError(own.refusal)
     if own is not None:
-        return _as_it_batches(dataloader, own)
+        return _adopt_own_batches(dataloader, own)
     batches = cast(BatchSampler, dataloader.batch_sampler)
     collate, streamed = dataloader.collate_fn, isinstance(dataloader.dataset, IterableDataset)
     adopted = Adopted(
@@ -106,32 +111,36 @@ def from_dataloader(
         shuffle=False,
         sampler=None,
         drop_last=batches.drop_last,
-        workers=dataloader.num_workers or int(_may_read_ahead(dataloader.dataset, splits)),
         collate=None if collate is default_collate else collate,
         pin_memory=dataloader.pin_memory,
-        timeout=None if streamed else dataloader.timeout or None,
-        start_method=None if streamed else _start_method(dataloader),
-        worker_init_fn=_worker_init_fn(dataloader),
-        notes=tuple(_without_effect(dataloader, own)),
+        workers=AdoptedWorkers(
+            dataloader.num_workers or int(_may_read_ahead(dataloader.dataset, splits)),
+            None if streamed else dataloader.timeout or None,
+            None if streamed else _start_method(dataloader),
+            _worker_init_fn(dataloader),
+        ),
+        notes=tuple(_ignored_settings(dataloader, own)),
     )
     return _with_order(adopted, batches.sampler)
 
 
-def _as_it_batches(dataloader: DataLoader[Any], own: OwnBatching) -> Adopted:
-    """What goes with batches of a DataLoader's own."""
+def _adopt_own_batches(dataloader: DataLoader[Any], own: OwnBatching) -> Adopted:
+    """The settings of a DataLoader that makes its own batches."""
     return Adopted(
         dataset=dataloader.dataset,
         batch_size=own.batch_size or 1,
         shuffle=False,
         sampler=own,
         drop_last=False,
-        workers=dataloader.num_workers,
         collate=dataloader.collate_fn,
         pin_memory=dataloader.pin_memory,
-        timeout=dataloader.timeout or None,
-        start_method=_start_method(dataloader),
-        worker_init_fn=_worker_init_fn(dataloader),
-        notes=tuple(_without_effect(dataloader, own)),
+        workers=AdoptedWorkers(
+            dataloader.num_workers,
+            dataloader.timeout or None,
+            _start_method(dataloader),
+            _worker_init_fn(dataloader),
+        ),
+        notes=tuple(_ignored_settings(dataloader, own)),
     )
 
 
@@ -141,15 +150,15 @@ def _start_method(dataloader: DataLoader[Any]) -> str | None:
 
 
 def _may_read_ahead(dataset: DataSet, splits: bool) -> bool:
-    """Whether a thread may read while the loop trains: code of a user's own shares the generators
-    of random numbers with the training."""
+    """Whether a thread may read during training. A user's own code may not, because it shares the
+    generators of random numbers with the training."""
     if isinstance(dataset, IterableDataset):
         return True
     return safe_in_threads(split_dataset(dataset)[0] if splits else dataset)
 
 
 def _worker_init_fn(dataloader: DataLoader[Any]) -> Callable[[int], object] | None:
-    """The user's own function for worker processes, where there would be some."""
+    """The user's own function for worker processes, if there are any."""
     given = dataloader.worker_init_fn
     return None if dataloader.num_workers == 0 or _is_lightnings(given) else given
 
@@ -172,7 +181,7 @@ def _check(dataloader: DataLoader[Any]) -> None:
         )
 
 
-def _without_effect(dataloader: DataLoader[Any], own: OwnBatching | None) -> Iterator[str]:
+def _ignored_settings(dataloader: DataLoader[Any], own: OwnBatching | None) -> Iterator[str]:
     if type(dataloader).__module__.startswith(STATEFUL):
         yield "its load_state_dict has no effect: ReuseLoader has a state_dict of its own"
     if isinstance(dataloader.dataset, IterableDataset) and dataloader.num_workers and own is None:
@@ -271,16 +280,17 @@ def _split_parts(dataset: DataSet) -> tuple[DataSet, TransformSplit] | None:
         return None
     made, splits = zip(*map(split_dataset, dataset.datasets), strict=True)
     first = splits[0]
-    if not all(split is not None and _redoes_the_same(split, first) for split in splits):
+    if not all(split is not None and _have_same_rest(split, first) for split in splits):
         return None
     whole = copy.copy(dataset)
     whole.datasets = list(made)
     return whole, first
 
 
-def _redoes_the_same(one: TransformSplit, other: TransformSplit) -> bool:
-    same_steps = [*map(id, one.rest)] == [*map(id, other.rest)] or (one.batched and other.batched)
-    return same_steps and (one.size, one.augment) == (other.size, other.augment)
+def _have_same_rest(first: TransformSplit, second: TransformSplit) -> bool:
+    same_steps = [*map(id, first.rest)] == [*map(id, second.rest)]
+    same_steps = same_steps or (first.batched and second.batched)
+    return same_steps and (first.size, first.augment) == (second.size, second.augment)
 
 
 # ---- samples that are in memory already ---------------------------------------------------------
@@ -289,8 +299,8 @@ def _redoes_the_same(one: TransformSplit, other: TransformSplit) -> bool:
 def decoded_columns(
     dataset: DataSet,
 ) -> tuple[list[torch.Tensor], NDArray[np.int64] | None] | None:
-    """The columns of a data set that lies decoded in memory (views; [N, C, H, W] for pictures), and
-    the rows of its samples in them (None: row i is sample i). Returns None if it has to be read."""
+    """The columns of a data set that is decoded in memory (views; [N, C, H, W] for pictures), and
+    the rows of its samples in them (None: row i is sample i). Returns None if it must be read."""
     if type(dataset) is Subset:
         inner = decoded_columns(dataset.dataset)
         if inner is None:
@@ -324,8 +334,8 @@ def decoded_columns(
 
 
 def _column(values: Any) -> torch.Tensor | None:
-    """What a data set holds for all its samples, as torch's default_collate would batch it. None:
-    it has to be read sample by sample."""
+    """The values of all samples, as torch's default_collate would batch them. None: they must be
+    read sample by sample."""
     if isinstance(values, list):
         kinds = {*map(type, values)}
         return default_collate(values) if kinds in ({int}, {float}, {bool}) else None

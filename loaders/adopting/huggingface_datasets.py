@@ -5,8 +5,8 @@
     cached                         {"image": picture, "label": 3}, as the data set decodes it
     redone at every serve          f, for one sample
 
-`f` may be random, and it gets what the data set would have given it. What it leaves out of a sample
-(columns of the format) is not read.
+`f` may be random, and it gets what the data set would have given it. Columns that the format leaves
+out are not read.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class OfOneRow:
+class RowTransform:
     """A transform of a batch of rows, for one row."""
 
     transform: Callable[[dict[str, list[Any]]], Mapping[str, Any]]
@@ -25,13 +25,13 @@ class OfOneRow:
         return {name: values[0] for name, values in made.items()}
 
 
-def taken_apart(dataset: Any) -> tuple[Any, OfOneRow] | None:
-    """A Hugging Face data set without its transform, and the transform. None: it is none, or has
-    none."""
+def take_transform(dataset: Any) -> tuple[Any, RowTransform] | None:
+    """A Hugging Face data set without its transform, and the transform. None: it is no such data
+    set, or has no transform."""
     if type(dataset).__module__ != "datasets.arrow_dataset":
         return None
-    told = dataset.format
-    if told["type"] != "custom" or "transform" not in told["format_kwargs"]:
+    format_ = dataset.format
+    if format_["type"] != "custom" or "transform" not in format_["format_kwargs"]:
         return None
-    kept = {"columns": told["columns"], "output_all_columns": told["output_all_columns"]}
-    return dataset.with_format(None, **kept), OfOneRow(told["format_kwargs"]["transform"])
+    kept = {name: format_[name] for name in ("columns", "output_all_columns")}
+    return dataset.with_format(None, **kept), RowTransform(format_["format_kwargs"]["transform"])

@@ -1,4 +1,4 @@
-"""A random transform that a data set of a user's own applies in its [i], taken out of it.
+"""A random transform that a user's own data set applies in its [i], moved to every serve.
 
     def __getitem__(self, i):
         picture = Image.open(self.paths[i]).convert("RGB")
@@ -6,10 +6,10 @@
             picture = self.transform(picture)  # redone at every serve, for what it was given here
         return picture, self.labels[i]
 
-A copy of the data set has another transform, which keeps what it is given and returns a
-`LaterResult`. Nothing can be done with that but to hand it on. So where it stands in a sample,
-nothing was done to what the real transform would have returned. Every read looks for it. Before,
-some samples are read both ways with equal random numbers, and must be equal.
+A copy of the data set has another transform, which keeps its arguments and returns a `LaterResult`.
+Any operation on that raises an error. So where one is found in a sample, the data set does nothing
+with the result of the real transform. Every read looks for it. Before that, some samples are read
+both ways with equal random numbers, and must be equal.
 """
 
 import copy
@@ -30,7 +30,7 @@ from loaders.slots.leaves import as_tensor, copy_object, leaves_of, like_mapping
 from loaders.sources.randomness import generators_of, seeded_randomness
 
 LIFTED = ("transform", "transforms")
-"""The attributes that are taken out. Of others the user is told."""
+"""The attributes that are taken out. Other random attributes are reported to the user."""
 ORIENTATION = 0x0112
 """EXIF's number for how a picture is to be turned."""
 OF_EVERY_CLASS = frozenset(
@@ -38,19 +38,19 @@ OF_EVERY_CLASS = frozenset(
     | {"__module__", "__new__", "__subclasshook__", "__weakref__"}
 )
 OF_ONE_OBJECT = ("__del__", "__getitems__")
-"""A copy would end what it shares; it would have to read several samples at once."""
-Way = tuple[Any, ...]
+"""A copy would free shared resources with __del__, or read several samples at once."""
+KeyPath = tuple[Any, ...]
 """The keys that lead to a part of a sample."""
-Ways = dict[int | str, Way]
-"""Those to the result for each argument of a transform."""
+KeyPaths = dict[int | str, KeyPath]
+"""The path to the result for each argument of a transform."""
 
 
 class HandledResult(Exception):
-    """Something else was done with what a transform returns than to put it into the sample."""
+    """A data set does more with a transform's result than put it into the sample."""
 
 
 class LaterResult:
-    """Stands for what a transform will return for one of the arguments that it was given."""
+    """Stands for the later result of a transform for one of its arguments."""
 
     __slots__ = ("argument", "given")
 
@@ -76,15 +76,15 @@ class Lift:
     """How a transform is taken out of its data set, and redone."""
 
     name: str
-    """The attribute that it is."""
+    """The attribute that holds it."""
     transform: Callable[..., Any]
     prefix: tuple[Step, ...]
-    """Its deterministic beginning, which one argument gets before it is kept."""
+    """Its deterministic first steps, which are applied before the argument is kept."""
     rest: tuple[Step, ...]
-    ways: Ways | None = None
-    """None: they are to be found."""
+    paths: KeyPaths | None = None
+    """None: they are not known yet."""
     form: Form | None = None
-    """That of its argument, where this is the picture of a sample, and all that is redone."""
+    """The form of its argument, if that is the picture of the sample and nothing else is redone."""
 
     @property
     def __name__(self) -> str:
@@ -96,21 +96,21 @@ class Lift:
         return f"cached: {kept}; redone at every serve: {self.__name__} (taken out of .{self.name})"
 
     def batched(self) -> list[Augmentation] | None:
-        """Steps of ours for the rest, if there are such for all of it."""
+        """Our steps for the rest, if they cover all of it."""
         ours = None if self.form is None else batched(self.rest, None, self.form)
         return ours if isinstance(ours, list) else None
 
     def deferred(self, *given: Any, **named: Any) -> Any:
-        """What is called in place of the transform."""
+        """Called in place of the transform: keeps the arguments."""
         if bool(given) == bool(named):
             raise HandledResult("it is called with arguments both with and without names")
         if self.prefix and len(given) == 1:
             given = (Decode(self.prefix)(given[0]),)
-        kept = {key: self._own(value) for key, value in (*enumerate(given), *named.items())}
+        kept = {key: self._copy_given(value) for key, value in (*enumerate(given), *named.items())}
         results = {key: LaterResult(key, kept) for key in kept}
         return results if named else results[0] if len(given) == 1 else tuple(results.values())
 
-    def _own(self, value: Any) -> Any:
+    def _copy_given(self, value: Any) -> Any:
         """A copy, because the data set may go on to change what it gave."""
         if not isinstance(value, Image.Image):
             return copy_object(value)
@@ -121,22 +121,22 @@ class Lift:
 
     def __call__(self, sample: Any) -> Any:
         """The sample with results in place of arguments."""
-        ways = self.ways or {}
-        given = {key: _part(sample, way) for key, way in ways.items()}
+        paths = self.paths or {}
+        given = {key: _part(sample, path) for key, path in paths.items()}
         if 0 not in given:
             made: Any = self.transform(**cast(dict[str, Any], given))
         elif len(given) > 1:
             made = dict(zip(given, self.transform(*given.values()), strict=True))
         else:
             made = {0: (Decode(self.rest) if self.prefix else self.transform)(given[0])}
-        for key, way in ways.items():
-            sample = _with(sample, way, made[key])
+        for key, path in paths.items():
+            sample = _replaced(sample, path, made[key])
         return sample
 
 
 class LiftedReading:
-    """How a data set reads whose transform was taken out. It is mixed into the user's class, for
-    which messages, `isinstance` and a worker_init_fn look."""
+    """The [i] of a data set whose transform was taken out. It is mixed into the user's class, so
+    that `isinstance` and messages still show that class."""
 
     _given: Any
     _lift: Lift
@@ -145,7 +145,7 @@ class LiftedReading:
         return lifted, (self._given, self._lift)
 
     def __getitem__(self, index: int) -> Any:
-        """The sample with arguments in place of results. While their ways are to be found: both."""
+        """The sample with arguments in place of results; with their paths, if these are new."""
         lift = self._lift
         try:
             sample: Any = cast(Any, super()).__getitem__(index)
@@ -154,21 +154,21 @@ class LiftedReading:
             if not calls or any(call is not calls[0] for call in calls):
                 raise HandledResult(f"[i] returns {len(calls)} results of it, and not those of one")
             keys = [object.__getattribute__(result, "argument") for result in found.values()]
-            ways = dict(zip(keys, found, strict=True))
-            if not len(keys) == len(ways) == len(calls[0]) or lift.ways not in (None, ways):
+            paths = dict(zip(keys, found, strict=True))
+            if not len(keys) == len(paths) == len(calls[0]) or lift.paths not in (None, paths):
                 raise HandledResult("its results are elsewhere in the sample, or not there once")
         except HandledResult as error:
-            if lift.ways is None:
+            if lift.paths is None:
                 raise
             raise FrozenDraw(
                 f"sample {index} of {type(self).__name__} is not made as others are, whose"
                 f" .{lift.name} is redone at every serve: {error}; {advice(lift.name)}, or give"
                 " reuse=1 and no cache"
             ) from None
-        ways = {key: ways[key] for key in calls[0]}
-        for key, way in ways.items():
-            sample = _with(sample, way, calls[0][key])
-        return (sample, ways) if lift.ways is None else sample
+        paths = {key: paths[key] for key in calls[0]}
+        for key, path in paths.items():
+            sample = _replaced(sample, path, calls[0][key])
+        return (sample, paths) if lift.paths is None else sample
 
 
 def lifted(dataset: Any, lift: Lift) -> Any:
@@ -203,14 +203,14 @@ def possible_lifts(dataset: Any) -> Iterator[Lift]:
 
 
 class ReadBothWays:
-    """A data set whose [i] says what sample i tells of a lift (its ways and form), or why it is
-    another sample if the transform is applied afterwards."""
+    """A data set whose [i] gives the paths and form that sample i shows for a lift, or the reason
+    why the sample differs if the transform is applied afterwards."""
 
     def __init__(self, probed: Any, lift: Lift) -> None:
         self.probed = probed
         self._lift = lift
 
-    def __getitem__(self, index: int) -> tuple[Ways, Form | None] | str:
+    def __getitem__(self, index: int) -> tuple[KeyPaths, Form | None] | str:
         held = generators_of(self.probed)
 
         def seeded(make: Callable[[], Any]) -> Any:
@@ -221,19 +221,19 @@ class ReadBothWays:
         if whole != again:
             return "what [i] does beside it is random, too"
         try:
-            sample, ways = seeded(lambda: lifted(self.probed, self._lift)[index])
-            given = [leaf for way in ways.values() for leaf in leaves_of(_part(sample, way))]
+            sample, paths = seeded(lambda: lifted(self.probed, self._lift)[index])
+            given = [leaf for path in paths.values() for leaf in leaves_of(_part(sample, path))]
             if not any(getattr(as_tensor(leaf), "ndim", 0) for leaf in given):
                 return "it is given no array and no picture, so it reads them itself"
             number = picture_number(sample)
-            alone = [*ways] == [0] and number is not None and leaves_of(sample)[number] is given[0]
+            alone = [*paths] == [0] and number is not None and leaves_of(sample)[number] is given[0]
             form = form_of(given[0]) if alone else None
-            found = replace(self._lift, ways=ways)
+            found = replace(self._lift, paths=paths)
             same = seeded(lambda: digests_of(found(sample))) == whole
         except Exception as error:
             handled = isinstance(error, HandledResult)
             return str(error) if handled else f"{type(error).__name__}: {error}"
-        return (ways, form) if same else "applied afterwards, it gives another sample"
+        return (paths, form) if same else "applied afterwards, it gives another sample"
 
 
 def advice(name: str) -> str:
@@ -256,27 +256,27 @@ def _holders(dataset: Any) -> list[Any]:
     return [dataset]
 
 
-def _results_in(part: Any, *way: Any) -> Iterator[tuple[Way, LaterResult]]:
+def _results_in(part: Any, *path: Any) -> Iterator[tuple[KeyPath, LaterResult]]:
     if type(part) is LaterResult:
-        yield way, part
+        yield path, part
     elif isinstance(part, Mapping | list | tuple):
         for key in part if isinstance(part, Mapping) else range(len(part)):
-            yield from _results_in(part[key], *way, key)
+            yield from _results_in(part[key], *path, key)
 
 
-def _part(sample: Any, way: Way) -> Any:
-    for key in way:
+def _part(sample: Any, path: KeyPath) -> Any:
+    for key in path:
         sample = sample[key]
     return sample
 
 
-def _with(sample: Any, way: Way, part: Any) -> Any:
-    """The sample with another part there. What the data set returned is not changed."""
-    if not way:
+def _replaced(sample: Any, path: KeyPath, part: Any) -> Any:
+    """A copy of the sample with another part at this path."""
+    if not path:
         return part
-    inside = _with(sample[way[0]], way[1:], part)
+    inside = _replaced(sample[path[0]], path[1:], part)
     if isinstance(sample, Mapping):
-        return like_mapping(sample, {**sample, way[0]: inside})
+        return like_mapping(sample, {**sample, path[0]: inside})
     parts = [*sample]
-    parts[way[0]] = inside
+    parts[path[0]] = inside
     return type(sample)(*parts) if hasattr(sample, "_fields") else type(sample)(parts)

@@ -29,7 +29,7 @@ import torch
 from PIL import Image
 
 from loaders.slots.leaves import Chunk, as_tensor
-from loaders.sources.randomness import generators_of, seeded_randomness, slots_of
+from loaders.sources.randomness import attributes_of, generators_of, seeded_randomness
 
 READS = 24
 SAMPLES = 6
@@ -69,8 +69,8 @@ class ProbedReads:
 
 
 def variation(samples: int, read: Callable[[Sequence[int]], Chunk]) -> str | None:
-    """In what reading varies, as the end of a sentence; None: in nothing that was seen. `read`
-    reads `ProbedReads`. A sample that cannot be read says nothing here."""
+    """How two reads of a sample differed, as the beginning of a sentence; None: they did not.
+    `read` reads `ProbedReads`. Unreadable samples are left out."""
     first: dict[int, tuple[dict[str, bytes], dict[str, bytes]]] = {}
     unreadable: set[int] = set()
     until = time.monotonic() + SECONDS
@@ -85,21 +85,21 @@ def variation(samples: int, read: Callable[[Sequence[int]], Chunk]) -> str | Non
                 raise chunk.error
             unreadable.add(sample_id)
             continue
-        told, moved, _ = cast(Any, chunk.samples[0])
+        digests, moved, _ = cast(Any, chunk.samples[0])
         if sample_id not in first:
-            first[sample_id] = told, moved
+            first[sample_id] = digests, moved
             continue
-        found = _difference(first[sample_id][0], told) or _draws(first[sample_id][1], moved)
-        if found:
-            return f"{found} when sample {sample_id} was read again"
+        change = _difference(first[sample_id][0], digests) or _draws(first[sample_id][1], moved)
+        if change:
+            return f"{change} when sample {sample_id} was read again"
         # A generator that moved for the first time is compared with the next reads.
         first[sample_id][1].update(moved)
     return None
 
 
 def schedule(samples: int) -> list[int]:
-    """The ids that are read, in turn. The distances between two reads of a sample differ, so that
-    nothing that comes round in a fixed rhythm looks constant."""
+    """The ids that are read, in turn. The distances between two reads of a sample differ, so that a
+    periodic change does not look constant."""
     ids = np.unique(np.linspace(0, samples - 1, SAMPLES).astype(int))
     again = np.repeat(ids, READS // len(ids))
     rest = np.random.default_rng(0).permutation(again[2:])
@@ -129,10 +129,7 @@ def parts(sample: Any, where: str = "", depth: int = 0) -> Iterator[tuple[str, A
     else:
         yield where, sample
         if not isinstance(sample, NO_ATTRIBUTES):
-            slots = [name for kind in type(sample).__mro__ for name in slots_of(kind)]
-            own = {name: getattr(sample, name, None) for name in slots}
-            own |= getattr(sample, "__dict__", {})
-            inside = [(f".{name}", part) for name, part in own.items()]
+            inside = [(f".{name}", part) for name, part in attributes_of(sample).items()]
     if depth < MOST_DEPTH:
         for name, part in inside:
             yield from parts(part, where + name, depth + 1)

@@ -98,7 +98,7 @@ class OnePicture:
 
 
 @dataclass(frozen=True, slots=True)
-class OfAlbumentations:
+class AlbumentationsTransform:
     """A transform of Albumentations, which gets and returns an array [H, W, C], for one stored
     picture."""
 
@@ -124,7 +124,7 @@ class TransformSplit:
     size: Size | None = None
     """The size of the pictures that `decode` returns, where that is known."""
 
-    def seen(self, picture: object) -> "TransformSplit":
+    def for_picture(self, picture: object) -> "TransformSplit":
         """The split for pictures like this one, which `decode` returned. Before one is seen, they
         are taken for PIL pictures, as torchvision's data sets return, unless `decode` converts."""
         if not self.rest:

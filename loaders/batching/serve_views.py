@@ -27,7 +27,7 @@ from loaders.pixels.augmentation import (
     reads_slots,
     view_keys,
 )
-from loaders.pixels.moves import Moves, moved_parts, picture_sizes
+from loaders.pixels.moves import Moves, move_parts, picture_sizes
 from loaders.pixels.placing import Images, SlotPictures
 from loaders.slots.columns import ArrayColumn
 from loaders.slots.leaves import as_kind, is_tv_tensor
@@ -52,7 +52,7 @@ class BatchedView:
         images = images.gather() if isinstance(images, SlotPictures) else images
         return self._check.call(lambda pixels: self.augment(pixels, self.draws(keys)), images)
 
-    def moved(
+    def apply(
         self, images: Images, keys: NDArray[np.uint64], ids: NDArray[np.int64]
     ) -> tuple[torch.Tensor, Moves]:
         """The pictures of the samples `ids`, and how they were moved. It needs an augmentation of
@@ -61,7 +61,7 @@ class BatchedView:
         chain = (
             self.augment if isinstance(self.augment, Chain) else Chain([cast(Any, self.augment)])
         )
-        pictures, placings = chain.moved(images, self.draws(keys))
+        pictures, placings = chain.apply(images, self.draws(keys))
         return pictures, Moves(ids, sizes, placings)
 
 
@@ -152,7 +152,7 @@ class SlotViews:
     ) -> tuple[torch.Tensor, Moves | None]:
         # An augmentation may write into the pictures, so each view gets its own.
         images = self._pictures(slab, slots, serves, view.number)
-        return view.moved(images, keys, ids) if self._parts else (view.pictures(images, keys), None)
+        return view.apply(images, keys, ids) if self._parts else (view.pictures(images, keys), None)
 
     def _pictures(
         self, slab: Slab, slots: NDArray[np.int64], serves: NDArray[np.int64] | None, view: int
@@ -231,7 +231,7 @@ def _moved(
                 f" {attributes['format'].name}, and others are {part.kind}: let the data set return"
                 " boxes of one format"
             )
-    return moved_parts(part.kind, [column.leaf(slot) for slot in slots.tolist()], moves, part.place)
+    return move_parts(part.kind, [column.leaf(slot) for slot in slots.tolist()], moves, part.place)
 
 
 def _in_form(

@@ -83,15 +83,15 @@ class KeyedPermutation:
         row, column = np.divmod(places, columns)
         for number, key in enumerate(self._keys):
             if number % 2 == 0:
-                row += _below(rows, column, key)
+                row += _numbers_below(rows, column, key)
                 row %= rows
             else:
-                column += _below(columns, row, key)
+                column += _numbers_below(columns, row, key)
                 column %= columns
         return row * columns + column
 
 
-def _below(limit: int, values: IntArray, key: int) -> IntArray:
+def _numbers_below(limit: int, values: IntArray, key: int) -> IntArray:
     """For each value a number below a limit of at most 32 bits, each of them equally often but for
     one in 2 ** 32."""
     found = values.astype(np.uint64)

@@ -3,10 +3,9 @@
     samples known to exist   0 ---------------------------- n
     batches                  0 ------------ b: the order of every pass that has at least n samples
 
-The order of a pass (`reuse`) knows of its number of samples only where it ends. So a batch is that
-of a pass without end, as long as so many samples are there that its end cannot be noticed in it
-(`foreseen`). Where the stream turns out to end before that, its number of samples is known, and the
-pass goes on in the order of that number.
+The number of samples changes the order of a pass (`reuse`) only near its end. So a batch is that of
+an endless pass, as long as enough samples are known to exist (`foreseen`). When the stream turns
+out to end before that, its number of samples is known, and the pass continues in that order.
 
 Law (tests/property/test_open_end.py): whoever asks first, the batches are those of a pass whose
 number of samples was known from the beginning.
@@ -46,7 +45,7 @@ def walk_stream(
     residents, serves = plan.walk(batch)
     # Without an end, the buffer may hold samples that this batch does not need.
     if not extent.reaches(max(foreseen.samples(batch), residents.entered)):
-        residents, serves = _known(plan, extent).walk(batch)
+        residents, serves = _finite_plan(plan, extent).walk(batch)
         return residents, _with_last(serves)
     return residents, _with_last(_serves(plan, batch, serves, foreseen, extent))
 
@@ -61,10 +60,10 @@ def _serves(
     while extent.reaches(foreseen.samples(batch)):
         yield next(serves)
         batch += 1
-    yield from _known(plan, extent).walk(batch)[1]
+    yield from _finite_plan(plan, extent).walk(batch)[1]
 
 
-def _known(plan: ReuseBuffer, extent: Extent) -> ReuseBuffer:
+def _finite_plan(plan: ReuseBuffer, extent: Extent) -> ReuseBuffer:
     samples = extent.samples
     assert samples is not None, "a stream that does not reach so far has ended"
     return replace(plan, samples=samples)

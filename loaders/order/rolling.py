@@ -121,14 +121,14 @@ class RollingPass:
     def walk(self, batch: int) -> tuple[Residents, Iterator[Serve]]:
         """Who stands in the buffer before `batch`, and all serves from there on."""
         slots = self._first_slots()
-        self._pass_over(slots, min(batch, self._fill))
+        self._skip_to(slots, min(batch, self._fill))
         if batch < self._fill:
             return slots.residents(self.reuse), self._from_fill(slots)
         ring = self._ring_of(slots)
         if ring is not None and batch < ring.end:
             return ring.slots(batch).residents(self.reuse), self._from_ring(ring, batch)
-        slots = slots if ring is None else self._after(ring)
-        self._pass_over(slots, batch)
+        slots = slots if ring is None else self._slots_after(ring)
+        self._skip_to(slots, batch)
         return slots.residents(self.reuse), self._overdue(slots)
 
     def foreseen(self) -> "tuple[list[int], Ring]":
@@ -152,9 +152,9 @@ class RollingPass:
     def _from_ring(self, ring: "Ring", batch: int) -> Iterator[Serve]:
         for number, serve in enumerate(ring.serves(batch), start=batch):
             yield self._mixed(number, serve)
-        yield from self._overdue(self._after(ring))
+        yield from self._overdue(self._slots_after(ring))
 
-    def _after(self, ring: "Ring") -> Slots:
+    def _slots_after(self, ring: "Ring") -> Slots:
         slots = ring.slots(ring.end)
         slots.admit(self.samples)
         return slots
@@ -164,7 +164,7 @@ class RollingPass:
         while slots.outstanding and slots.batch != until:
             yield self._mixed(slots.batch, self._next(slots))
 
-    def _pass_over(self, slots: Slots, batch: int) -> None:
+    def _skip_to(self, slots: Slots, batch: int) -> None:
         while slots.outstanding and slots.batch < batch:
             self._next(slots)
 
@@ -224,7 +224,7 @@ class RollingPass:
         # life comes out even with the slots of two batches, the drain needs that much longer.
         even = not self.shuffle and self.buffer_batches == 2 and self.reuse % self._capacity == 0
         margin = self.reuse if even else 0
-        return Ring.of(slots, self.samples, self.batch_size, spread, self.seed, margin)
+        return Ring.from_slots(slots, self.samples, self.batch_size, spread, self.seed, margin)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -245,7 +245,7 @@ class Ring:
     """The slots, numbered in the order in which they get their second samples."""
 
     @classmethod
-    def of(
+    def from_slots(
         cls,
         slots: Slots,
         samples: int,
@@ -302,7 +302,7 @@ class Ring:
                 )
             ]
             slot, turn = (np.concatenate(column) for column in zip(*parts, strict=True))
-            yield Serve(*self._who(slot, turn))
+            yield Serve(*self._served_at(slot, turn))
 
     def slots(self, batch: int) -> Slots:
         """The slots before a batch."""
@@ -318,11 +318,11 @@ class Ring:
             there = h + part < number
             slot, turn, served_in = slot[there], turn[there], begin.batch + h + part[there]
             turns[slot], last[slot] = turn + 1, served_in
-            fresh = self._who(slot, turn)[1] == 0
+            fresh = self._served_at(slot, turn)[1] == 0
             first[slot[fresh]] = served_in[fresh]
-        position, served = self._who(every, turns)
+        position, served = self._served_at(every, turns)
         due = (every + (turns - served) * capacity)[:, None] + np.arange(reuse) * capacity
-        following = self._who(every, turns + reuse - served)[0]
+        following = self._served_at(every, turns + reuse - served)[0]
         entered = min(int(following.min()), self.samples)
         free = position >= entered  # whoever comes, comes in the order of the positions
         served[free] = reuse
@@ -330,7 +330,7 @@ class Ring:
         outstanding = begin.outstanding - number * self.batch_size
         return Slots(position, served, first, last, due, entered, batch, outstanding)
 
-    def _who(self, slot: IntArray, turn: IntArray) -> tuple[IntArray, IntArray]:
+    def _served_at(self, slot: IntArray, turn: IntArray) -> tuple[IntArray, IntArray]:
         """Whom slots serve in which rounds: the positions, and the numbers of their serves."""
         reuse, begin = self.begin.due.shape[1], self.begin
         since = turn - self.left[slot]
@@ -347,7 +347,7 @@ class Ring:
         turn, slot = np.divmod(start + np.arange(len(part)), len(self.left))
         if self.spread:
             drawn = mixed(start + np.arange(len(part)), key_of(*self.seed, PARTS))
-            order = np.lexsort((drawn, self._who(slot, turn)[1]))
+            order = np.lexsort((drawn, self._served_at(slot, turn)[1]))
             turn, slot = turn[order], slot[order]
         return slot, turn, part
 

@@ -119,7 +119,7 @@ class TuningRules:
 
 
 @dataclass(slots=True)
-class _Seen:
+class TunerState:
     """What a tuner has seen so far, as plain numbers and lists of them."""
 
     batches: int = 0
@@ -150,7 +150,7 @@ class ReuseTuner:
             raise ValueError(f"most must be at least 1, not {most}")
         self.most = most
         self.rules = rules or TuningRules()
-        self._seen = _Seen()
+        self._seen = TunerState()
 
     @property
     def reuse(self) -> int | None:
@@ -187,9 +187,9 @@ class ReuseTuner:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on as the tuner would have whose state this is. (Of a state of an earlier version the
         open block is not known here.)"""
-        known = asdict(_Seen())
-        copied = asdict(_Seen(**{name: state[name] for name in known if name in state}))
-        self._seen = _Seen(**copied)
+        known = asdict(TunerState())
+        copied = asdict(TunerState(**{name: state[name] for name in known if name in state}))
+        self._seen = TunerState(**copied)
 
     def _look(self, rates: PipelineRates) -> Choice | None:
         seen, choice, ask = self._seen, choose_reuse(rates, self.most, self.rules.margin), 0

@@ -91,11 +91,11 @@ class Converting(ABC):
     """An augmentation that makes floats of uint8, without draws."""
 
     @abstractmethod
-    def converted(self, images: torch.Tensor, memory: FloatMemory) -> torch.Tensor:
+    def convert(self, images: torch.Tensor, memory: FloatMemory) -> torch.Tensor:
         """The floats: those of uint8 in what `memory` gives."""
 
     def __call__(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
-        return self.converted(images, floats_like)
+        return self.convert(images, floats_like)
 
 
 class Geometric(ABC):
@@ -141,22 +141,22 @@ class Chain:
     steps: Sequence[Augmentation | Geometric]
 
     def __call__(self, images: Images, draws: Draws) -> torch.Tensor:
-        return self.moved(images, draws)[0]
+        return self.apply(images, draws)[0]
 
-    def moved(self, images: Images, draws: Draws) -> tuple[torch.Tensor, tuple[Placing, ...]]:
+    def apply(self, images: Images, draws: Draws) -> tuple[torch.Tensor, tuple[Placing, ...]]:
         """The augmented pictures, and where they were placed, one move after the other."""
         placing: Placing | None = None
         done: list[Placing] = []
         memory = images.blocks.floats_like if isinstance(images, SlotPictures) else floats_like
         for step in self.steps:
             if isinstance(step, Chain):
-                images, inner = step.moved(_rendered(images, placing, done), draws)
+                images, inner = step.apply(_rendered(images, placing, done), draws)
                 done, placing = [*done, *inner], None
                 continue
             if not isinstance(step, Geometric):
                 moved, placing = _rendered(images, placing, done), None
                 converts = isinstance(step, Converting)
-                images = step.converted(moved, memory) if converts else step(moved, draws)
+                images = step.convert(moved, memory) if converts else step(moved, draws)
                 continue
             if placing is not None and step.stage <= placing.stage:
                 images, placing = _rendered(images, placing, done), None

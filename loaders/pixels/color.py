@@ -47,7 +47,7 @@ class ToFloat(Converting):
     """Whether to multiply by 1 / 255, as torchvision's v2 does, instead of dividing by 255, as its
     v1 does: the last bits differ."""
 
-    def converted(self, images: torch.Tensor, memory: FloatMemory) -> torch.Tensor:
+    def convert(self, images: torch.Tensor, memory: FloatMemory) -> torch.Tensor:
         if _whole_levels(images):
             return self.scale(memory(images).copy_(images))
         return images.to(torch.float32)
@@ -65,7 +65,7 @@ class Normalize(Converting):
     std: tuple[float, ...]
     to_float: ToFloat = ToFloat()
 
-    def converted(self, images: torch.Tensor, memory: FloatMemory) -> torch.Tensor:
+    def convert(self, images: torch.Tensor, memory: FloatMemory) -> torch.Tensor:
         frames, whole = as_frames(images), _whole_levels(images)
         channels = frames.shape[1]
         for name, values in (("mean", self.mean), ("std", self.std)):

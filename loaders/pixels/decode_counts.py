@@ -15,20 +15,20 @@ class DecodeCounts:
 
     def add(self, kind: str, *, native: bool) -> None:
         """Count a picture of a format: "JPEG"."""
-        self.more({f"{kind} {'natively' if native else 'by Pillow'}": 1})
+        self.merge({f"{kind} {'natively' if native else 'by Pillow'}": 1})
 
-    def more(self, counts: dict[str, int]) -> None:
+    def merge(self, counts: dict[str, int]) -> None:
         """Add the counts of another process."""
         with self._lock:
             for name, count in counts.items():
                 self._counts[name] = self._counts.get(name, 0) + count
 
-    def taken(self) -> dict[str, int]:
-        """The counts since this was called last."""
+    def take_all(self) -> dict[str, int]:
+        """The counts since the last call."""
         with self._lock:
             counts, self._counts = self._counts, {}
         return counts
 
-    def now(self) -> dict[str, int]:
+    def snapshot(self) -> dict[str, int]:
         with self._lock:
             return dict(sorted(self._counts.items()))

@@ -41,8 +41,8 @@ from loaders.pixels.picture_modes import (
     UPRIGHT,
     as_rgb,
     jpeg_orientation,
-    tell_frames,
     upright,
+    warn_of_frames,
 )
 
 
@@ -133,7 +133,7 @@ def decode_pixels(
                 return upright(pixels, turn)
     with Image.open(BytesIO(data)) as picture:
         check_extent(picture.height, picture.width, pixel_limit)
-        tell_frames(picture, name)
+        warn_of_frames(picture, name)
         pixels = np.array(as_rgb(picture))
         if counts is not None:
             counts.add(picture.format or "unknown format", native=False)

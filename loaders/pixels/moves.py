@@ -50,7 +50,7 @@ class Moves:
     def only(self, number: int) -> "Moves":
         """The moves of a single sample."""
         which = slice(number, number + 1)
-        placings = tuple(placing.of(which) for placing in self.placings)
+        placings = tuple(placing.select(which) for placing in self.placings)
         return Moves(self.ids[which], self.sizes[which], placings)
 
     def size(self, number: int) -> tuple[int, int]:
@@ -76,7 +76,7 @@ def picture_sizes(images: Images) -> NDArray[np.int32]:
     return np.tile(np.array(images.shape[-2:], dtype=np.int32), (len(images), 1))
 
 
-def moved_parts(
+def move_parts(
     kind: PartKind, parts: Sequence[torch.Tensor], moves: Moves, place: str
 ) -> list[torch.Tensor]:
     """The part at `place` of each sample, moved with its picture. Nobody else holds the result."""
@@ -87,7 +87,7 @@ def moved_parts(
     if kind == "picture":
         return [_picture(part, moves, n, place) for n, part in enumerate(parts)]
     if len({part.shape for part in parts}) > 1:
-        each = (moved_parts(kind, [p], moves.only(n), place) for n, p in enumerate(parts))
+        each = (move_parts(kind, [p], moves.only(n), place) for n, p in enumerate(parts))
         return [part for (part,) in each]
     values = torch.stack(list(parts)).double().numpy()
     made = _points(values, moves, place) if kind == "points" else _boxes(values, kind, moves, place)

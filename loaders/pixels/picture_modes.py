@@ -23,7 +23,7 @@ OF_16_BITS = ("PNG", "PPM")
 """Formats in which Pillow's 32-bit integers come from 16 bits."""
 WITH_FRAMES = ("GIF", "WEBP", "TIFF", "PNG", "AVIF")
 
-_told_frames = False
+_warned_frames = False
 
 
 def as_rgb(picture: Image.Image) -> Image.Image:
@@ -97,13 +97,13 @@ def _exif_orientation(exif: bytes) -> int:
     return UPRIGHT
 
 
-def tell_frames(picture: Image.Image, name: str) -> None:
-    global _told_frames
-    if _told_frames or picture.format not in WITH_FRAMES:
+def warn_of_frames(picture: Image.Image, name: str) -> None:
+    global _warned_frames
+    if _warned_frames or picture.format not in WITH_FRAMES:
         return
     frames = getattr(picture, "n_frames", 1)
     if frames > 1:
-        _told_frames = True
+        _warned_frames = True
         log.warning(
             "%s has %d frames; of such pictures the first frame is read, and the others are not",
             name,

@@ -92,7 +92,7 @@ class Placing:
         size = (int(sizes[0, 0]), int(sizes[0, 1]))
         return cls(boxes, size, False, np.zeros(len(sizes), dtype=bool), None, 0)
 
-    def of(self, samples: slice) -> "Placing":
+    def select(self, samples: slice) -> "Placing":
         """The placing of some of the pictures."""
         holes = None if self.holes is None else self.holes[samples]
         return replace(self, boxes=self.boxes[samples], flips=self.flips[samples], holes=holes)

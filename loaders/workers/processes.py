@@ -237,7 +237,7 @@ class WorkerProcess:
         assert self._pipe is not None
         reply, area = self._receive(self._pipe), self._area
         for mine, more in zip(counts_of(self.dataset), reply.counts, strict=True):
-            mine.more(more)
+            mine.merge(more)
         assert area is not None
         samples = [unpack(sample, area) for sample in reply.samples]
         if reply.rows is not None:

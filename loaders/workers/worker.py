@@ -294,7 +294,7 @@ def _send(
     failure: Failure | None,
     counts: Sequence[DecodeCounts] = (),
 ) -> None:
-    grown, taken = staging.grown_bytes, [each.taken() for each in counts]
+    grown, taken = staging.grown_bytes, [each.take_all() for each in counts]
     pipe.send_bytes(pickle.dumps(Reply(rows, samples, failure, grown, taken)))
     if grown:
         staging.send(pipe, os.getppid())

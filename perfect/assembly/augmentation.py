@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from loaders.adopting.transforms import OfAlbumentations, OnePicture, PerSample
+from loaders.adopting.transforms import AlbumentationsTransform, OnePicture, PerSample
 from loaders.pixels.augmentation import (
     Augmentation,
     CentreCrop,
@@ -118,7 +118,7 @@ def _build_own_step(config: OwnAugmentConfig, key: str) -> Any:
     made = _construct_nested({"class_path": config.class_path, "init_args": config.init_args}, key)
     modules = (kind.__module__ for kind in inspect.getmro(type(made)))
     theirs = any(module.partition(".")[0] == "albumentations" for module in modules)
-    return OfAlbumentations(made) if theirs else made
+    return AlbumentationsTransform(made) if theirs else made
 
 
 def _construct_nested(value: Any, key: str) -> Any:

@@ -108,7 +108,7 @@ def test_every_sample_is_that_of_the_folder_to_the_last_bit(mixed: Path, transfo
             assert np.array_equal(as_array(mine), as_array(other))
             if isinstance(other, torch.Tensor):
                 assert type(mine) is type(other) and mine.stride() == other.stride()
-    counts = Counter(ours.counts.now())
+    counts = Counter(ours.counts.snapshot())
     rows_first = transform == "Resize to less than half of the height"
     assert (counts["JPEG natively"] > len(theirs)) != (rows_first and resizes())  # of both rounds
     assert counts["PNG by Pillow"] == counts["WEBP by Pillow"] == 12
@@ -124,7 +124,7 @@ def test_pillow_resizes_what_we_decoded_where_we_cannot(
     assert said == "JPEG decoded natively, with Pillow's bits"
     for index in range(len(theirs)):
         assert torch.equal(ours[index][0], cast(Any, theirs[index][0]))
-    assert ours.counts.now()["JPEG natively"] > len(theirs) // 2
+    assert ours.counts.snapshot()["JPEG natively"] > len(theirs) // 2
 
 
 def own_loader(path: str) -> Any:
@@ -165,7 +165,7 @@ def test_what_else_is_asked_of_the_folder_is_answered(jpegs: Path) -> None:
         theirs.classes, theirs.targets, theirs.samples,
     )  # fmt: skip
     assert np.array_equal(as_array(ours[3][0]), as_array(theirs[3][0]))
-    assert ours.counts.now() == {"JPEG natively": 1}
+    assert ours.counts.snapshot() == {"JPEG natively": 1}
 
 
 def test_a_damaged_picture_has_pillows_error_with_its_sample(jpegs: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from products import examples
 from loaders import ReuseLoader
 from loaders.augment import CentreCrop, Chain, Flip, PadCrop, RandomCrop, RandomResizedCrop
 from loaders.pixels.augmentation import Draws, draw_keys
-from loaders.pixels.moves import Moves, moved_parts, picture_sizes
+from loaders.pixels.moves import Moves, move_parts, picture_sizes
 
 law = settings(max_examples=examples(100), deadline=None)
 
@@ -35,7 +35,7 @@ def draws(seed: int) -> Draws:
 
 def moved(images: torch.Tensor, steps: list[Any], seed: int) -> tuple[torch.Tensor, Moves]:
     sizes = picture_sizes(images)
-    pictures, placings = Chain(steps).moved(images.clone(), draws(seed))
+    pictures, placings = Chain(steps).apply(images.clone(), draws(seed))
     return pictures, Moves(np.arange(COUNT), sizes, placings)
 
 
@@ -77,7 +77,7 @@ def test_a_mask_that_is_a_function_of_the_pixels_still_is(
 ) -> None:
     images = random_pictures(np.random.default_rng(seed), height, width)
     pictures, moves = moved(images, steps, seed)
-    masks = moved_parts("mask", [*classes(images)], moves, "")
+    masks = move_parts("mask", [*classes(images)], moves, "")
     assert torch.equal(torch.stack(masks), classes(pictures))
 
 
@@ -88,7 +88,7 @@ def test_a_box_surrounds_what_is_left_of_what_it_surrounded(
 ) -> None:
     boxes = random_boxes(np.random.default_rng(seed), height, width)
     pictures, moves = moved(painted(boxes, height, width), steps, seed)
-    found = moved_parts("boxes_xyxy", [*boxes], moves, "")
+    found = move_parts("boxes_xyxy", [*boxes], moves, "")
     assert [box.tolist() for box in found] == [[surrounding(one)] for one in pictures]
 
 
@@ -102,7 +102,7 @@ def test_a_key_point_stays_on_its_pixel_and_knows_when_that_is_gone(
     where = np.random.default_rng(seed).integers(0, (width, height), (COUNT, 2, 2))
     points = torch.from_numpy(np.concatenate([where, np.full((COUNT, 2, 1), 2)], axis=-1))
     pictures, moves = moved(numbers.expand(COUNT, 1, height, width), steps, seed)
-    for n, found in enumerate(moved_parts("points", [*points], moves, "")):
+    for n, found in enumerate(move_parts("points", [*points], moves, "")):
         for (x, y, seen), (old_x, old_y, _) in zip(found.tolist(), points[n].tolist(), strict=True):
             value = int(numbers[0, 0, old_y, old_x])
             assert seen == (2 if value in pictures[n].flatten().tolist() else 0)
@@ -123,8 +123,8 @@ def test_boxes_and_points_agree_with_the_mask_to_half_a_pixel_after_resizing(
     images = painted(boxes, height, width)
     _, moves = moved(images, steps, seed)
     for mask, box in zip(
-        moved_parts("mask", [*images[:, 0]], moves, ""),
-        moved_parts("boxes_xyxy", [*boxes.double()], moves, ""),
+        move_parts("mask", [*images[:, 0]], moves, ""),
+        move_parts("boxes_xyxy", [*boxes.double()], moves, ""),
         strict=True,
     ):
         left, top, right, bottom = box[0].tolist()
@@ -139,8 +139,8 @@ def test_boxes_and_points_agree_with_the_mask_to_half_a_pixel_after_resizing(
         torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     ).expand(COUNT, 2, height, width)
     points = torch.from_numpy(rng.integers(0, (width, height), (COUNT, 3, 2))).double()
-    of_pixels = moved_parts("mask", [*sources], moves, "")
-    for n, found in enumerate(moved_parts("points", [*points], moves, "")):
+    of_pixels = move_parts("mask", [*sources], moves, "")
+    for n, found in enumerate(move_parts("points", [*points], moves, "")):
         tall, wide = moves.placings[0].boxes[n, 2:].tolist()
         for (x, y), (old_x, old_y) in zip(found.tolist(), points[n].tolist(), strict=True):
             column, row = round(x), round(y)
@@ -162,7 +162,7 @@ def test_a_mask_has_the_class_of_the_pixel_that_its_picture_shows(
     images = stripes.expand(COUNT, 1, 8, width).contiguous()
     steps = [RandomResizedCrop((8, max(side, width // 2 + 1)), scale=(0.2, 1.0)), Flip()]
     pictures, moves = moved(images, steps, seed)
-    masks = torch.stack(moved_parts("mask", [*images], moves, ""))
+    masks = torch.stack(move_parts("mask", [*images], moves, ""))
     clear = (pictures < 120) | (pictures > 135)
     assert torch.equal(masks[clear] > 127, pictures[clear] > 127)
 
@@ -180,8 +180,8 @@ def test_a_layout_of_boxes_is_only_another_way_to_write_them(
         ("boxes_xywh", torch.cat([first, last - first], -1)),
         ("boxes_cxcywh", torch.cat([(first + last) / 2, last - first], -1)),
     )[layout]
-    corners = torch.stack(moved_parts("boxes_xyxy", [*boxes], moves, ""))
-    found = torch.stack(moved_parts(kind, [*written], moves, ""))  # type: ignore[arg-type]
+    corners = torch.stack(move_parts("boxes_xyxy", [*boxes], moves, ""))
+    found = torch.stack(move_parts(kind, [*written], moves, ""))  # type: ignore[arg-type]
     first, last = corners[..., :2], corners[..., 2:]
     expected = (
         corners,

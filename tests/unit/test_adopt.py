@@ -51,10 +51,10 @@ class Own(Dataset[int]):
 
 
 def test_without_workers_a_thread_reads_ahead_only_what_is_known_to_be_safe() -> None:
-    assert from_dataloader(DataLoader(TEN)).workers == 1
-    assert from_dataloader(DataLoader(Own())).workers == 0
+    assert from_dataloader(DataLoader(TEN)).workers.count == 1
+    assert from_dataloader(DataLoader(Own())).workers.count == 0
     assert from_dataloader(DataLoader(Own())).notes == ()
-    assert from_dataloader(DataLoader(Own(), num_workers=2)).workers == 2
+    assert from_dataloader(DataLoader(Own(), num_workers=2)).workers.count == 2
 
 
 def test_a_collate_of_the_users_own_is_kept_and_torchs_is_none() -> None:
@@ -218,20 +218,21 @@ def test_what_cannot_be_taken_over_is_refused(
 
 def test_a_timeout_and_what_workers_begin_with_are_taken_over() -> None:
     found = adopted(num_workers=2, timeout=3, worker_init_fn=start_worker)
-    assert (found.timeout, found.worker_init_fn, found.notes) == (3, start_worker, ())
-    assert adopted().timeout is None
+    workers = found.workers
+    assert (workers.timeout, workers.worker_init_fn, found.notes) == (3, start_worker, ())
+    assert adopted().workers.timeout is None
 
 
 def test_a_multiprocessing_context_says_how_processes_start() -> None:
-    assert adopted(multiprocessing_context="spawn").start_method == "spawn"
+    assert adopted(multiprocessing_context="spawn").workers.start_method == "spawn"
     context = multiprocessing.get_context("forkserver")
-    assert adopted(multiprocessing_context=context).start_method == "forkserver"
-    assert adopted().start_method is None
+    assert adopted(multiprocessing_context=context).workers.start_method == "forkserver"
+    assert adopted().workers.start_method is None
 
 
 def test_what_workers_begin_with_has_no_effect_without_workers() -> None:
     found = from_dataloader(DataLoader(TEN, worker_init_fn=start_worker))  # type: ignore[arg-type]
-    assert found.worker_init_fn is None
+    assert found.workers.worker_init_fn is None
     assert "worker_init_fn has no effect with num_workers=0" in "".join(found.notes)
 
 

@@ -15,7 +15,7 @@ from loaders.augment import CentreCrop, Chain, Cutout, Flip, Normalize, PadCrop,
 from loaders.batching.joint_parts import joint_parts
 from loaders.errors import SampleShapeError
 from loaders.pixels.augmentation import Draws, draw_keys
-from loaders.pixels.moves import Moves, PartKind, moved_parts, picture_sizes
+from loaders.pixels.moves import Moves, PartKind, move_parts, picture_sizes
 
 HEIGHT, WIDTH = 6, 8
 
@@ -41,9 +41,9 @@ def moved(kind: PartKind, part: Any, *steps: Any) -> Any:
     """One part of a sample, moved with a picture of HEIGHT x WIDTH."""
     images = pixels(0)[None]
     nobody = np.zeros(1, np.int64)
-    _, placings = Chain(steps).moved(images, Draws(draw_keys(0, 0, nobody, nobody)))
+    _, placings = Chain(steps).apply(images, Draws(draw_keys(0, 0, nobody, nobody)))
     moves = Moves(np.array([17]), picture_sizes(images), placings)
-    (found,) = moved_parts(kind, [torch.as_tensor(part)], moves, "['it']")
+    (found,) = move_parts(kind, [torch.as_tensor(part)], moves, "['it']")
     return found.tolist()
 
 
@@ -114,9 +114,9 @@ def test_a_mask_keeps_its_type_and_its_planes(dtype: torch.dtype) -> None:
     mask = torch.stack([pixels(3)[0] > 100, pixels(4)[0] > 100]).to(dtype)
     images = pixels(0)[None]
     nobody = np.zeros(1, np.int64)
-    _, placings = Chain([Flip(1.0)]).moved(images, Draws(draw_keys(0, 0, nobody, nobody)))
+    _, placings = Chain([Flip(1.0)]).apply(images, Draws(draw_keys(0, 0, nobody, nobody)))
     moves = Moves(nobody, picture_sizes(images), placings)
-    (found,) = moved_parts("mask", [mask], moves, "")
+    (found,) = move_parts("mask", [mask], moves, "")
     assert found.dtype == dtype
     assert torch.equal(found, mask.flip(-1))
 

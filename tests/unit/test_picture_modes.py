@@ -226,7 +226,7 @@ def test_a_jpeg_that_says_it_is_huge_is_refused(monkeypatch: pytest.MonkeyPatch)
 def test_that_frames_are_left_out_is_said_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(picture_modes, "_told_frames", False)
+    monkeypatch.setattr(picture_modes, "_warned_frames", False)
     film = encoded(RGB, "GIF", save_all=True, append_images=[RGB.rotate(180), RGB])
     with caplog.at_level(logging.WARNING):
         first = PictureDecoder(None).decode(film, "film.gif")

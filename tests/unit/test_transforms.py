@@ -266,7 +266,7 @@ def test_by_the_picture_it_is_torchvisions_to_the_bit_under_the_same_seed(
         torch.manual_seed(seed)
         expected = as_stored(v1.Compose(row)(one))
         kept = as_stored(decoded(split, one))
-        for each in (split, split.seen(decoded(split, one)), again):
+        for each in (split, split.for_picture(decoded(split, one)), again):
             torch.manual_seed(seed)
             out = cast(Any, each.augment)(kept.clone())
             assert type(out) is torch.Tensor
@@ -283,10 +283,10 @@ def test_pictures_that_are_tensors_are_treated_as_tensors_once_one_was_seen() ->
     row = [v2.RandomHorizontalFlip(0.0), FLOAT]
     split = split_transform(row)
     assert not split.batched, "a PIL picture would stay as it is"
-    seen = split.seen(image)
+    seen = split.for_picture(image)
     assert seen.batched
     assert torch.equal(serve(seen, image[None].clone())[0], FLOAT(image))
-    rotated = split_transform([v2.RandomRotation((90, 90))]).seen(tv_tensors.Image(image))
+    rotated = split_transform([v2.RandomRotation((90, 90))]).for_picture(tv_tensors.Image(image))
     assert cast(PerSample, rotated.augment).form == "image"
 
 
@@ -295,7 +295,7 @@ def test_pictures_that_are_arrays_are_given_back_as_arrays_to_the_picture() -> N
     row = [v1.ToTensor(), v1.Normalize(MEAN, STD)]
     split = split_transform(row)
     assert split.batched
-    seen = split.seen(array)
+    seen = split.for_picture(array)
     assert not seen.batched
     assert "arrays [H, W, C]" in seen.report
     out = cast(Any, seen.augment)(stored(array))
@@ -304,13 +304,13 @@ def test_pictures_that_are_arrays_are_given_back_as_arrays_to_the_picture() -> N
 
 def test_nothing_to_redo_stays_nothing_whatever_was_seen() -> None:
     split = split_transform(v1.Resize(8))
-    assert split.seen(np.zeros((8, 8, 3), np.uint8)) is split
+    assert split.for_picture(np.zeros((8, 8, 3), np.uint8)) is split
 
 
 @pytest.mark.parametrize("mode", ["P", "CMYK"])
 def test_a_picture_whose_pixels_do_not_tell_its_mode_is_refused(mode: str) -> None:
     with pytest.raises(LoaderError, match=f"mode '{mode}' cannot be stored"):
-        split_transform(v1.RandomRotation(3)).seen(picture(mode=mode))
+        split_transform(v1.RandomRotation(3)).for_picture(picture(mode=mode))
 
 
 def test_transforms_that_end_in_no_picture_are_named() -> None:
