@@ -55,10 +55,10 @@ class AdoptedWorkers:
     """The workers of a DataLoader."""
 
     count: int
-    timeout: float | None
-    start_method: str | None
+    timeout: float | None = None
+    start_method: str | None = None
     """How its multiprocessing_context starts processes. None: it has none."""
-    worker_init_fn: Callable[[int], object] | None
+    worker_init_fn: Callable[[int], object] | None = None
     """What its worker processes call with their numbers. None: no function of the user's."""
 
 
@@ -76,12 +76,12 @@ class Adopted:
     """The collate function. None: it is torch's default_collate."""
     pin_memory: bool
     workers: AdoptedWorkers
-    notes: tuple[str, ...]
-    """The settings that have no effect, each in a sentence."""
     seed: int | None = None
     """The seed of its DistributedSampler. None: it has none."""
     rank: tuple[int, int] | None = None
     """The rank that its DistributedSampler draws for, and the number of ranks."""
+    notes: tuple[str, ...] = ()
+    """The settings that have no effect, each in a sentence."""
 
     def arguments(self) -> dict[str, Any]:
         """As arguments of `ReuseLoader`, without its workers, and without those that are None."""

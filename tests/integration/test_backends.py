@@ -216,11 +216,3 @@ def test_one_damaged_picture_is_named_with_the_reason_and_the_others_stay_readab
         assert torch.equal(source[i][0], good[i])
     with pytest.raises(DecodeError, match=str(BAD)):
         source[BAD]
-
-
-def test_closing_twice_is_closing_once(source: Any) -> None:
-    if not hasattr(source, "close"):
-        pytest.skip("the native source holds nothing")
-    source[0]
-    source.close()
-    source.close()

@@ -12,7 +12,6 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     SequentialSampler,
-    SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
@@ -69,20 +68,6 @@ def test_a_generator_decides_the_order() -> None:
     assert order(1) == order(1) != order(2)
 
 
-@pytest.mark.parametrize(("drop_last", "batches"), [(False, 11), (True, 10)])
-def test_drop_last_is_taken_over(drop_last: bool, batches: int) -> None:
-    loader = adopt(3, drop_last=drop_last)
-    with loader:
-        assert len(loader) == len(list(loader)) == batches
-
-
-def test_a_collate_is_taken_over() -> None:
-    with adopt(2, collate_fn=lambda samples: [number for _, number in samples]) as loader:
-        served = list(loader)
-    assert all(isinstance(batch, list) for batch in served)
-    assert Counter(i for batch in served for i in batch) == dict.fromkeys(range(SAMPLES), 2)
-
-
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_workers_are_taken_over(workers: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "loaders")
@@ -100,12 +85,6 @@ def test_what_a_weighted_sampler_draws_twice_is_served_twice_as_often() -> None:
     assert all(times % 3 == 0 for times in Counter(first).values())
     assert sum(i % 2 for i in first) > 1.5 * sum(i % 2 == 0 for i in first)
     assert Counter(again) == Counter(first)  # a function of (seed, pass)
-
-
-def test_a_subset_sampler_serves_its_subset_alone() -> None:
-    first, second = ids_of(adopt(2, sampler=SubsetRandomSampler([2, 3, 5, 7, 11])), passes=2)
-    for served in (first, second):
-        assert Counter(served) == dict.fromkeys([2, 3, 5, 7, 11], 2)
 
 
 def test_distributed_samplers_share_the_set_as_before() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from loaders import ReuseLoader
 from loaders.errors import DecodeError, SourceError
@@ -64,31 +63,6 @@ def test_a_picture_whose_end_is_missing_is_no_picture(tmp_path: Path, make_pictu
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(DecodeError, match=path.name):
         source[1]
-
-
-def test_a_folder_of_pictures_gives_classes_in_alphabetical_order(
-    tmp_path: Path, make_pictures: Any
-) -> None:
-    source = picture_folder(make_pictures(tmp_path, {"dog": 2, "cat": 3, "ant": 1}), size=16)
-    assert source.classes == ("ant", "cat", "dog")
-    assert list(source.labels) == [0, 1, 1, 1, 2, 2]
-    assert [Path(p).parent.name for p in source.paths] == ["ant", *["cat"] * 3, *["dog"] * 2]
-    picture, label = source[5]
-    assert picture.shape == (3, 16, 16)
-    assert picture.dtype == torch.uint8
-    assert label == 2
-
-
-def test_only_pictures_count_and_they_may_lie_deeper_or_shout(
-    tmp_path: Path, make_pictures: Any
-) -> None:
-    make_pictures(tmp_path, {"cat": 1, "dog": 1, "cat/deep": 1})
-    (tmp_path / "cat" / "notes.txt").write_text("no picture")
-    (tmp_path / "README").write_text("no class")
-    (tmp_path / "dog" / "000.jpg").rename(tmp_path / "dog" / "000.JPEG")
-    source = picture_folder(tmp_path, size=16)
-    assert sorted(Path(p).name for p in source.paths) == ["000.JPEG", "000.jpg", "000.jpg"]
-    assert list(source.labels) == [0, 0, 1]
 
 
 @pytest.mark.parametrize(

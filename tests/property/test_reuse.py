@@ -183,12 +183,6 @@ def test_all_batches_but_the_last_are_full(buffer: ReuseBuffer) -> None:
     assert 1 <= sizes[-1] <= buffer.batch_size
 
 
-@law
-@given(plans())
-def test_iterating_again_gives_the_same_pass(buffer: ReuseBuffer) -> None:
-    assert run(buffer) == run(buffer)
-
-
 @pytest.mark.parametrize("mode", ["rolling", "block"])
 @given(seed=st.tuples(st.integers(0, 2**40), st.integers(0, 2**20)), other=st.integers(1, 9))
 @settings(max_examples=examples(25), deadline=None)

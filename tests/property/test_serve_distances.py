@@ -66,13 +66,3 @@ def test_a_life_is_about_a_buffer_long(plan: ReuseBuffer) -> None:
         if plan.buffer_batches > 1:
             longest = plan.reuse * (plan.buffer_batches + 1) + 1
             assert batches[-1] - batches[0] <= longest, (position, batches)
-
-
-@law
-@given(plans())
-def test_no_batch_holds_a_sample_twice_while_the_buffer_is_larger_than_a_batch(
-    plan: ReuseBuffer,
-) -> None:
-    if plan.buffer_batches > 1 and plan.samples > plan.batch_size:
-        serves, _ = serves_of(plan)
-        assert all(len(set(batches)) == len(batches) for batches in serves.values())

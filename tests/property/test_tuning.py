@@ -16,7 +16,6 @@ from loaders.order.tuning import (
     PipelineRates,
     ReuseTuner,
     TuningRules,
-    available_cpus,
     choose_reuse,
 )
 
@@ -38,20 +37,6 @@ def test_the_choice_is_the_smallest_that_is_enough_in_exact_arithmetic(
         assert abs(choice.reuse - exact) == 1
     stall = max(Fraction(0), 1 - Fraction(choice.reuse * decode, step))
     assert abs(choice.stall_left - stall) < 1e-9
-
-
-@law
-@given(RATE, RATE, st.integers(1, 63), MARGIN_PERCENT)
-def test_faster_training_slower_decoding_and_more_allowed_never_mean_less_reuse(
-    decode: int, step: int, most: int, percent: int
-) -> None:
-    def reuse(decode: float, step: float, most: int) -> int:
-        return choose_reuse(PipelineRates(decode, step), most, percent / 100).reuse
-
-    base = reuse(decode, step, most)
-    assert reuse(decode, step * 1.5, most) >= base
-    assert reuse(decode / 1.5, step, most) >= base
-    assert reuse(decode, step, most + 1) >= base
 
 
 def measurements(
@@ -175,14 +160,3 @@ def test_a_tuner_resumed_anywhere_decides_alike(
     assert got == wanted
     assert json.dumps(saved) == text  # a state is a copy: who took it may go on
     assert second.state_dict() == whole.state_dict()
-
-
-@law
-@given(st.integers(1, 1024), st.integers(1, 10**7), st.integers(1, 10**6), st.integers(1, 64))
-def test_ranks_together_never_take_more_cpus_than_there_are_but_one_each(
-    affinity: int, quota: int, period: int, ranks: int
-) -> None:
-    cpus = available_cpus(affinity, (quota, period), ranks)
-    assert cpus >= 1
-    assert cpus == 1 or cpus * ranks <= min(affinity, math.ceil(Fraction(quota, period)))
-    assert cpus <= available_cpus(affinity, None, ranks)

@@ -20,7 +20,7 @@ from torch.utils.data import (
 )
 
 from loaders import ReuseLoader
-from loaders.adopting.adoption import Adopted, from_dataloader
+from loaders.adopting.adoption import Adopted, AdoptedWorkers, from_dataloader
 from loaders.errors import LoaderError
 
 TEN: Any = list(range(10))
@@ -37,8 +37,8 @@ def test_a_plain_dataloader_is_taken_over_whole() -> None:
     loader = DataLoader(TEN, batch_size=4, shuffle=True, drop_last=True, num_workers=1)
     loader.num_workers = 3
     found = from_dataloader(loader)
-    assert found == Adopted(TEN, 4, True, None, True, 3, None, False)
-    assert adopted() == Adopted(TEN, 1, False, None, False, 1, None, False)
+    assert found == Adopted(TEN, 4, True, None, True, None, False, AdoptedWorkers(3))
+    assert adopted() == Adopted(TEN, 1, False, None, False, None, False, AdoptedWorkers(1))
     assert found.dataset is TEN
 
 
@@ -145,7 +145,9 @@ def test_a_tail_that_a_distributed_sampler_drops_is_noted() -> None:
 def test_torchs_own_batch_sampler_is_taken_apart() -> None:
     sampler = SubsetRandomSampler([4, 5, 6])
     loader = DataLoader(TEN, batch_sampler=BatchSampler(sampler, 2, True), num_workers=1)
-    assert from_dataloader(loader) == Adopted(TEN, 2, False, sampler, True, 1, None, False)
+    assert from_dataloader(loader) == Adopted(
+        TEN, 2, False, sampler, True, None, False, AdoptedWorkers(1)
+    )
 
 
 def test_what_has_no_effect_is_named() -> None:

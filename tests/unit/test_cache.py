@@ -230,11 +230,6 @@ def test_subsets_are_named_after_who_is_in_them() -> None:
     assert names[0] == names[2] != names[1]
 
 
-def test_two_settings_of_a_transform_have_two_names() -> None:
-    names = {fingerprint(numbers(1, transform=Scale(by))) for by in (1, 2, 3)}
-    assert len(names) == 3
-
-
 def test_random_samples_are_refused_a_cache_would_freeze_them() -> None:
     class Dice(Numbers):
         def __getitem__(self, index: int) -> Any:

@@ -9,7 +9,7 @@ from torchvision.datasets import ImageFolder
 
 from loaders.sources import folder_walk
 from loaders.sources.datasets import picture_folder
-from loaders.sources.folder_walk import FilePaths, FolderWalk
+from loaders.sources.folder_walk import FolderWalk
 
 TREE = (
     "cat/b.jpg", "cat/a.JPEG", "cat/a/z.png", "cat/a.b/x.jpg", "cat/a-b.jpg", "cat/deep/er/c.jpg",
@@ -35,12 +35,6 @@ def test_a_folder_has_the_pictures_and_labels_that_torchvision_finds(tmp_path: P
 def test_pictures_come_in_the_order_of_their_folders_and_names(tmp_path: Path) -> None:
     found = list(picture_folder(grown(tmp_path, *TREE)).paths)
     assert found == sorted(found), "as paths are sorted: part by part"
-
-
-def test_paths_are_made_when_somebody_asks_for_them() -> None:
-    paths = FilePaths(["a/1.jpg", "a/2.jpg", "b/3.jpg"])
-    assert (paths[-1], len(paths)) == (Path("b/3.jpg"), 3)
-    assert list(paths[1:]) == [Path("a/2.jpg"), Path("b/3.jpg")]
 
 
 def test_a_link_to_a_folder_above_or_to_itself_ends_no_walk(tmp_path: Path) -> None:

@@ -117,16 +117,6 @@ def test_shrinking_by_two_or_more_takes_means_so_that_fine_patterns_turn_grey() 
 
 
 @pytest.mark.usefixtures("way")
-def test_a_mirrored_crop_is_the_crop_mirrored() -> None:
-    image = noise(40, 50)
-    for size in ((11, 13), (24, 24), (50, 61), (5, 1)):
-        plain = cropped(image, (2, 3, 33, 44), size)
-        np.testing.assert_array_equal(
-            cropped(image, (2, 3, 33, 44), size, flip=True), plain[:, ::-1]
-        )
-
-
-@pytest.mark.usefixtures("way")
 def test_a_hole_is_a_box_of_the_output_and_may_reach_over_its_edge() -> None:
     image = np.full((9, 9, 3), 50, dtype=np.uint8)
     for do in (
@@ -168,19 +158,6 @@ def test_a_window_as_far_away_as_a_number_can_say_is_empty() -> None:
 
 
 # ---- both ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("way")
-def test_pictures_of_a_batch_have_sizes_of_their_own() -> None:
-    images = [noise(5, 9, seed=1), noise(1, 1, seed=2), noise(40, 3, seed=3)]
-    boxes = np.array([[1, 2, 4, 7], [0, 0, 1, 1], [9, 0, 31, 3]], dtype=np.int32)
-    out = np.zeros((3, 6, 6, 3), dtype=np.uint8)
-    flips = np.array([0, 1, 0], dtype=np.uint8)
-    resized_crop(pictures_of(*images), boxes, flips, None, out)
-    for n, image in enumerate(images):
-        np.testing.assert_array_equal(
-            out[n], cropped(image, boxes[n].tolist(), (6, 6), bool(flips[n]))
-        )
 
 
 @pytest.mark.usefixtures("way")
@@ -322,16 +299,3 @@ def test_why_there_are_no_kernels_is_told_apart(
     (tmp_path / "loaders/pixels").mkdir(parents=True)
     (tmp_path / "loaders/pixels/_pictures.cpython-27.so").touch()
     assert reason().startswith("they were built for another Python (_pictures.cpython-27.so);")
-
-
-def test_a_library_that_cannot_be_loaded_is_a_reason_to_warn_of(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
-    class Found:
-        origin = str(tmp_path / "nothing.so")
-
-    monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: Found())
-    reason = kernels.kernel_library.__wrapped__()
-    assert isinstance(reason, str)
-    assert "cannot be loaded" in reason
-    assert "nothing.so" in reason

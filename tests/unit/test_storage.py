@@ -114,13 +114,6 @@ def test_a_batch_lies_in_memory_as_its_samples_do(layout: tuple[int, int, int]) 
     assert batch.stride(0) == 60
 
 
-def test_a_channels_last_picture_makes_a_channels_last_batch() -> None:
-    picture = torch.zeros(4, 5, 3, dtype=torch.uint8).permute(2, 0, 1)
-    slab = Slab(picture, 2)
-    slab.write(0, picture, 0)
-    assert gathered(slab, 0, 0, 0).is_contiguous(memory_format=torch.channels_last)
-
-
 def test_a_sample_of_another_layout_but_the_same_shape_fits() -> None:
     slab = Slab(torch.zeros(4, 5, 3).permute(2, 0, 1), 1)
     other = torch.arange(60.0).reshape(3, 4, 5)

@@ -62,10 +62,6 @@ def test_the_reason_says_the_rates_and_what_they_mean(decode: int, step: int, sa
     assert f"decoding gives {decode} fresh samples/s, training takes {step}/s" in reason
 
 
-def test_a_margin_of_nothing_takes_what_just_keeps_up() -> None:
-    assert choose_reuse(PipelineRates(1000, 2000), most=4, margin=0.0).reuse == 2
-
-
 @pytest.mark.parametrize(
     ("make", "said"),
     [
