@@ -224,7 +224,7 @@ def _proven(dataset: Any, lift: Lift, reading: Reading) -> Lift | str:
                 told = cast(Any, chunk.samples[0])
                 if isinstance(told, str):
                     return f"sample {sample_id}: {told}"
-                before, found = found, replace(lift, ways=told[0], form=told[1])
+                before, found = found, replace(lift, paths=told[0], form=told[1])
                 if before not in (None, found):
                     return f"sample {sample_id}: it is given something else than for others"
     except WorkerDied as error:
