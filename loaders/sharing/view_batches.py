@@ -19,7 +19,7 @@ from loaders.batching.device import tensors_of
 from loaders.blocks import Blocks
 from loaders.errors import SharingError
 from loaders.order.reuse import Mode
-from loaders.slots.leaves import as_kind, attributes_of, kind_of, copy_object
+from loaders.slots.leaves import as_kind, attributes_of, copy_object, kind_of
 from loaders.stats import BatchInfo
 
 
