@@ -84,7 +84,7 @@ class LaneCrew:
             self._crew.wake()
 
     @property
-    def held(self) -> tuple[int, ...]:
+    def held_lanes(self) -> tuple[int, ...]:
         return tuple(self._table.held)
 
     def advance(self, step: int) -> None:

@@ -127,8 +127,8 @@ class LaneLoader:
                 f"lane {lane} has no samples at step {self._step} of pass {self._pass_index}: leave"
                 " out lanes whose size (sizes(step)) is 0"
             )
-        if lane not in crew.held:
-            crew.hold([*crew.held, lane])
+        if lane not in crew.held_lanes:
+            crew.hold([*crew.held_lanes, lane])
         # A peer that evaluates in inference mode must not make tensors for one that trains.
         with torch.inference_mode(False):
             held, gathered = crew.take(lane)

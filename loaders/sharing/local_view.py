@@ -225,11 +225,11 @@ class LocalView(SharedView):
         if self._iteration is not token:
             raise replaced_iterator(self.name)
         if not self._pending:
-            self._pending.extend(self._taken())
+            self._pending.extend(self._take_pieces())
         batch, self.last_batch = self._pending.popleft()
         return batch
 
-    def _taken(self) -> list[tuple[Any, BatchInfo]]:
+    def _take_pieces(self) -> list[tuple[Any, BatchInfo]]:
         """Take a batch of the stream, and return those of its pieces that come next."""
         shared, is_own, stalled = None, True, 0.0
         if self._alone is None:

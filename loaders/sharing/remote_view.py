@@ -83,7 +83,7 @@ class RemoteView(SharedView):
         self._pending: deque[Served] = deque()
         self._pass_number = 0
         self._leaving = b""
-        """What is said where the pass is left."""
+        """The pickled message that the pass is left."""
         self._iteration: object | None = None
         self._conversation = threading.Lock()  # held by the thread that asks and gets an answer
         self._sending = threading.Lock()  # held while something is sent
@@ -193,8 +193,8 @@ class RemoteView(SharedView):
         self._memory, self.last_batch = {**served.memory}, place.last_batch
 
     def _leave(self) -> None:
-        """Say that the pass is left. The garbage collector may call this, also while something is
-        sent: then it is not said, and the next pass that begins says it."""
+        """Send that the pass is left. The garbage collector may call this, also while something is
+        sent: then nothing is sent here, and the next pass sends it when it begins."""
         self._iteration, link = None, self._link
         if link is None or os.getpid() != self._pid or not self._sending.acquire(blocking=False):
             return

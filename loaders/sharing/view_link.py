@@ -1,4 +1,4 @@
-"""What a view in another process and the process of its stream say to each other.
+"""The messages between a view in another process and the process of its stream.
 
     consumer                        server
     OpenView              ------>
@@ -37,8 +37,7 @@ from loaders.workers.worker import Failure
 AHEAD = 2
 """So many batches are made for a consumer before it asks for them."""
 GREETING_SECONDS = 60.0
-"""Who is not let in by then, is not: a process that was forked may hold a socket that nobody
-serves."""
+"""A client gives up after this time: a forked process may hold a socket that nobody serves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class ViewAddress:
 
     socket: str
     key: bytes
-    """Who has not got it is not let in."""
+    """Clients must present this key."""
     pid: int
     """The process of the stream."""
     name: str
@@ -116,7 +115,7 @@ class PeerGone(Exception):
 
 @contextmanager
 def translate_peer_errors() -> Iterator[None]:
-    """Say of an error of a connection that the peer is gone."""
+    """Raise PeerGone where a connection fails."""
     try:
         yield
     except (AuthenticationError, EOFError, OSError) as error:
@@ -186,7 +185,7 @@ def shut(connection: Connection) -> None:
 
 
 def connect(address: ViewAddress, first: OpenView) -> ViewLink:
-    """Return a link to the process of a stream, on which `first` was said."""
+    """Connect to the process of a stream, and send `first`."""
     with translate_peer_errors():
         connection = Client(address.socket, "AF_UNIX")
         try:
@@ -202,7 +201,7 @@ def connect(address: ViewAddress, first: OpenView) -> ViewLink:
 
 
 def accept_consumer(connection: Connection, key: bytes) -> tuple[OpenView, ViewLink]:
-    """Return what a consumer wants that knows the key, and the link to it."""
+    """Check that a consumer has the key; return its first message and the link to it."""
     with translate_peer_errors():
         deliver_challenge(connection, key)
         answer_challenge(connection, key)
@@ -211,7 +210,7 @@ def accept_consumer(connection: Connection, key: bytes) -> tuple[OpenView, ViewL
 
 
 def missing_system_calls() -> list[str]:
-    """Return what serving other processes takes, and this system lacks."""
+    """Return the system calls that serving other processes needs and this system lacks."""
     return [name for name in ("memfd_create", "pidfd_open") if not hasattr(os, name)]
 
 

@@ -1,6 +1,6 @@
 """Serves views of a shared stream to other processes of this machine.
 
-    listener thread   lets consumers in
+    listener thread   accepts consumers
     a thread each     LocalView -> pack -> blocks of shared memory -> the consumer
 
 Each consumer has a view, a thread and blocks of its own, and is a few batches ahead of its training
@@ -47,12 +47,12 @@ from loaders.workers.worker import Failure
 log = logging.getLogger(__name__)
 
 BACKLOG = 128
-"""So many consumers may knock at the same moment."""
+"""This many consumers may connect at the same moment."""
 BUSY_SECONDS = 5.0
 """So long the next consumer of a view waits until the one before it has gone."""
 END_SECONDS = 5.0
 LOOK_SECONDS = 0.2
-"""After so long it is tried again to let somebody in, as where there are too many open files."""
+"""The time until the next try to accept a consumer, where there are too many open files, say."""
 
 
 class ViewDesk:
@@ -97,7 +97,7 @@ class ViewSession:
                     self._do(self._link.receive())
         except PeerGone:
             with suppress(PeerGone):
-                while self._link.has_message():  # its last words
+                while self._link.has_message():  # what it sent before it closed the link
                     self._do(self._link.receive())
         finally:
             self._settle()
@@ -185,7 +185,7 @@ class ViewSession:
 
 
 class ViewServer:
-    """Lets consumers in, from the first view on that is offered."""
+    """Accepts consumers, from the first view that is offered."""
 
     def __init__(self) -> None:
         self._desks: dict[str, ViewDesk] = {}
@@ -245,7 +245,7 @@ class ViewServer:
                     peer, _ = listener.accept()
                 except OSError as error:
                     if not self._closed:
-                        log.warning("a consumer of a shared stream cannot be let in: %s", error)
+                        log.warning("a consumer of a shared stream cannot be accepted: %s", error)
                         threading.Event().wait(LOOK_SECONDS)
                     continue
                 with self._lock:
@@ -257,7 +257,7 @@ class ViewServer:
                     self._start(self._attend, "perfect-view", connection)
 
     def _attend(self, connection: Connection) -> None:
-        """Serve who has connected, if it knows the key."""
+        """Serve a consumer that has connected, if it has the key."""
         try:
             asked, link = accept_consumer(connection, self._key)
             with closing(link):

@@ -8,7 +8,7 @@ its exception. All else that a thread does lies within one guard (`_work`), whic
 whatever strikes there. A thread that dies before it is within the guard is noticed while the
 consumer waits. Where something failed, the consumer does not wait for other threads without end:
 what failed may have left a lock behind that they want. So the consumer gets an exception, and never
-waits for nobody.
+waits forever.
 
 The lock is one that its holder may take again and that knows its holder. So a guard can let go of
 it, wherever the thread was struck, and a `Condition` whose `wait` is struck does not free it for
@@ -84,7 +84,7 @@ class ThreadCrew:
         self._doorbell = Bell()
         self._threads: list[threading.Thread] = []
         self._at_work = 0
-        """So many threads have begun and not said that they end."""
+        """This many threads have begun and not ended."""
 
     # ---- under the lock -------------------------------------------------------------------------
 

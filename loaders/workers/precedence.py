@@ -1,4 +1,4 @@
-"""Whose workers begin first, where loaders of one process wait for the turns of their jobs.
+"""Which workers begin first, where loaders of one process wait for the turns of their jobs.
 
     in front | at work ........... | its buffer is full .............. | at work ......
     behind   | begins nothing      | at work, into a buffer of its own | begins nothing

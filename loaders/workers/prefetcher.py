@@ -188,7 +188,7 @@ class Prefetcher:
         planned.started = True
         slots = progress.slots(planned.serve.positions)
         make = partial(progress.work.make, planned.index, planned.serve, slots)
-        return CrewJob(make, partial(self._made, progress, planned))
+        return CrewJob(make, partial(self._note_made, progress, planned))
 
     def _batch_to_plan(self) -> CrewJob | None:
         if self._plan is None or self._planning or len(self._batches) >= self._ahead:
@@ -216,7 +216,7 @@ class Prefetcher:
         if error is not None:
             self._batches.append(PlannedBatch(-1, EMPTY, started=True, made=True, error=error))
 
-    def _made(
+    def _note_made(
         self, progress: WorkProgress, planned: PlannedBatch, made: Any, error: BaseException | None
     ) -> None:
         planned.batch, planned.error, planned.made = made, error, True

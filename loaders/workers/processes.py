@@ -56,11 +56,11 @@ NOT_PICKLED = (
 NOT_IMPORTED = 'define it in a module that can be imported, or give start_method="fork"'
 
 
-class _Gone(Exception):
+class _ProcessLost(Exception):
     """The process at the other end is dead or dying."""
 
 
-class _Hangs(Exception):
+class _ReadTimeout(Exception):
     """The process at the other end has been at a sample of the chunk for too long."""
 
     def __init__(self, number: int) -> None:
@@ -128,7 +128,7 @@ class WorkerProcess:
                 try:
                     chunk = self._answered(numbers, lambda pipe, r=request: self._send(pipe, r))
                     return chunk if hung is None or chunk.error else Chunk(chunk.samples, hung)
-                except _Hangs as error:
+                except _ReadTimeout as error:
                     # What the process had read before is lost with it, and is read again.
                     hung = self._too_long("read", numbers[error.number])
                     numbers, seeds = numbers[: error.number], seeds[: error.number]
@@ -153,7 +153,7 @@ class WorkerProcess:
         with self._reading:
             try:
                 chunk = self._answered(numbers, send)
-            except _Hangs as error:
+            except _ReadTimeout as error:
                 raise self._too_long("augment", numbers[error.number]) from None
             if chunk.error is not None:
                 self._change = b""  # it may be the function that could not be rebuilt there
@@ -203,9 +203,9 @@ class WorkerProcess:
                 try:
                     send(self._pipe or self._start())
                     return self._received()
-                except _Gone:
+                except _ProcessLost:
                     self._restart(ids)
-        except _Hangs:
+        except _ReadTimeout:
             assert self._process is not None
             self._process.kill()
             self._end()
@@ -231,7 +231,7 @@ class WorkerProcess:
             if outbox is not None and request.area_bytes:
                 outbox.send(pipe, self.pid or 0)
         except OSError as error:
-            raise _Gone from error
+            raise _ProcessLost from error
 
     def _received(self) -> Chunk:
         assert self._pipe is not None
@@ -270,7 +270,7 @@ class WorkerProcess:
             init = None
             if reply.failure is None and self.place.init is not None:
                 init = self._receive(ours).failure
-        except (OSError, _Gone) as error:
+        except (OSError, _ProcessLost) as error:
             how = describe_exit(self._end())
             if self._stopping:
                 self._refuse()
@@ -320,25 +320,25 @@ class WorkerProcess:
             while not connection.wait([pipe, process.sentinel], look):
                 if process.exitcode is not None:
                     break
-                if (seen := self._at()) != at:
+                if (seen := self._current_sample()) != at:
                     at, since = seen, time.monotonic()
                 elif at != IDLE and time.monotonic() - since > (self.timeout or float("inf")):
-                    raise _Hangs(at)
+                    raise _ReadTimeout(at)
             if not pipe.poll():
-                raise _Gone
+                raise _ProcessLost
             reply: Reply = pickle.loads(pipe.recv_bytes())
             if reply.area_bytes:
                 self._area = mapped(pipe, reply.area_bytes)
         except (OSError, EOFError) as error:
-            raise _Gone from error
+            raise _ProcessLost from error
         return reply
 
-    def _at(self) -> int:
+    def _current_sample(self) -> int:
         """The number of the sample that the process is at."""
         return PROGRESS.unpack_from(self._area)[0] if self._area is not None else IDLE
 
     def _restart(self, ids: list[int]) -> None:
-        at = self._at()
+        at = self._current_sample()
         how = describe_exit(self._end())
         if self._stopping:
             self._refuse()

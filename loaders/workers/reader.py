@@ -246,12 +246,12 @@ class Reader:
         samples: list[Sample] = []
         for sample_id in ids:
             try:
-                samples.append(self._one(sample_id))
+                samples.append(self._read_sample(sample_id))
             except Exception as error:
                 return Chunk(samples, error)
         return Chunk(samples)
 
-    def _one(self, sample_id: int) -> Sample:
+    def _read_sample(self, sample_id: int) -> Sample:
         if self._first and (first := self._first.pop(sample_id, None)) is not None:
             return first
         if self._read_into is None:

@@ -27,8 +27,8 @@ JOIN_SECONDS = 10.0
 
 
 @dataclass(slots=True, eq=False)
-class _Desk:
-    """Where one thread is asked, and where it answers. Another thread gets another desk."""
+class _Requests:
+    """The chunks that one thread is to read, and its answers. A new thread gets new ones."""
 
     asked: SimpleQueue[list[int] | None] = field(default_factory=SimpleQueue[list[int] | None])
     """Chunks to read. None: end."""
@@ -47,7 +47,7 @@ class ReadingThread:
         self._dataset = dataset
         self._timeout = timeout
         self._name = name
-        self._desk = _Desk()
+        self._requests = _Requests()
         self._thread: threading.Thread | None = None
         self._stopped = False
 
@@ -63,11 +63,11 @@ class ReadingThread:
         if self._stopped:
             raise PassEnded(f"thread {self._name} was closed: it reads no more samples")
         samples: list[Any] = []
-        desk = self._opened()
-        desk.asked.put([int(i) for i in ids])
+        requests = self._opened()
+        requests.asked.put([int(i) for i in ids])
         try:
             while len(samples) < len(ids):
-                answer = desk.answers.get(timeout=self._timeout)
+                answer = requests.answers.get(timeout=self._timeout)
                 if answer.error is not None:
                     return Chunk(samples, answer.error)
                 samples += answer.samples
@@ -90,8 +90,8 @@ class ReadingThread:
 
     def stop(self) -> None:
         self._stopped = True
-        self._desk.left = True
-        self._desk.asked.put(None)
+        self._requests.left = True
+        self._requests.asked.put(None)
 
     def close(self) -> None:
         """Wait for the thread, with a bound. It is safe to call this again."""
@@ -99,29 +99,29 @@ class ReadingThread:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(JOIN_SECONDS)
 
-    def _opened(self) -> _Desk:
+    def _opened(self) -> _Requests:
         if self._thread is None:
             self._thread = threading.Thread(
-                target=_serve, args=(self._dataset, self._desk), name=self._name, daemon=True
+                target=_serve, args=(self._dataset, self._requests), name=self._name, daemon=True
             )
             self._thread.start()
-        return self._desk
+        return self._requests
 
     def _leave(self) -> None:
-        self._desk.left = True
-        self._desk.asked.put(None)
-        self._desk, self._thread = _Desk(), None
+        self._requests.left = True
+        self._requests.asked.put(None)
+        self._requests, self._thread = _Requests(), None
 
 
-def _serve(dataset: Any, desk: _Desk) -> None:
-    while (ids := desk.asked.get()) is not None:
+def _serve(dataset: Any, requests: _Requests) -> None:
+    while (ids := requests.asked.get()) is not None:
         for sample_id in ids:
-            if desk.left:
+            if requests.left:
                 return
             try:
                 answer = Chunk([dataset[sample_id]])
             except BaseException as error:
                 answer = Chunk([], error)
-            desk.answers.put(answer)
+            requests.answers.put(answer)
             if answer.error is not None:
                 break

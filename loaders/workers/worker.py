@@ -179,7 +179,9 @@ def work(pipe: Connection, inherited: tuple[Connection, Any, WorkerPlace] | None
                 continue
             if request.area_bytes:
                 changes.area = mapped(pipe, request.area_bytes)
-            _send(pipe, staging, *_made(pipe, staging, request, changes.change_sample), counts)
+            _send(
+                pipe, staging, *_make_samples(pipe, staging, request, changes.change_sample), counts
+            )
     except (EOFError, BrokenPipeError, ConnectionResetError):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -252,13 +254,13 @@ def _read(
         reads.begin(request)
     except LoaderError as error:
         return _send(pipe, staging, None, [], Failure.from_error(error), counts)
-    made = _made(pipe, staging, request, reads.read_sample)
+    made = _make_samples(pipe, staging, request, reads.read_sample)
     if reads.must_read_again(request):
-        made = _made(pipe, staging, request, reads.read_sample)
+        made = _make_samples(pipe, staging, request, reads.read_sample)
     _send(pipe, staging, *made, counts)
 
 
-def _made(
+def _make_samples(
     pipe: Connection,
     staging: Staging,
     request: Request,
