@@ -23,8 +23,8 @@ from benchmarks.harness.command import (
 )
 
 PARTS = {
-    "offload": ("planner", "overhead", "models", "hand_overs", "live", "first_steps"),
-    "strategy": ("overhead", "gpt2", "lengths", "restarts"),
+    "offload": ("live", "first_steps", "hand_overs"),
+    "strategy": ("overhead", "gpt2", "restarts"),
     "fleet": ("turns", "devices", "hand_over", "stopping", "schedules", "kills"),
     "sharing": (
         "latency", "cost", "preemptions", "shared_input", "parked_loaders", "migration",

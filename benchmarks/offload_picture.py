@@ -10,8 +10,7 @@ import torch
 import torchvision
 from torch.nn.functional import cross_entropy
 
-from benchmarks.offloading.live_steps import LiveSteps, training_step
-from benchmarks.offloading.steps import planned
+from benchmarks.offloading.live_steps import LiveSteps, plan_share, training_step
 
 
 def main(path: str) -> None:
@@ -21,7 +20,7 @@ def main(path: str) -> None:
     optimizer = torch.optim.SGD(module.parameters(), 0.1, momentum=0.9, weight_decay=1e-4)
     batch = torch.randn(32, 3, 32, 32), torch.randint(10, (32,))
     step = training_step(module, cross_entropy, optimizer)
-    with LiveSteps(step, partial(planned, share=0.6), module, optimizer) as steps:
+    with LiveSteps(step, partial(plan_share, share=0.6), module, optimizer) as steps:
         steps.settle(*batch)
         steps.plan.draw(path)
         print(steps.plan.explain())

@@ -10,8 +10,7 @@ from torch import nn
 
 from benchmarks.gpu.models import Batch, Case
 from benchmarks.gpu.part import Row
-from benchmarks.offloading.live_steps import LiveSteps, training_step
-from benchmarks.offloading.steps import MIB
+from benchmarks.offloading.live_steps import MIB, LiveSteps, training_step
 from offload import OffloadError, Plan, PlanCache, Runner, TaskGraph, plan
 from offload.gate import Gate
 from offload.graph.memgraph import OFFLOAD, RELOAD

@@ -14,12 +14,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from offload import Plan, PlanCache, Runner, TaskGraph
+from offload import BudgetTooSmall, Plan, PlanCache, Runner, TaskGraph, plan
 from offload.live.session import LiveSession
+from offload.planning.wanted import peak_bytes
 from offload.plans.plan import Budget
 from offload.running.runner_memory import Migration
 from offload.running.stage import Stage
 
+MIB = 1 << 20
 SETTLED = 2
 """Steps until all states are there."""
 
@@ -139,3 +141,17 @@ def training_step(
         return found.detach()
 
     return step
+
+
+def plan_share(graph: TaskGraph, share: float | None, **more: Any) -> Plan:
+    """Within so much of the peak; None: no limit; 0: the smallest budget that holds it."""
+    if share is None:
+        return plan(graph, **more)
+    budget = max(1, int(peak_bytes(graph, 0) * share))
+    while True:
+        try:
+            return plan(graph, budget, **more)
+        except BudgetTooSmall as refused:
+            if refused.needed <= budget:
+                raise
+            budget = refused.needed

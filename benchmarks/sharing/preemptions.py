@@ -15,9 +15,8 @@ from torch import nn
 from benchmarks.harness.command import Options
 from benchmarks.harness.report import Report, Target, format_table
 from benchmarks.jobs.intruder import Intruder
-from benchmarks.offloading.live_steps import SETTLED, LiveSteps, training_step
+from benchmarks.offloading.live_steps import SETTLED, LiveSteps, plan_share, training_step
 from benchmarks.offloading.nets import Case, cases
-from benchmarks.offloading.steps import planned
 from offload import Runner
 
 MODELS = ("gpt2-small", "resnet18", "vit-b-16", "llama")
@@ -43,7 +42,7 @@ def one(case: Case, engine: str, preemptions: int, seed: int) -> dict[str, int]:
     order = "priority" if engine == "cudagraph" else "random"
     run_by = partial(Runner, engine=engine, order=order, seed=seed, poison=True)
     step = training_step(module, case.loss, optimizers[1])
-    made = partial(planned, share=SHARE)
+    made = partial(plan_share, share=SHARE)
     losses = steps = 0
     with LiveSteps(step, made, module, optimizers[1], device=device, run_by=run_by) as live:
 
