@@ -13,7 +13,7 @@ from PIL import Image
 from support import worker_datasets as sets
 
 from loaders.errors import LoaderError, SourceError, WorkerDied
-from loaders.slots.leaves import Chunk, Picture, own
+from loaders.slots.leaves import Chunk, Picture, copy_sample
 from loaders.slots.slab import Slab
 from loaders.workers.processes import StartMethod, WorkerProcess, default_start_method
 from loaders.workers.worker import WorkerPlace
@@ -105,7 +105,7 @@ def test_slots_hold_the_same_whether_a_process_or_a_thread_read_the_sample() -> 
 
 def test_pictures_can_be_had_back_as_pillow_s() -> None:
     with WorkerProcess(sets.Everything(), None, "reader") as worker:
-        pictures = own(worker.read([3]).samples[0])["picture"]
+        pictures = copy_sample(worker.read([3]).samples[0])["picture"]
     for got, wanted in zip(pictures, sets.Everything()[3]["picture"], strict=True):
         if wanted.mode in ("1", "P"):  # RGB that remembers what it was, so that it can be refused
             assert_same(got, wanted)
