@@ -97,7 +97,7 @@ def _timed(bench: Bench, steps: LiveSteps, job: Job) -> Row:
     """Beside eager."""
 
     def eager() -> None:
-        with steps.unseen():
+        with steps.suspended():
             bench.eager()
 
     calls = {"eager": eager, "ours": partial(steps, *bench.batch)}

@@ -129,7 +129,7 @@ def measure_case(name: str, budget: str, rounds: int, smoke: bool) -> dict[str, 
     seen: dict[str, list[float]] = {who: [] for who in arms}
 
     def run(who: str, steps: int) -> float:
-        with nullcontext() if who == "live" else live.session.unseen():
+        with nullcontext() if who == "live" else live.session.suspended():
             return cpu_seconds(arms[who].step, steps)
 
     with live.session:
@@ -169,7 +169,7 @@ def measure_python(rounds: int) -> dict[str, Any]:
         eager.step()
     with live.session:
         for number in range(WARM + rounds):
-            with live.session.unseen():
+            with live.session.suspended():
                 whole = cpu_seconds(eager.step, 1)
             with live.session.step():
                 python = cpu_seconds(partial(Arm.step, live), 1)

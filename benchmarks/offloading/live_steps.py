@@ -107,9 +107,9 @@ class LiveSteps:
         self._plans.known[key] = plan
         return self.runner.move_to(plan, key, stage)
 
-    def unseen(self) -> AbstractContextManager[None]:
+    def suspended(self) -> AbstractContextManager[None]:
         """Within it, what is compared with these steps runs as without the session."""
-        return self.session.unseen()
+        return self.session.suspended()
 
     def settle(self, *batch: torch.Tensor) -> None:
         for _ in range(SETTLED):

@@ -164,7 +164,7 @@ def _moves(job: Job, steps: LiveSteps, moves: Sequence[Callable[[], Any]]) -> di
         found["ours"].append(moved.seconds)
         found["bytes"].append(moved.nbytes)
         found["ways"].append(moved.way)
-        with steps.unseen():
+        with steps.suspended():
             took = copied([tensor.nbytes for tensor in tensors], moved.nbytes)
         for copies, seconds in zip(COPIES, took, strict=True):
             found[copies].append(seconds)
@@ -218,7 +218,7 @@ def differing_steps(count: int) -> int:
         plans = [part_of(steps.plan, part) for part in (0.1, 0.5, 1.0)]
         for n in range(count):
             steps.move_to(plans[n % len(plans)], (near, far, None)[n % 3])
-            with steps.unseen():
+            with steps.suspended():
                 expected = eager.step(*eager.batch)
             differing += not torch.equal(expected, steps(*moves.batch))
     weights = zip(eager.model.parameters(), moves.model.parameters(), strict=True)

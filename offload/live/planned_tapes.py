@@ -97,11 +97,9 @@ class PlannedTapes:
         core: Any,
         weights: LiveWeights,
         plans: RunnerPlans,
-        device: torch.device,
     ) -> None:
         self._core = core
         self._weights = weights
-        self._device = device
         self._planned: dict[Hashable, PlannedPart] = {}
         self._plans = plans
         kept = None if plans.cache is None else KeptCosts(plans.cache)
@@ -112,13 +110,13 @@ class PlannedTapes:
         if (shim := available()) is not None:
             self._core.reuse_blocks(shim.reuser)
         if not self._plans.moves:
-            self._measured = costs_without_moves(self._core, self._device)
+            self._measured = costs_without_moves(self._core, self._weights.device)
 
     def run(self, tape: Any, held: Collection[int], at_home: Collection[int]) -> None:
         """Run the kernels of a pass since its last cut. What is held gets its bytes at once, or, if
         it is kept `at_home`, when somebody looks. Raises `CaptureError`, before anything runs, if
         they have no place in a plan."""
-        if (run := self.ready(tape, held)) is not None:
+        if (run := self.prepare(tape, held)) is not None:
             self._run_now(run)
             return
         key = tape.begin, tape.leaf
@@ -127,7 +125,7 @@ class PlannedTapes:
             part = self._planned[key] = self._make(key, tape, held, old, at_home)
             self._run_now(self._begin(key, tape, part))
 
-    def ready(
+    def prepare(
         self, tape: Any, held: Collection[int], *, copies: bool = False
     ) -> "PlannedRun | None":
         """What runs the kernels of a pass that has a plan already; None if it has none. `copies`:
@@ -149,7 +147,7 @@ class PlannedTapes:
         bytes_of = tape.copied_bytes if copies else tape.given_bytes
         batch = [bytes_of(one.slot, one.start, one.nbytes) for one in part.ends.inputs]
         kernels = partial(self._plans.run, key, batch)
-        return PlannedRun(tape, part, kernels, self._plans.has(key), self._device)
+        return PlannedRun(tape, part, kernels, self._plans.has(key), self._weights.device)
 
     def _run_now(self, run: "PlannedRun") -> None:
         try:
@@ -171,17 +169,17 @@ class PlannedTapes:
         if old is not None:
             kept, varying = kept | old.held, varying | old.varying
         self._core.nothing_pending()
-        weights = self._weights.of(tape)
+        weights = self._weights.adopt_weights(tape)
         varying |= _numbers_of_updates(tape, weights) | _seeds(tape)
-        reader = TapeReader(self._core, tape, varying, self._device)
+        reader = TapeReader(self._core, tape, varying, self._weights.device)
         crossing = dict(old.crossing) if old is not None else {}
         crosses = kept & reader.written & {*at_home} - {*weights, *crossing}
         states = self._weights.states_among(tape, crosses)
         for slot in crosses:
-            crossing[slot] = self._weights.cross(reader.nbytes[slot], states.get(slot))
+            crossing[slot] = self._weights.place_across_cut(reader.nbytes[slot], states.get(slot))
         weights |= {slot: weight for slot, (_, weight) in crossing.items()}
         given = [n for n, origin in enumerate(tape.origins) if origin == self._core.GIVEN]
-        graph, ends = graph_of(reader, given, weights, kept, self._weights.all)
+        graph, ends = graph_of(reader, given, weights, kept, self._weights.alive_weights())
         graph = split_updates(whole_updates(graph))
         lowered = lower(measured(graph, self._measured))
         few = grouped(lowered, GROUP, GROUP_BYTES, any_kind=True)

@@ -4,7 +4,8 @@ the user's storage   --adopt-->   no bytes; shows those at home when somebody lo
 every alias of it                 follows by itself, for it is the same storage
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain, count
 from sys import getrefcount
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 
 from offload.graph.taskgraph import Role
 from offload.live.graphs import Weight
+from offload.live.placing import placed
 
 
 class LiveWeights:
@@ -28,7 +30,9 @@ class LiveWeights:
         self._core = core
         self._module = module
         self._optimizers = optimizers
-        self._device = device
+        self.device = device
+        groups = (group["params"] for each in optimizers for group in each.param_groups)
+        self.parameters = tuple(dict.fromkeys((*module.parameters(), *chain(*groups))))
         self._number = count(1)
         self._known: dict[int, Weight] = {}
         self._names: set[str] = set()
@@ -41,13 +45,13 @@ class LiveWeights:
     def _claim_what_was_read(self) -> None:
         """Weights and states that torch has read from a file look as if numpy had them, but if
         nobody else holds them, it has not. (It takes no tensor that requires gradients.)"""
-        one = torch.nn.Module()
-        one.register_buffer("one", torch.empty(0))
+        lone = torch.nn.Module()
+        lone.register_buffer("lone", torch.empty(0))
         for part in self._module.modules():
             for tensors in (part.parameters(recurse=False), part.buffers(recurse=False)):
-                self._claim(tensors, _references(one.buffers(recurse=False)))
+                self._claim(tensors, _count_references(lone.buffers(recurse=False)))
         for state in chain(*(each.state.values() for each in self._optimizers)):
-            self._claim(state.values(), _references({"": torch.empty(0)}.values()))
+            self._claim(state.values(), _count_references({"": torch.empty(0)}.values()))
 
     def _claim(self, tensors: Iterable[Any], alone: int) -> None:
         """`alone`: the references to a tensor that nobody else holds."""
@@ -59,21 +63,46 @@ class LiveWeights:
                 self._core.claim(tensor)
                 del storage
 
-    def know(self, places: Mapping[torch.Tensor, Any]) -> None:
-        """Those of the module that are placed (placing.py)."""
-        for tensor, name, role in self._named():
-            if tensor in places and places[tensor].id not in self._known:
-                self._add((places[tensor].id, places[tensor].home), name, role)
+    @contextmanager
+    def placed(self) -> Iterator[None]:
+        """Within it, all tensors of the module are on the device (placing.py)."""
+        with placed(self._core, self._module, self._optimizers, self.device) as places:
+            for tensor, name, role in self._named():
+                if tensor in places and places[tensor].id not in self._known:
+                    self._add((places[tensor].id, places[tensor].home), name, role)
+            yield
+
+    def drop_lost(self) -> None:
+        """Drop gradients without bytes, and states that a step has made which did not run: nobody
+        could copy or move them."""
+        for parameter in self.parameters:
+            if parameter.grad is not None and self._core.is_lost(parameter.grad):
+                parameter.grad = None
+        for optimizer in self._optimizers:
+            for parameter, state in [*optimizer.state.items()]:
+                tensors = [value for value in state.values() if isinstance(value, torch.Tensor)]
+                if any(map(self._core.is_lost, tensors)):
+                    del optimizer.state[parameter]
+
+    def copy_of_states(self) -> list[dict[Any, Any]]:
+        """By optimizer: its states, to be put back."""
+        return [{p: dict(s) for p, s in each.state.items()} for each in self._optimizers]
+
+    def put_states_back(self, states: list[dict[Any, Any]]) -> None:
+        """Drop states whose numbers no kernel has made."""
+        for optimizer, before in zip(self._optimizers, states, strict=True):
+            optimizer.state.clear()
+            optimizer.state.update(before)
 
     def states(self) -> list[torch.Tensor]:
         """The tensors of the optimizers."""
         return [tensor for tensor, _, role in self._named() if role is Role.STATE]
 
-    def of(self, tape: Any) -> dict[int, Weight]:
-        """Those of a tape, by slot. What is new is adopted: the module's storages, the optimizer's,
-        and whatever else the step writes."""
+    def adopt_weights(self, tape: Any) -> dict[int, Weight]:
+        """The weights of a tape, by slot. New storages are adopted: those of the module, of the
+        optimizers, and whatever else the step writes."""
         for tensor, name, role in self._named():
-            if tensor.device.type == self._device.type and tape.can_adopt(tensor):
+            if tensor.device.type == self.device.type and tape.can_adopt(tensor):
                 self._add(self._core.adopt(tensor), name, role)
         origins = tape.origins
         for slot in tape.written:
@@ -82,9 +111,8 @@ class LiveWeights:
                 self._adopt_written(tape, slot)
         return {slot: self._known[own] for slot, own in enumerate(tape.origins) if own >= 0}
 
-    @property
-    def all(self) -> Collection[Weight]:
-        """Every one whose owner is alive, and all places for what crosses a cut."""
+    def alive_weights(self) -> Collection[Weight]:
+        """Every weight whose owner is alive, and all places for what crosses a cut."""
         alive = {*self._core.adopted(), *self._places}
         self._known = {own: weight for own, weight in self._known.items() if own in alive}
         self._names = {weight.name for weight in self._known.values()}
@@ -125,7 +153,7 @@ class LiveWeights:
         found = {slot: name for tensor, name in named for slot in tape.slots_of([tensor])}
         return {slot: name for slot, name in found.items() if slot in slots}
 
-    def cross(self, nbytes: int, state: str | None) -> tuple[int, Weight]:
+    def place_across_cut(self, nbytes: int, state: str | None) -> tuple[int, Weight]:
         """A place for what is made before a cut and used after it, and its number. `state`: its
         name, if it is an optimizer's."""
         own, home = self._core.new_id(), torch.empty(nbytes, dtype=torch.uint8)
@@ -138,22 +166,26 @@ class LiveWeights:
         names: dict[torch.Tensor, str] = {}
         for name, parameter in self._module.named_parameters():
             names[parameter] = name
-            yield _here(parameter), name, Role.PARAMETER
+            yield _local_tensor(parameter), name, Role.PARAMETER
         for name, buffer in self._module.named_buffers():
-            yield _here(buffer), name, Role.BUFFER
+            yield _local_tensor(buffer), name, Role.BUFFER
         for parameter, state in chain(*(each.state.items() for each in self._optimizers)):
             for key, value in state.items():
                 if isinstance(value, torch.Tensor):
-                    yield _here(value), f"{names.get(parameter, 'optimizer')}.{key}", Role.STATE
+                    yield (
+                        _local_tensor(value),
+                        f"{names.get(parameter, 'optimizer')}.{key}",
+                        Role.STATE,
+                    )
 
 
-def _here(tensor: torch.Tensor) -> torch.Tensor:
-    """What a DTensor has here; any other tensor is its own."""
+def _local_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a DTensor that this rank has; any other tensor as it is."""
     with torch.no_grad():  # with gradients it would be a new view
         return getattr(tensor, "to_local", lambda: tensor)()
 
 
-def _references(tensors: Iterable[torch.Tensor]) -> int:
+def _count_references(tensors: Iterable[torch.Tensor]) -> int:
     """How many there are to the first of them, where one walks over them."""
     for tensor in tensors:
         return getrefcount(tensor)

@@ -23,7 +23,7 @@ from offload.live.session import LiveSession
 from offload.plans.plan import Budget, Plan
 
 
-class Within:
+class BudgetedLoop:
     """A context manager, once."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Within:
         """How many steps ran by a plan."""
         return self._session.planned_steps
 
-    def __enter__(self) -> "Within":
+    def __enter__(self) -> "BudgetedLoop":
         self._open.enter_context(self._session)
         self._open.push(self._leave)
         hooks: list[Any] = [
@@ -121,11 +121,11 @@ def within(
     *optimizers: Any,
     device: torch.device | str | None = None,
     keep_gradients: bool = False,
-) -> Within:
+) -> BudgetedLoop:
     """Keep the steps of a loop within `budget` bytes of the model's device.
 
     `budget`: bytes, a size such as 8GiB, or a share of what the step needs such as 60%. `device`:
     where the steps run, if the model is elsewhere because there is no room for it: until the end it
     looks as if it were there. `keep_gradients`: `.grad` can be read after an update; it costs the
     gradients' bytes."""
-    return Within(budget, model, *optimizers, device=device, keep_gradients=keep_gradients)
+    return BudgetedLoop(budget, model, *optimizers, device=device, keep_gradients=keep_gradients)

@@ -89,7 +89,7 @@ def test_operations_that_are_nearly_alike_are_not_taken_for_one_another(budget: 
         with session:
             for _ in range(4):
                 x = torch.randn(6, 6)
-                with session.step() if live else session.unseen():
+                with session.step() if live else session.suspended():
                     loss = net(x)
                     loss.backward()
                     optimizer.step()

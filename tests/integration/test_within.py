@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import offload
 from offload.live.core import why_no_core
-from offload.live.within import Within
+from offload.live.within import BudgetedLoop
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 STEPS = 8
@@ -162,10 +162,10 @@ LOOPS: dict[Run, int] = {
 """How many steps are planned at least."""
 
 
-def compared(loop: Run, device: str, budget: str = "100%") -> Within:
-    opened: list[Within] = []
+def compared(loop: Run, device: str, budget: str = "100%") -> BudgetedLoop:
+    opened: list[BudgetedLoop] = []
 
-    def within(model: nn.Module, *optimizers: Any, **more: Any) -> Within:
+    def within(model: nn.Module, *optimizers: Any, **more: Any) -> BudgetedLoop:
         opened.append(offload.within(budget, model, *optimizers, **more))
         return opened[0]
 
@@ -211,7 +211,7 @@ def test_a_model_without_room_on_the_device_never_takes_more_than_the_budget() -
         assert next(net.parameters()).device.type == device
         return values(net, optimizer)
 
-    def within(net: nn.Module, optimizer: Any) -> Within:
+    def within(net: nn.Module, optimizer: Any) -> BudgetedLoop:
         return offload.within(budget, net, optimizer, device="cuda:0")
 
     plain = trained("cuda", lambda *_: nullcontext())

@@ -125,7 +125,7 @@ class PendingMoves:
         here: torch.device,
         relocate: Callable[[PlanRequest], Migration],
     ) -> Migration:
-        live.flights.land()
+        live.kernels.wait()
         request, plan = move.applied_to(self._run.request), move.plan
         if plan is None or live.plan is not move.planned_from:
             plan = self._planned(live, request)

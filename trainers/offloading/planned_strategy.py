@@ -166,7 +166,7 @@ class PlannedStrategy(Strategy):
         numbers."""
         live = self._run.session.live
         if live is not None:  # a guest has a generator of its own: nothing else may draw then
-            live.flights.forbid()
+            live.kernels.forbid_overlap()
         has_budget = self._run.request.budget is not None
         return self._run.guests.admit(net, budget, loss, optimizer, priority, seed, has_budget)
 

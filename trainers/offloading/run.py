@@ -110,7 +110,7 @@ class StrategyRun:
     def meter_now(self) -> Meter:
         """Return the meter after the kernels that have been issued have run."""
         if self.session.live is not None:
-            self.session.live.flights.rest()
+            self.session.live.kernels.wait_for_kernels()
         return self.meter
 
     # ---- steps -----------------------------------------------------------------------------------

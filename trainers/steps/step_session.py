@@ -101,11 +101,11 @@ class StepSession:
             return
         live = self.live
         _THREAD.session = None
-        live.flights.rest()
+        live.kernels.wait_for_kernels()
         self._plan, self._closed_steps = self.plan, self.planned_steps
         self.live = None
         was_in_step, self.is_in_step = self.is_in_step, False
-        self.has_lost_results |= live.flights.failed
+        self.has_lost_results |= live.kernels.failed
         if self.lost is not None:
             self._step.close()
             live.abandon()

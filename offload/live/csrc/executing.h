@@ -246,7 +246,7 @@ inline void settle() {
   struct Always {
     ~Always() { nothing_pending(); }
   } always;
-  land();
+  wait_for_step();
   if (!now.pass || run_part(now)) return;
   WithoutGil let_go;
   execute(*now.pass);

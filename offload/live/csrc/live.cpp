@@ -54,7 +54,7 @@ void between_steps(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) 
   const auto given = arguments_of(op, stack);
   if (is_pythons(keys, given)) return op.redispatchBoxed(below(keys), stack);
   if (known(op).looks) return run_now(op, keys, stack);
-  if (session().flight && session().flight->draws && known(op).random) land();
+  if (session().pending_step && session().pending_step->draws && known(op).random) wait_for_step();
   bool awaited = false;
   each_storage(given, [&](StorageImpl* storage) { awaited |= is_awaited(storage); });
   if (awaited) {
@@ -104,7 +104,7 @@ void begin(const std::string& name) {
   now.pass = new_pass(now.over);
   now.divergence.clear();
   now.mode = tree->children.empty() ? Mode::recording : Mode::replaying;
-  if (now.mode == Mode::recording) land();
+  if (now.mode == Mode::recording) wait_for_step();
   reuse_blocks(now.mode == Mode::recording);
   now.pass->recorded = now.mode == Mode::recording;
 }
@@ -149,7 +149,7 @@ void serve(Session* session) {
 }
 
 std::shared_ptr<Session> open(
-    const std::string& device, bool plans_at_once, py::object place, py::object run_part, py::object land) {
+    const std::string& device, bool plans_at_once, py::object place, py::object run_part, py::object wait_for_step) {
   TORCH_CHECK(!session_here(), "a live session is open already in this thread");
   auto now = std::make_shared<Session>();
   now->mode = Mode::between;
@@ -157,7 +157,7 @@ std::shared_ptr<Session> open(
   now->plans_at_once = plans_at_once;
   now->place = std::move(place);
   now->run_part = std::move(run_part);
-  now->land = std::move(land);
+  now->wait_for_step = std::move(wait_for_step);
   serve(now.get());
   sessions().push_back(now.get());
   c10::impl::tls_set_dispatch_key_included(KEY, true);
@@ -172,7 +172,7 @@ void close(Session& now) {
   serve(nullptr);
   sessions().erase(std::find(sessions().begin(), sessions().end(), &now));
   now.mode = Mode::off;
-  now.place = now.run_part = now.land = py::object();
+  now.place = now.run_part = now.wait_for_step = py::object();
 }
 
 // The next two may come from a thread without a session, too.
@@ -192,7 +192,7 @@ void settle_draws_here() {
   const Serving as_its_own(session_here());
   if (!current) return;
   const auto& now = session();
-  if (now.flight && now.flight->draws) land();
+  if (now.pending_step && now.pending_step->draws) wait_for_step();
   if (now.only_records || (now.pass && draws_wait(*now.pass))) settle();
 }
 
@@ -367,7 +367,7 @@ PYBIND11_MODULE(live, module) {
   module.def("bind", &bind);
   module.def("chain", &chain);
   module.def("open", &open, py::arg("device"), py::arg("plans_at_once"), py::arg("place"), py::arg("run_part"),
-             py::arg("land") = py::none());
+             py::arg("wait_for_step") = py::none());
   module.def("watch_allocations", [](uintptr_t watch, uintptr_t watched) {  // addresses of functions; 0: none
     session().watch = reinterpret_cast<decltype(session().watch)>(watch);
     session().watched = reinterpret_cast<decltype(session().watched)>(watched);
@@ -375,9 +375,9 @@ PYBIND11_MODULE(live, module) {
   module.def("reuse_blocks", [](uintptr_t reuse) { session().reuse = reinterpret_cast<decltype(session().reuse)>(reuse); });
   module.def("rounding", &rounding);
   module.def("set_rounding", &set_rounding);
-  module.def("take_off", &take_off);
-  module.def("landed", &landed);
-  module.def("land", &land);
+  module.def("submit", &submit);
+  module.def("complete", &complete);
+  module.def("wait_for_step", &wait_for_step);
   module.def("begin", &begin);
   module.def("end", &end);
   module.def("only_record", [] { session().only_records = true; });
@@ -405,7 +405,7 @@ PYBIND11_MODULE(live, module) {
   module.def("identity", [](const at::Tensor& tensor) { return reinterpret_cast<uintptr_t>(storage_of(tensor)); });
   module.def("is_lost", [](const at::Tensor& tensor) {
     bool lost = false;
-    land();
+    wait_for_step();
     each_storage(tensor, [&](StorageImpl* storage) { lost |= is_lost(storage); });
     return lost;
   });

@@ -297,14 +297,14 @@ inline void await_its_turn(Pass& pass, const Node& node) {
 }
 
 // Whether an operation that runs at once would meet kernels of the step before.
-inline bool meets_flight(const Pass& pass, const Node& node, at::ArrayRef<IValue> given) {
-  const auto& flight = session().flight;
-  if (!flight || !node.on_host) return false;
-  bool meets = node.random && flight->draws;
+inline bool meets_pending_step(const Pass& pass, const Node& node, at::ArrayRef<IValue> given) {
+  const auto& pending_step = session().pending_step;
+  if (!pending_step || !node.on_host) return false;
+  bool meets = node.random && pending_step->draws;
   each_storage(given, [&](StorageImpl* storage) {
     const auto slot = pass.slot_of.find(storage);
     const bool is_made_here = slot != pass.slot_of.end() && !pass.outside[slot->second];
-    meets |= flight->pending.count(storage) || (absent_of(storage) && !is_made_here);
+    meets |= pending_step->pending.count(storage) || (absent_of(storage) && !is_made_here);
   });
   return meets;
 }
@@ -316,7 +316,7 @@ void issue(const Node& node, const Met& met, const OperatorHandle& op, DispatchK
   auto& pass = *now.pass;
   const auto given = arguments_of(op, stack);
   if (node.random) note_draw(*node.schema, given);
-  if (meets_flight(pass, node, given)) land();
+  if (meets_pending_step(pass, node, given)) wait_for_step();
   bool at_once = node.on_host;
   if (at_once) each_storage(given, [&](StorageImpl* storage) { at_once &= !is_awaited(storage); });
   const bool held_up = !at_once && is_held_up(pass, node, met);
@@ -342,7 +342,7 @@ void issue(const Node& node, const Met& met, const OperatorHandle& op, DispatchK
 // The step does something else than the tape: the rest is recorded.
 inline void diverge(const char* difference, const OperatorHandle& op) {
   auto& now = session();
-  land();  // what is recorded is tried at once
+  wait_for_step();  // what is recorded is tried at once
   now.divergence = full_name(op.schema()) + " (" + difference + ")";
   if (!now.current->children.empty()) now.divergence += " instead of " + full_name(*now.current->children[0]->schema);
   auto& pass = *now.pass;

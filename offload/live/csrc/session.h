@@ -29,7 +29,7 @@ struct Exposure {
 
 // A step that is over for Python, and whose kernels another thread still runs.
 // What it was given was copied, and all that they write is barred.
-struct Flight {
+struct PendingStep {
   bool draws = false;  // from the generators of the process
   std::unordered_map<StorageImpl*, WeakStorage> pending;
 };
@@ -45,7 +45,7 @@ struct Session : std::enable_shared_from_this<Session> {
   std::map<std::string, std::unique_ptr<Node>> trees;
   Node* current = nullptr;
   std::shared_ptr<Pass> pass;
-  std::unique_ptr<Flight> flight;  // of the step before
+  std::unique_ptr<PendingStep> pending_step;  // of the step before
   Passes over = std::make_shared<Passes::element_type>();
   std::unordered_map<StorageImpl*, WeakStorage> pending;  // the user's storages that wait for a write
   std::set<StorageImpl*> numbers_read;           // single numbers that a deferred kernel will read
@@ -56,7 +56,7 @@ struct Session : std::enable_shared_from_this<Session> {
   std::unordered_map<StorageImpl*, Exposure> exposed;
   pybind11::object place;                        // gives the user's line
   pybind11::object run_part;                     // runs what was issued by a plan, if there can be one
-  pybind11::object land;                         // waits for the flight
+  pybind11::object wait_for_step;                         // waits for the pending_step
   void (*watch)() = nullptr;                     // of the allocator shim: this thread's allocations from now on
   uint64_t (*watched)(Tried::Event*, uint64_t, uint64_t*) = nullptr;  // ... and what they were
   void (*reuse)(int) = nullptr;                  // of the allocator shim: whether large blocks are kept
@@ -77,7 +77,7 @@ inline void check_own(StorageImpl* storage) {
   const auto* absent = absent_of(storage);
   const auto waits = [&](const auto& pending) { return pending.count(storage) > 0; };
   const bool own = absent ? !absent->owner || absent->owner == here
-                          : here && (waits(here->pending) || (here->flight && waits(here->flight->pending)));
+                          : here && (waits(here->pending) || (here->pending_step && waits(here->pending_step->pending)));
   TORCH_CHECK(own, NOT_THERE);
 }
 
@@ -133,12 +133,12 @@ inline void await_write(Pass& pass, int slot) {
 }
 
 // Wait for the kernels of the step before. If one of them has raised, nothing of this step runs.
-inline void land() {
+inline void wait_for_step() {
   auto* now = current ? current : session_here();
-  if (!now || !now->flight) return;
+  if (!now || !now->pending_step) return;
   pybind11::gil_scoped_acquire python;
   try {
-    now->land();
+    now->wait_for_step();
   } catch (...) {
     if (now->pass) now->pass->failed = true;
     throw;
@@ -146,21 +146,21 @@ inline void land() {
 }
 
 // Another thread runs the kernels of this pass from now on.
-inline void take_off(const Pass& pass) {
+inline void submit(const Pass& pass) {
   auto& now = session();
-  auto flight = std::make_unique<Flight>();
-  for (size_t n = 0; n < pass.path.size(); n++) flight->draws |= !pass.ran[n] && pass.path[n]->random;
-  flight->pending = std::exchange(now.pending, {});
+  auto pending_step = std::make_unique<PendingStep>();
+  for (size_t n = 0; n < pass.path.size(); n++) pending_step->draws |= !pass.ran[n] && pass.path[n]->random;
+  pending_step->pending = std::exchange(now.pending, {});
   now.numbers_read.clear();
   now.numbers_read_kept.clear();
-  now.flight = std::move(flight);
+  now.pending_step = std::move(pending_step);
 }
 
 // They have ended. What this step will write is still barred.
-inline void landed() {
+inline void complete() {
   auto& now = session();
-  const auto flight = std::move(now.flight);
-  for (auto& [address, waiting] : flight->pending) {
+  const auto pending_step = std::move(now.pending_step);
+  for (auto& [address, waiting] : pending_step->pending) {
     const auto storage = waiting.lock();
     if (storage && !absent_of(storage.get()) && !now.pending.count(address)) unbar(storage.get());
   }

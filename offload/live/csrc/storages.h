@@ -188,7 +188,7 @@ inline void copy_shown(StorageImpl* storage, Adopted& adopted) {
   storage->set_resizable(true);
 }
 
-inline void land();
+inline void wait_for_step();
 
 // A shadow gets its bytes.
 inline void give(StorageImpl* shadow, const Storage& real) {
@@ -204,7 +204,7 @@ inline void give(StorageImpl* shadow, const Storage& real) {
 // Give a storage its bytes back. Whatever writes them has run.
 inline void materialize(StorageImpl* storage) {
   check_own(storage);
-  land();
+  wait_for_step();
   auto* absent = absent_of(storage);
   if (absent && absent->adopted) return show(storage, *absent->adopted);
   TORCH_CHECK(

@@ -16,9 +16,9 @@ from torch.nn import functional
 import offload
 from offload.live import planned_tapes
 from offload.live.core import load_core, why_no_core
-from offload.live.flights import LOOKS, PAUSE
+from offload.live.pending_step import EARLY_WAITS, PAUSED_STEPS
 from offload.live.session import LiveSession
-from offload.live.within import Within
+from offload.live.within import BudgetedLoop
 
 
 class Slow:
@@ -98,25 +98,25 @@ class Loop:
 
 
 @contextmanager
-def flying(loop: Loop, budget: str = "100%") -> Iterator[tuple[Within, list[bool]]]:
+def overlapping(loop: Loop, budget: str = "100%") -> Iterator[tuple[BudgetedLoop, list[bool]]]:
     """The loop within a budget, and of each step whether its kernels ran beside Python."""
-    flew: list[bool] = []
-    ask = LiveSession._flies
+    overlapped: list[bool] = []
+    ask = LiveSession._submit
 
     def noted(self: LiveSession, *given: Any) -> bool:
-        flew.append(ask(self, *given))
-        return flew[-1]
+        overlapped.append(ask(self, *given))
+        return overlapped[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LiveSession, "_flies", noted)
+        patch.setattr(LiveSession, "_submit", noted)
         with offload.within(budget, loop.net, loop.optimizer, keep_gradients=True) as within:
-            yield within, flew
+            yield within, overlapped
 
 
 def test_python_is_at_the_next_step_while_kernels_run() -> None:
     loop, begun = Loop(), threading.Event()
     seen: list[bool] = []
-    with flying(loop):
+    with overlapping(loop):
         loop.run(look)
         SLOW.wait = lambda: seen.append(begun.wait(60))
         loop.step()
@@ -194,9 +194,9 @@ def test_what_happens_between_two_steps_sees_the_first_one_whole(
     ours = Loop(dropout, fused=fused)
     for budget in ("100%", "60%"):
         ours = Loop(dropout, fused=fused)
-        with flying(ours, budget) as (_, flew):
+        with overlapping(ours, budget) as (_, overlapped):
             ours.run(between)
-        assert any(flew)
+        assert any(overlapped)
         assert all(map(torch.equal, ours.state(), plain.state()))
         assert [float(t) if isinstance(t, torch.Tensor) else t for t in ours.seen] == [
             float(t) if isinstance(t, torch.Tensor) else t for t in plain.seen
@@ -212,7 +212,7 @@ def test_an_error_of_a_late_kernel_is_raised_at_the_next_look_or_step() -> None:
 
     for look_first in (True, False):
         loop = Loop()
-        with pytest.raises(Broken, match="late"), flying(loop):
+        with pytest.raises(Broken, match="late"), overlapping(loop):
             loop.run(look)
             SLOW.wait = fail
             loss = loop.step()
@@ -234,7 +234,7 @@ def test_an_interrupt_while_kernels_are_waited_for_leaves_them_whole() -> None:
         _thread.interrupt_main()
         time.sleep(0.05)
 
-    with flying(loop):
+    with overlapping(loop):
         loop.run(look)
         SLOW.wait = interrupt
         loss = loop.step()
@@ -254,10 +254,10 @@ def test_a_process_that_is_forked_between_two_steps_has_the_weights() -> None:
     """It has no thread of kernels, so it could not wait for one."""
     forking = multiprocessing.get_context("fork")
     answers, plain, loop = forking.SimpleQueue(), Loop().run(keep, 7), Loop()
-    with flying(loop) as (_, flew):
+    with overlapping(loop) as (_, overlapped):
         loop.run(look)
         loop.step()
-        assert flew[-1]
+        assert overlapped[-1]
         child = forking.Process(target=tell_weights, args=(loop.net, answers))
         child.start()
         child.join(60)
@@ -270,9 +270,9 @@ def test_a_process_that_is_forked_between_two_steps_has_the_weights() -> None:
 def test_a_step_that_is_given_much_runs_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planned_tapes, "MOST_COPIED", 4 * 8 * 4 - 1)
     loop = Loop()
-    with flying(loop) as (_, flew):
+    with overlapping(loop) as (_, overlapped):
         loop.run(keep)
-    assert not any(flew)
+    assert not any(overlapped)
 
 
 def test_kernels_beside_python_compute_as_its_thread_does() -> None:
@@ -280,7 +280,7 @@ def test_kernels_beside_python_compute_as_its_thread_does() -> None:
     core, seen = load_core(), []
     loop = Loop()
     threads, rounding = torch.get_num_threads(), core.rounding()
-    with flying(loop):
+    with overlapping(loop):
         loop.run(look)
         SLOW.wait = lambda: seen.append((torch.get_num_threads(), core.rounding()))
         try:
@@ -296,25 +296,25 @@ def test_kernels_beside_python_compute_as_its_thread_does() -> None:
 
 def test_no_kernel_runs_after_another_thread_has_forbidden_it() -> None:
     loop = Loop()
-    with flying(loop) as (within, flew):
+    with overlapping(loop) as (within, overlapped):
         loop.run(lambda *_: None)
         loop.step()
-        assert flew[-1]
-        other = threading.Thread(target=within._session.flights.forbid)
+        assert overlapped[-1]
+        other = threading.Thread(target=within._session.kernels.forbid_overlap)
         other.start()
         other.join(60)
-        flight = within._session.flights._flight
-        assert flight is not None and flight.made.done()
+        pending = within._session.kernels._pending
+        assert pending is not None and pending.result.done()
         loop.step()
-        assert not flew[-1]
+        assert not overlapped[-1]
 
 
 def test_a_loop_that_looks_at_every_step_does_not_fly_for_a_while() -> None:
     loop = Loop()
-    with flying(loop) as (_, flew):
+    with overlapping(loop) as (_, overlapped):
         SLOW.wait = tuple
-        loop.run(look, 12 + LOOKS)
-        loop.run(lambda *_: None, PAUSE)
-    flown = [step for step, is_so in enumerate(flew) if is_so]
-    assert flown[LOOKS] - flown[LOOKS - 1] == PAUSE + 1
-    assert all(flew[-2:])
+        loop.run(look, 12 + EARLY_WAITS)
+        loop.run(lambda *_: None, PAUSED_STEPS)
+    overlapped = [step for step, is_so in enumerate(overlapped) if is_so]
+    assert overlapped[EARLY_WAITS] - overlapped[EARLY_WAITS - 1] == PAUSED_STEPS + 1
+    assert all(overlapped[-2:])
