@@ -56,6 +56,6 @@ class Intruder:
         arena = self._stage._arena
         assert arena is not None
         sizes = {n: self._chance.randint(1, nbytes) for n, nbytes in arena.sizes.items() if nbytes}
-        with self._stage.lent_out(sizes) as lent:
+        with self._stage.lend_to_guest(sizes) as lent:
             for region in lent.regions.values():
                 region.tensor.fill_(FILL)

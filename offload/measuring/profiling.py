@@ -35,7 +35,15 @@ from offload.measuring.stopwatch import Cpu, Gpu
 from offload.memory.cpu_shim import Shim
 from offload.memory.cuda_shim import available_on
 from offload.memory.device_memory import measuring
-from offload.memory.placement import COPY, SHIM, Bindings, Run, bind_task, flat, name
+from offload.memory.placement import (
+    COPY,
+    SHIM,
+    PlacementCounts,
+    Run,
+    bind_task,
+    flatten_results,
+    op_name,
+)
 from offload.memory.workspaces import kept_bytes, steady, warm
 from offload.program.generators import generators_of
 from offload.program.kernels import CPU, Call, Calls, device_of
@@ -91,7 +99,7 @@ def measured(graph: TaskGraph, kept: KeptCosts | MeasuredCosts | None = None) ->
         for task, found in zip(graph.tasks, keys, strict=True)
     ]
     program = None if graph.program is None else replace(graph.program, fixed=fixed)
-    ops = {key: name(call.op) for found in calls.values() for key, call in found.items()}
+    ops = {key: op_name(call.op) for found in calls.values() for key, call in found.items()}
     return replace(graph.with_tasks(tasks, None, *_notes(costs, ops)), program=program)
 
 
@@ -198,7 +206,7 @@ class _Bench:
             nbytes = max((self._rounded(p.offset + p.nbytes) for p in ends), default=0)
         self._memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
         self._workspace = torch.empty(0, dtype=torch.uint8, device=device)
-        self._bindings = Bindings()
+        self._bindings = PlacementCounts()
         self._timer = Gpu(device) if device.type == "cuda" else Cpu(perf_counter)
         self._times = times
         self._took = 0.0
@@ -240,13 +248,13 @@ class _Bench:
             return one(key, call)
         except _DidNotRun as failed:
             error = failed.error
-            failure = f"{name(call.op)}: {type(error).__name__}: {error}".splitlines()[0]
+            failure = f"{op_name(call.op)}: {type(error).__name__}: {error}".splitlines()[0]
             outputs = self._rounded(sum(end_of(value) for value in filter(None, call.outputs)))
             return Cost(None, outputs, outputs, None, failure=failure)
         except OffloadError:
             raise
         except Exception as error:
-            error.add_note(f"{self._lines[key]}while {name(call.op)} was measured")
+            error.add_note(f"{self._lines[key]}while {op_name(call.op)} was measured")
             raise
 
     def _placed(self, shim: Shim, key: int, call: Call) -> Cost:
@@ -301,7 +309,7 @@ class _Bench:
             for tensor, (size, address) in zip(given, before, strict=True):
                 if (tensor.size(), tensor.data_ptr()) != (size, address):
                     raise CaptureError(
-                        f"{self._lines[key]}{name(call.op)}: it gives an argument of size"
+                        f"{self._lines[key]}{op_name(call.op)}: it gives an argument of size"
                         f" {tuple(size)} the size {tuple(tensor.size())}, and a planned tensor"
                         " cannot grow. If only the first call does that, as that of an observer"
                         " does, make one eager call before the capture"
@@ -359,5 +367,5 @@ def _homes(returned: Any) -> list[int]:
     """The addresses of the storages of what a kernel returned; 0 for what is no tensor."""
     return [
         one.untyped_storage().data_ptr() if isinstance(one, torch.Tensor) else 0
-        for one in flat(returned)
+        for one in flatten_results(returned)
     ]

@@ -42,7 +42,7 @@ class ArenaMemory:
     def __init__(self, memory: "memoryview | torch.Tensor", nbytes: int) -> None:
         self._memory = memory
         self.nbytes = nbytes
-        self.tensor = _over(memory, 0, nbytes)
+        self.tensor = _view_bytes(memory, 0, nbytes)
         self.begin = self.tensor.data_ptr()
 
     def contains(self, address: int) -> bool:
@@ -50,7 +50,7 @@ class ArenaMemory:
 
     def bytes(self, offset: int, nbytes: int) -> torch.Tensor:
         """These bytes alone, in a storage of their own."""
-        return _over(self._memory, offset, nbytes)
+        return _view_bytes(self._memory, offset, nbytes)
 
     def part(self, nbytes: int) -> "ArenaMemory":
         """The first bytes of it, as an arena of their own."""
@@ -85,15 +85,15 @@ class DeviceArena:
         self._loan: Loan | None = None
         give_cached_back(device)
         self.regions: Mapping[int, ArenaMemory] = MappingProxyType(
-            {number: ArenaMemory(self._taken(number, n), n) for number, n in sizes.items()}
+            {number: ArenaMemory(self._allocate(number, n), n) for number, n in sizes.items()}
         )
 
     @contextmanager
-    def lent(self, sizes: Mapping[int, int]) -> Iterator["DeviceArena"]:
+    def lend(self, sizes: Mapping[int, int]) -> Iterator["DeviceArena"]:
         """Lend the first bytes of every region in this block. They are kept on the host meanwhile,
         and are afterwards what they were. The same sizes have the same arena every time."""
         if self._loan is None or self._loan.part.sizes != dict(sizes):
-            self._loan = Loan.of(self, sizes)
+            self._loan = Loan.of_arena(self, sizes)
         self._loan.keep()
         try:
             yield self._loan.part
@@ -102,9 +102,9 @@ class DeviceArena:
 
     def copies_of(self, sizes: Mapping[int, int]) -> "OutCopies":
         """Take room on the host for the first bytes of every region."""
-        return OutCopies(Loan.of(self, sizes))
+        return OutCopies(Loan.of_arena(self, sizes))
 
-    def _taken(self, number: int, nbytes: int) -> "memoryview | torch.Tensor":
+    def _allocate(self, number: int, nbytes: int) -> "memoryview | torch.Tensor":
         if self.device.type == "cpu":
             return _aligned(number, nbytes)
         return _on_device(number, nbytes, _numbered(self.device, number))
@@ -158,7 +158,7 @@ class Loan:
     room: HostArena
 
     @classmethod
-    def of(cls, arena: DeviceArena, sizes: Mapping[int, int]) -> "Loan":
+    def of_arena(cls, arena: DeviceArena, sizes: Mapping[int, int]) -> "Loan":
         part = DeviceArena({}, arena.device, arena.host_dir)
         part.regions = MappingProxyType({n: arena.regions[n].part(sizes[n]) for n in sizes})
         return cls(part, HostArena(sum(sizes.values()), arena.device, arena.host_dir))
@@ -166,13 +166,13 @@ class Loan:
     def keep(self) -> None:
         for device, host in self._pairs():
             host.copy_(device, non_blocking=True)
-        rest(self.part.device)
+        synchronize(self.part.device)
 
     def bring_back(self) -> None:
-        rest(self.part.device)  # the borrower's kernels may still run
+        synchronize(self.part.device)  # the borrower's kernels may still run
         for device, host in self._pairs():
             device.copy_(host, non_blocking=True)
-        rest(self.part.device)
+        synchronize(self.part.device)
 
     def _pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         at = 0
@@ -232,7 +232,7 @@ class Arenas:
         self.tensors = MappingProxyType({n: region.tensor for n, region in self._regions.items()})
 
     @classmethod
-    def of(cls, sizes: Mapping[int, int], device: torch.device = CPU) -> "Arenas":
+    def allocate(cls, sizes: Mapping[int, int], device: torch.device = CPU) -> "Arenas":
         """Both of them anew: `sizes` has bytes by device, and of the host."""
         on_device = {number: nbytes for number, nbytes in sizes.items() if number != HOST}
         return cls(DeviceArena(on_device, device), HostArena(sizes.get(HOST, 0), device))
@@ -256,15 +256,15 @@ class Arenas:
     def contain(self, address: int) -> bool:
         return any(region.contains(address) for region in self._regions.values())
 
-    def rest(self) -> None:
+    def synchronize(self) -> None:
         """Wait until no copy runs: before the host itself touches bytes that one may still move."""
-        rest(self.device)
+        synchronize(self.device)
 
     def forget(self, keep: Iterable[Place], *, lent: bool = True) -> None:
         """Give memory back to the machine, but for these places, when no step comes any more.
         `lent`: whether the device's arena is this job's now; it may hold another's tensors."""
         keep = tuple(keep)
-        self.rest()
+        self.synchronize()
         self.host.unlock()
         for number, region in self._regions.items():
             if number == HOST or lent:
@@ -290,7 +290,7 @@ def _give_back(begin: int, end: int) -> None:
         madvise(begin, end - begin, mmap.MADV_DONTNEED)  # refused, it only saves nothing
 
 
-def rest(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     """Wait until nothing runs on the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -348,7 +348,7 @@ class _Exported:
         }
 
 
-def _over(memory: "memoryview | torch.Tensor", offset: int, nbytes: int) -> torch.Tensor:
+def _view_bytes(memory: "memoryview | torch.Tensor", offset: int, nbytes: int) -> torch.Tensor:
     if isinstance(memory, torch.Tensor):
         if not nbytes:
             return torch.empty(0, dtype=torch.uint8, device=memory.device)

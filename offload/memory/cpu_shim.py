@@ -2,7 +2,7 @@
 
     load() -> Shim     bind(call, slots, settle) -> run     an op's memory at planned addresses
                        record(call, look) -> seen, log      what an op allocates and frees
-                       counting() -> Passed                 what calls allocate without a place
+                       counting() -> AllocationCount        what calls allocate without a place
 
 It needs a C++ compiler and nothing else beside PyTorch. Without a compiler there is no shim:
 `available()` is None, `why_not()` says why, and placement.py copies outputs instead.
@@ -54,7 +54,7 @@ class _ShimSlot(ctypes.Structure):
     _fields_ = [("nbytes", ctypes.c_uint64), ("address", ctypes.c_void_p)]
 
 
-class Passed:
+class AllocationCount:
     """What the base allocator gave to all threads since the counting began."""
 
     def __init__(self, library: ctypes.PyDLL) -> None:
@@ -165,11 +165,11 @@ class Shim:
         return int(getattr(self._library, name)())
 
     @contextmanager
-    def counting(self) -> Iterator[Passed]:
+    def counting(self) -> Iterator[AllocationCount]:
         """Count allocations. A process can count only once at a time."""
         self._library.placed_count_begin()
         try:
-            yield Passed(self._library)
+            yield AllocationCount(self._library)
         finally:
             self._library.placed_count_end()
 

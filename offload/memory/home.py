@@ -17,9 +17,9 @@ class Home:
         self.memory = memory
         self.tensors = list(tensors)
         """The tensor objects that were last seen there."""
-        self.layouts = [TensorLayout.of(tensor) for tensor in tensors]
+        self.layouts = [TensorLayout.from_tensor(tensor) for tensor in tensors]
         try:
-            self.views = [layout.over(memory) for layout in self.layouts]
+            self.views = [layout.view_of(memory) for layout in self.layouts]
         except RuntimeError as error:
             raise GraphError(
                 f"tensor {key}: {self.layouts} does not fit into its {len(memory)} bytes of the"
@@ -55,7 +55,7 @@ class Home:
                 move_out([seen])  # whoever still has the old object must not see the new values
         strays = [n for n, tensor in enumerate(live) if address_of(tensor) != self.at[n]]
         storages = {live[n].untyped_storage().data_ptr() for n in strays}
-        alike = [TensorLayout.of(tensor) for tensor in live] == self.layouts
+        alike = [TensorLayout.from_tensor(tensor) for tensor in live] == self.layouts
         whole = live[0].untyped_storage().nbytes() == self.memory.nbytes
         if len(strays) == len(live) and len(storages) == 1 and alike and whole:
             self.memory.copy_(bytes_of(live[0]), non_blocking=non_blocking)

@@ -7,8 +7,8 @@ So the module, `state_dict` and checkpoints see current values without a copy be
 user may point a tensor elsewhere (`p.data = ...`, another runner over the same module, an optimizer
 that loads its state). So `settle` compares addresses before every step, copies such values to their
 home and points the tensor there again. Where one step knows of more tensors over a storage than
-another, they go together (`learn`). `park` moves residents to a waiting place (waiting_place.py)
-while another job has the device. `release` gives every tensor memory of its own.
+another, they move together (`add_shared_tensors`). `park` moves residents to a waiting place
+(waiting_place.py) while another job has the device. `release` gives every tensor memory of its own.
 
 Only `.data` changes: the tensor object stays the same.
 """
@@ -22,9 +22,9 @@ from offload.graph.memgraph import MemGraph, Place, places_of
 from offload.graph.taskgraph import HOST
 from offload.memory.arenas import Arenas
 from offload.memory.home import Home
-from offload.memory.passages import Passage, carry
+from offload.memory.passages import HomeMove, move_homes
 from offload.memory.tensor_layout import TensorLayout, move_out, share
-from offload.memory.waiting_place import HandOver, Leaver, WaitingPlace, room_of
+from offload.memory.waiting_place import HandOver, ParkingHome, WaitingPlace, room_of
 from offload.program.kernels import Source
 from offload.torch_seams import address_of, is_held_by_others
 
@@ -71,11 +71,11 @@ class Homes:
         own = (found,) if isinstance(found, torch.Tensor) else found
         return (*own, *self._joined.get(key, ()))
 
-    def together(self) -> dict[str, Sequence[torch.Tensor]]:
+    def shared_tensors(self) -> dict[str, Sequence[torch.Tensor]]:
         """Where several tensors lie over one storage: all of them, by the storage's name."""
         return {home.key: live for home in self._homes if len(live := self._live(home.key)) > 1}
 
-    def learn(self, together: Mapping[str, Sequence[torch.Tensor]]) -> None:
+    def add_shared_tensors(self, together: Mapping[str, Sequence[torch.Tensor]]) -> None:
         """Take along tensors over the same storages that only another step knows. Whoever has such
         a tensor sees what a step writes, as in plain PyTorch."""
         found = False
@@ -93,7 +93,7 @@ class Homes:
             self._way = None
             self._list()
 
-    def _part(self) -> None:
+    def _drop_separated(self) -> None:
         """Let go of joined tensors that their owner has pointed elsewhere."""
         for home in self._homes:
             for joined in list(self._joined.get(home.key, ())):
@@ -119,14 +119,14 @@ class Homes:
             return
         self._way = None
         if self._joined:
-            self._part()
+            self._drop_separated()
         strays: list[tuple[Home, Sequence[torch.Tensor]]] = []
         for home in self._homes:
             live = self._live(home.key)
             if _addresses(live) != home.at:
                 _check(home, live, self._arenas.device)
                 strays.append((home, live))
-        self._arenas.rest()
+        self._arenas.synchronize()
         # A stray tensor may lie at the home of another one, in the same arenas.
         for home, live in strays:
             for tensor, at in zip(live, home.at, strict=True):
@@ -136,10 +136,10 @@ class Homes:
             waits = some is not None and some.contains(live[0].data_ptr())
             home.bring(live, non_blocking=waits)
         if some is not None:
-            self._arenas.rest()
+            self._arenas.synchronize()
             some.empty(self._arenas.origins)
 
-    def come_from(
+    def move_from(
         self,
         old: "Homes",
         waiting: WaitingPlace | None,
@@ -149,7 +149,7 @@ class Homes:
         byte is copied once, and who is at home already stays. `waiting`: where some may wait.
         `between` is called between two copies. Returns the bytes that moved."""
         left = {tuple(home.at): home for home in old._homes}
-        passages: list[tuple[Home, Passage]] = []
+        moves: list[tuple[Home, HomeMove]] = []
         moved = 0
         for home in self._homes:
             live = self._live(home.key)
@@ -160,7 +160,7 @@ class Homes:
             moved += home.memory.nbytes
             alike = before is not None and (
                 before.memory.nbytes == home.memory.nbytes
-                and [TensorLayout.of(tensor) for tensor in live] == home.layouts
+                and [TensorLayout.from_tensor(tensor) for tensor in live] == home.layouts
             )
             if before is None or not alike:
                 _check(home, live, self._arenas.device)
@@ -170,18 +170,18 @@ class Homes:
             for seen in before.tensors:
                 if id(seen) not in now and seen.data_ptr() in before.at:
                     move_out([seen])  # its owner has replaced it, and may still hold it
-            passages.append((home, Passage(before.memory, home.memory, live, home.views)))
+            moves.append((home, HomeMove(before.memory, home.memory, live, home.views)))
 
-        def rest() -> None:
-            old._arenas.rest()  # it may be another device's
-            self._arenas.rest()
+        def synchronize() -> None:
+            old._arenas.synchronize()  # it may be another device's
+            self._arenas.synchronize()
 
-        rest()
+        synchronize()
         for home in left.values():
-            move_out(old._there(home), old._arenas.origins[home.key])
-        carry([passage for _, passage in passages], rest, between)
-        for home, passage in passages:
-            home.tensors = list(passage.tensors)
+            move_out(old._tensors_at_home(home), old._arenas.origins[home.key])
+        move_homes([move for _, move in moves], synchronize, between)
+        for home, move in moves:
+            home.tensors = list(move.tensors)
         self.settle(waiting)
         return moved
 
@@ -192,7 +192,7 @@ class Homes:
     def _at_home(self) -> bool:
         return _addresses(self._all) == self._at
 
-    def pointed(self) -> Iterator[tuple[str, str]]:
+    def repointed(self) -> Iterator[tuple[str, str]]:
         """Tensors that somebody has pointed elsewhere where not they alone are concerned: their
         names, and what becomes of it."""
         for home in [] if self._at_home() else self._homes:
@@ -214,24 +214,24 @@ class Homes:
         Tensors that have the same home in `stays` keep it."""
         for home in self._homes:
             if stays is None or not stays.has(home.key, self.places[home.key], home.tensors):
-                move_out(self._there(home), self._arenas.origins[home.key])
+                move_out(self._tensors_at_home(home), self._arenas.origins[home.key])
 
     def park(self, waiting: WaitingPlace) -> int:
         """Move every tensor that is at home on a device to the waiting place. `settle` brings it
         back. Returns the bytes that moved."""
         if self._has_gone(waiting):
             return waiting.waiting_bytes
-        leavers = [
-            Leaver(home.key, self.places[home.key], home.memory, there)
+        parking = [
+            ParkingHome(home.key, self.places[home.key], home.memory, there)
             for home in self._homes
-            if self.places[home.key].arena != HOST and (there := self._there(home))
+            if self.places[home.key].arena != HOST and (there := self._tensors_at_home(home))
         ]
-        if not leavers:
+        if not parking:
             return 0
-        self._arenas.rest()
+        self._arenas.synchronize()
         waiting.empty(self._arenas.origins)  # what an interrupted `settle` left there
-        way = waiting.way(leavers, self._arenas.bytes)
-        waiting.take(way, self._arenas.rest)
+        way = waiting.plan_hand_over(parking, self._arenas.bytes)
+        waiting.take(way, self._arenas.synchronize)
         self._way = waiting, way, self._all, _addresses(self._all)
         return waiting.waiting_bytes
 
@@ -244,8 +244,8 @@ class Homes:
             return False
         if not way.can_go():
             return False
-        self._arenas.rest()
-        waiting.take(way, self._arenas.rest)
+        self._arenas.synchronize()
+        waiting.take(way, self._arenas.synchronize)
         return True
 
     def _has_returned(self, waiting: WaitingPlace) -> bool:
@@ -257,7 +257,7 @@ class Homes:
             return False
         if not way.can_return():
             return False
-        waiting.give_back(way, self._arenas.rest)
+        waiting.give_back(way, self._arenas.synchronize)
         return True
 
     def forget_device(self) -> None:
@@ -272,7 +272,7 @@ class Homes:
         """What a waiting place needs for all homes on devices."""
         return _room_of(self.places[home.key] for home in self._homes)
 
-    def _there(self, home: Home) -> list[torch.Tensor]:
+    def _tensors_at_home(self, home: Home) -> list[torch.Tensor]:
         """The tensors of a home that are still at it."""
         there: dict[int, torch.Tensor] = {}
         for tensors in (home.tensors, self._live(home.key)):

@@ -19,7 +19,7 @@ from offload.sizes import say_size
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Passage:
+class HomeMove:
     """The bytes of one home, where they go, and the tensors over them with their views there."""
 
     source: torch.Tensor
@@ -32,42 +32,44 @@ class Passage:
         return self.source.device.type == "cpu" and self.target.device.type == "cpu"
 
 
-def carry(
-    passages: Sequence[Passage], rest: Callable[[], object], between: Callable[[], object]
+def move_homes(
+    moves: Sequence[HomeMove], synchronize: Callable[[], object], between: Callable[[], object]
 ) -> None:
-    """Copy all of them. `rest` waits for copies of the device. `between` is called between two."""
+    """Copy all of them. `synchronize` waits for copies of the device. `between` is called between
+    two of them."""
     shifts = [
         Shift(p.source.data_ptr(), p.target.data_ptr(), p.source.nbytes, creeps=p.on_host)
-        for p in passages
+        for p in moves
     ]
     kept: dict[int, torch.Tensor] = {}
     runs = False
     """Whether copies of a device may still run, which the host does not wait for."""
     for step in in_order(shifts):
         between()
-        passage = passages[step.number]
-        if runs and (passage.on_host or step.how in (ASIDE, BACK)):
-            rest()  # the host copies at once, and such a copy may still read what it overwrites
+        move = moves[step.number]
+        if runs and (move.on_host or step.how in (ASIDE, BACK)):
+            # The host copies at once, and a copy of the device may still read what it overwrites.
+            synchronize()
             runs = False
         if step.how == ASIDE:
-            kept[step.number] = away = passage.source.to("cpu", copy=True)
-            _point(passage.tensors, [TensorLayout.of(t).over(away) for t in passage.tensors])
+            kept[step.number] = away = move.source.to("cpu", copy=True)
+            _point(move.tensors, [TensorLayout.from_tensor(t).view_of(away) for t in move.tensors])
         elif step.how == CREEPING:
-            _creep(passage)
+            _creep(move)
         else:
-            source = kept.pop(step.number) if step.how == BACK else passage.source
-            passage.target.copy_(source, non_blocking=step.how != BACK)
-            runs = runs or not passage.on_host
-            _point(passage.tensors, passage.views)
-    rest()
+            source = kept.pop(step.number) if step.how == BACK else move.source
+            move.target.copy_(source, non_blocking=step.how != BACK)
+            runs = runs or not move.on_host
+            _point(move.tensors, move.views)
+    synchronize()
 
 
-def _creep(passage: Passage) -> None:
+def _creep(move: HomeMove) -> None:
     """Move bytes of the host to memory that overlaps theirs."""
-    source, target = passage.source, passage.target
+    source, target = move.source, move.target
     try:
         memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
-        _point(passage.tensors, passage.views)
+        _point(move.tensors, move.views)
     except BaseException as error:
         error.add_note(
             f"it struck while {say_size(source.nbytes)} of tensors moved within the memory of the"

@@ -47,7 +47,7 @@ class Allocation:
 
 
 @dataclass(slots=True)
-class Bindings:
+class PlacementCounts:
     """Counts what happened to outputs of the calls that ran at least once; one for a whole
     runner."""
 
@@ -59,7 +59,7 @@ class Bindings:
     """Runs that allocated differently than recorded. Their outputs were copied where needed."""
 
 
-def chosen(mode: str = "auto", device: torch.device = CPU) -> str:
+def choose_placement(mode: str = "auto", device: torch.device = CPU) -> str:
     """The mode that `auto` stands for on a device. An error if the shim is asked for and
     missing."""
     if mode == "auto":
@@ -77,7 +77,7 @@ def bind_task(
     arenas: Arenas,
     mode: str,
     scratch: Place | None = None,
-    bindings: Bindings | None = None,
+    bindings: PlacementCounts | None = None,
 ) -> Run:
     """A function that runs the task.
 
@@ -98,8 +98,8 @@ def bind_task(
     if len(node.accesses) > len(task.touches):
         workspace = node.accesses[-1].place
     device = _device(arenas, node)
-    mode = chosen(mode, device)
-    bindings = Bindings() if bindings is None else bindings
+    mode = choose_placement(mode, device)
+    bindings = PlacementCounts() if bindings is None else bindings
     binder = _Binder(arenas, places, mode, workspace, bindings, device)
     runs = [binder.bound(call) for call in kernel.calls]
     if len(runs) == 1:
@@ -141,7 +141,7 @@ class _Binder:
     places: Mapping[int, Place]
     mode: str
     workspace: Place | None
-    bindings: Bindings
+    bindings: PlacementCounts
     device: torch.device
 
     def bound(self, call: Call) -> Run:
@@ -197,12 +197,12 @@ class _OutputCopier:
 
     call: Call
     targets: Targets
-    bindings: Bindings
+    bindings: PlacementCounts
     seen: bool = False
     copies: int = 0
 
     def __call__(self, result: Any) -> bool:
-        results = flat(result)
+        results = flatten_results(result)
         if not self.seen:
             _check(self.call, results, self.targets)
         moved = [
@@ -242,12 +242,12 @@ class _Copied:
         if not self.settle.seen:
             self.settle(self.run())
             return
-        results = flat(self.run())
+        results = flatten_results(self.run())
         for position, view in self.settle.targets:
             view.copy_(results[position])
 
 
-def flat(result: Any) -> Sequence[Any]:
+def flatten_results(result: Any) -> Sequence[Any]:
     """What an op returned, as a flat sequence."""
     if isinstance(result, torch.Tensor):
         return (result,)
@@ -258,7 +258,7 @@ def flat(result: Any) -> Sequence[Any]:
     return [leaf for item in result for leaf in (item if isinstance(item, list) else (item,))]
 
 
-def name(op: Callable[..., Any]) -> str:
+def op_name(op: Callable[..., Any]) -> str:
     """A readable name of an op, also of one that something wraps."""
     op = op if isinstance(op, OpOverload) else getattr(op, "op", op)
     return str(op) if isinstance(op, OpOverload) else type(op).__name__
@@ -279,6 +279,6 @@ def _check(call: Call, results: Sequence[Any], targets: Targets) -> None:
         else:
             continue
         raise GraphError(
-            f"{name(call.op)}: output {position} is {got}, but the plan has {target.dtype}"
+            f"{op_name(call.op)}: output {position} is {got}, but the plan has {target.dtype}"
             f" {tuple(target.size())}. Capture the step again"
         )

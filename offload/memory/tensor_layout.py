@@ -23,11 +23,11 @@ class TensorLayout:
     """Whether it was made in inference mode: it counts no versions, whatever bytes it has."""
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> "TensorLayout":
+    def from_tensor(cls, tensor: torch.Tensor) -> "TensorLayout":
         offset, of_inference = int(tensor.storage_offset()), tensor.is_inference()
         return cls(tensor.dtype, tensor.size(), tensor.stride(), offset, of_inference)
 
-    def over(self, memory: torch.Tensor) -> torch.Tensor:
+    def view_of(self, memory: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode(self.of_inference):
             empty = torch.empty(0, dtype=self.dtype, device=memory.device)
             return empty.set_(memory.untyped_storage(), self.offset, self.size, self.stride)
@@ -58,7 +58,7 @@ def move_out(tensors: Sequence[torch.Tensor], device: torch.device | None = None
     if tensors:
         memory = bytes_of(tensors[0]).to(device or tensors[0].device, copy=True)
         for tensor in tensors:
-            tensor.data = TensorLayout.of(tensor).over(memory)
+            tensor.data = TensorLayout.from_tensor(tensor).view_of(memory)
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ from offload.memory.tensor_layout import TensorLayout, move_out
 
 
 @dataclass(frozen=True, slots=True)
-class Leaver:
+class ParkingHome:
     """A home that is left: its place, its bytes, and the tensors that are at it."""
 
     key: str
@@ -59,17 +59,17 @@ class HandOver:
         """Whether all tensors wait as they were put."""
         return all(_is(tensor, place) for tensor, _, place in self.seats)
 
-    def go(self, rest: Callable[[], object]) -> None:
+    def go(self, synchronize: Callable[[], object]) -> None:
         for device, host in self.spans:
             host.copy_(device, non_blocking=True)
-        rest()  # nobody may see a tensor whose bytes have not arrived
+        synchronize()  # nobody may see a tensor whose bytes have not arrived
         for tensor, _, place in self.seats:
             tensor.data = place
 
-    def come_back(self, rest: Callable[[], object]) -> None:
+    def come_back(self, synchronize: Callable[[], object]) -> None:
         for device, host in self.spans:
             device.copy_(host, non_blocking=True)
-        rest()
+        synchronize()
         for tensor, home, _ in self.seats:
             tensor.data = home
 
@@ -106,34 +106,36 @@ class WaitingPlace:
     def contains(self, address: int) -> bool:
         return self._host.region.contains(address)
 
-    def way(self, leavers: Sequence[Leaver], bytes_at: Callable[[Place], torch.Tensor]) -> HandOver:
+    def plan_hand_over(
+        self, parking: Sequence[ParkingHome], bytes_at: Callable[[Place], torch.Tensor]
+    ) -> HandOver:
         """Find where these tensors would wait. `bytes_at` returns the bytes of a place."""
         at = 0
         seats: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         waiting: dict[str, _Waiting] = {}
         joined: list[tuple[Place, int]] = []
-        for leaver in sorted(leavers, key=lambda one: (one.place.arena, one.place.offset)):
-            memory = self._host.region.bytes(at, leaver.memory.nbytes)
+        for home in sorted(parking, key=lambda one: (one.place.arena, one.place.offset)):
+            memory = self._host.region.bytes(at, home.memory.nbytes)
             views: list[torch.Tensor] = []
-            for tensor in leaver.tensors:
-                layout = TensorLayout.of(tensor)
-                views.append(layout.over(memory))
-                seats.append((tensor, layout.over(leaver.memory), views[-1]))
+            for tensor in home.tensors:
+                layout = TensorLayout.from_tensor(tensor)
+                views.append(layout.view_of(memory))
+                seats.append((tensor, layout.view_of(home.memory), views[-1]))
             addresses = [view.data_ptr() for view in views]
-            waiting[leaver.key] = _Waiting(leaver.memory.nbytes, leaver.tensors, addresses)
-            joined = _joined(joined, leaver.place, at)
-            at += room_of(leaver.memory.nbytes)
+            waiting[home.key] = _Waiting(home.memory.nbytes, home.tensors, addresses)
+            joined = _joined(joined, home.place, at)
+            at += room_of(home.memory.nbytes)
         spans = [(bytes_at(place), self._host.region.bytes(n, place.nbytes)) for place, n in joined]
         return HandOver(spans, seats, waiting)
 
-    def take(self, way: HandOver, rest: Callable[[], object]) -> None:
-        """Copy the bytes here and point the tensors here. `rest` waits for the copies."""
+    def take(self, way: HandOver, synchronize: Callable[[], object]) -> None:
+        """Copy the bytes here and point the tensors here. `synchronize` waits for the copies."""
         self._waiting = dict(way.waiting)  # first: a Ctrl-C may leave some here and some at home
-        way.go(rest)
+        way.go(synchronize)
 
-    def give_back(self, way: HandOver, rest: Callable[[], object]) -> None:
+    def give_back(self, way: HandOver, synchronize: Callable[[], object]) -> None:
         """Copy the bytes of all that wait here home, and point the tensors there."""
-        way.come_back(rest)
+        way.come_back(synchronize)
         self._waiting = {}
 
     def empty(self, origins: Mapping[str, torch.device]) -> None:

@@ -37,11 +37,11 @@ def warm(device: torch.device) -> None:
 
 def kept_bytes(device: torch.device) -> int:
     """How many bytes of a device the libraries keep for one thread and stream."""
-    return _kept() if device.type == "cuda" else 0
+    return _measure_kept() if device.type == "cuda" else 0
 
 
 @functools.cache
-def _kept() -> int:
+def _measure_kept() -> int:
     """Measure once a process, before any runner exists: measuring clears all workspaces, and that
     must not happen once a captured graph knows their addresses or while a call is served."""
     device = torch.device("cuda", torch.cuda.current_device())

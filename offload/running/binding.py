@@ -19,7 +19,7 @@ from offload.graph.remarks import Remarks
 from offload.graph.taskgraph import Role, TaskGraph
 from offload.memory.arenas import Arenas
 from offload.memory.homes import Homes
-from offload.memory.placement import Bindings, bind_task
+from offload.memory.placement import PlacementCounts, bind_task
 from offload.memory.runnable import RunnablePlan
 from offload.planning.host_tails import host_tail
 from offload.planning.simulator import node_seconds
@@ -40,7 +40,7 @@ class Binding:
         self,
         plan: RunnablePlan,
         arenas: Arenas,
-        placed: Bindings,
+        placed: PlacementCounts,
         *,
         poison: bool = False,
         driver: Cuda | None = None,
@@ -63,11 +63,11 @@ class Binding:
         ]
         if self._poison:
             runs = [self._poison.wrap(node, run) for node, run in enumerate(runs)]
-        tell = partial(_tell, plan.remarks)
-        self.work = StepWork.of(
+        report = partial(_add_remark, plan.remarks)
+        self.work = StepWork.from_memgraph(
             self.memgraph,
             runs,
-            tell,
+            report,
             _uncaptured(self.memgraph, arenas),
             node_seconds(self.memgraph, plan.costs) if driver is not None else (),
         )
@@ -129,7 +129,7 @@ def _bind(
     node: Node,
     arenas: Arenas,
     placement: str,
-    placed: Bindings,
+    placed: PlacementCounts,
     driver: Cuda | None,
 ) -> Run:
     if node.kind == TASK:
@@ -188,7 +188,7 @@ def _with_line(memgraph: MemGraph, number: int) -> str:
     return f"{memgraph.name(number)} ({where})" if where else memgraph.name(number)
 
 
-def _tell(remarks: Remarks, text: str) -> None:
+def _add_remark(remarks: Remarks, text: str) -> None:
     """Warn once, and have `explain()` show it too."""
     if remarks.say(text):
         warnings.warn(text, RuntimeWarning, stacklevel=2)

@@ -46,7 +46,7 @@ class Poison:
         kept += memgraph.starts.values()
         on_device = [Place(n, 0, size) for n, size in arenas.sizes.items() if n != HOST and size]
         self._all = [_fill(arenas, place) for place in on_device]
-        self._first = [_fill(arenas, place) for place in _outside(kept, arenas)]
+        self._first = [_fill(arenas, place) for place in _gaps(kept, arenas)]
 
     def wrap(self, node: int, run: Run) -> Run:
         touched = self._touched[node]
@@ -90,7 +90,7 @@ def _fill(arenas: Arenas, place: Place) -> Callable[[], object]:
     return partial(ctypes.memset, arenas.address(place), NAN, place.nbytes)
 
 
-def _outside(kept: list[Place], arenas: Arenas) -> list[Place]:
+def _gaps(kept: list[Place], arenas: Arenas) -> list[Place]:
     gaps: list[Place] = []
     for arena, size in arenas.sizes.items():
         at = 0

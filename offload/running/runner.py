@@ -11,7 +11,7 @@ do.
 
 A step that fails (an exception of a node, Ctrl-C) leaves its tensors half way between two steps.
 The exception says so in a note (binding.py: `notes`). The engine ends what it began (crew.py:
-`rest`, streams.py: `check`), and the runner can be used again.
+`wait_idle`, streams.py: `check`), and the runner can be used again.
 """
 
 import warnings
@@ -26,7 +26,7 @@ import torch
 from offload.errors import DeviceLost, StepError
 from offload.gate import Gate
 from offload.graph.taskgraph import TaskGraph
-from offload.memory.placement import Bindings
+from offload.memory.placement import PlacementCounts
 from offload.memory.runnable import RunnablePlan
 from offload.running.binding import Binding, notes, program_of
 from offload.running.drivers.cuda import Cuda
@@ -84,7 +84,7 @@ class Runner:
         """The stage whose tenant it is."""
         self.trace = Trace()
         """The last step's."""
-        self.placed = Bindings()
+        self.placed = PlacementCounts()
         """What became of the outputs of kernels: born at their address, or copied there."""
         self._plans = StepPlans(plan, key)
         self._memory = RunnerMemory(
@@ -106,7 +106,7 @@ class Runner:
 
     def add(self, key: Hashable, graph: TaskGraph) -> RunnablePlan:
         """Plan another step over the same tensors, with the same budget."""
-        with self._both():
+        with self._hold_stages():
             self._check_open()
             plan = self._plans.add(key, graph)
             self._memory.forget(key)
@@ -118,7 +118,7 @@ class Runner:
 
     def forget(self, key: Hashable) -> None:
         """Drop a step that was added. It must be added again to be run."""
-        with self._both():
+        with self._hold_stages():
             self._plans.forget(key)
             self._memory.forget(key)
 
@@ -155,7 +155,7 @@ class Runner:
             with self._on_stage():
                 self._check_open()
                 outputs = self._step(find(), batch, step)
-            if step.handed_on:
+            if step.has_tail:
                 step.run_tail()
             return outputs
         except BaseException as error:
@@ -165,7 +165,7 @@ class Runner:
             try:
                 self.trace = step.end() or self.trace
             finally:
-                step.give_back()
+                step.notify_end()
 
     def _step(
         self, key: Hashable, batch: Sequence[torch.Tensor], step: TailedStep | None
@@ -180,7 +180,7 @@ class Runner:
         self.stage.warm()
         bound = self._enter(key)
         bound.begin(batch)
-        if step is not None and step.takes(bound):
+        if step is not None and step.prepare(bound):
             step.run_body(self.stage)
         else:
             self._run(bound)
@@ -207,7 +207,7 @@ class Runner:
         """Have the residents leave the device's arena now. They wait on the host; the next step
         brings them back. What is at home in the host's arena stays there. Another runner's step on
         the same stage does this by itself."""
-        with self._both():
+        with self._hold_stages():
             self._check_open()
             self.stage.park(self._memory)
 
@@ -231,7 +231,7 @@ class Runner:
         it; the weights are equal, and later bits are those of its kernels."""
         target, program = stage or self.stage, program_of(plan.graph)
         check_stage(target, program)
-        with self._both(target) as old, old.gate.hold(), target.gate.hold():
+        with self._hold_stages(target) as old, old.gate.hold(), target.gate.hold():
             self._check_open()
             alone = owned or (self._owns_stage and target is old)
             first = tuple(value.size for value in program.inputs) if key is None else key
@@ -253,11 +253,11 @@ class Runner:
     @contextmanager
     def _on_stage(self) -> Iterator[None]:
         """Hold the stage for a step."""
-        with self._both() as stage, stage.gate.hold():
+        with self._hold_stages() as stage, stage.gate.hold():
             yield
 
     @contextmanager
-    def _both(self, target: Stage | None = None) -> Iterator[Stage]:
+    def _hold_stages(self, target: Stage | None = None) -> Iterator[Stage]:
         """Hold the lock of the present stage, which this returns, and that of another one. The
         runner may have moved while this waited."""
         while True:
@@ -271,7 +271,7 @@ class Runner:
 
     def close(self) -> None:
         """Safe to call again. Waits for a step that another thread runs."""
-        with self._both():
+        with self._hold_stages():
             self._closed = True
             try:
                 if self._tail_crew:
@@ -287,7 +287,7 @@ class Runner:
     def abandon(self) -> None:
         """Instead of `close`, where the device is lost: nothing can be read from it, so no tensor
         is moved out of the arenas."""
-        with self._both():
+        with self._hold_stages():
             self._closed = True
             if self._tail_crew:
                 self._tail_crew.close()

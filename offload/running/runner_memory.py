@@ -25,7 +25,7 @@ from offload.gate import stand_aside
 from offload.graph.taskgraph import HOST
 from offload.memory.arenas import Arenas, HostArena
 from offload.memory.homes import Homes, resident_bytes
-from offload.memory.placement import Bindings
+from offload.memory.placement import PlacementCounts
 from offload.memory.room import check_move, check_room
 from offload.memory.runnable import RunnablePlan
 from offload.memory.waiting_place import WaitingPlace
@@ -52,7 +52,13 @@ class RunnerMemory:
     """The tenant of a stage. All methods are called under the stage's lock."""
 
     def __init__(
-        self, stage: Stage, plan: RunnablePlan, placed: Bindings, *, poison: bool, alone: bool
+        self,
+        stage: Stage,
+        plan: RunnablePlan,
+        placed: PlacementCounts,
+        *,
+        poison: bool,
+        alone: bool,
     ) -> None:
         """`placed`, `poison`: as in `Binding`. `alone`: no other tenant will come to the stage."""
         self.stage = stage
@@ -73,7 +79,7 @@ class RunnerMemory:
         self._together: Mapping[str, Sequence[torch.Tensor]] = {}
         """By storage: the tensors over it that any step has known, where there are several."""
         self._entered = False
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         """The tensors of which `_POINTED` was said."""
         self._origins: dict[str, torch.device] = {}
         """Where each tensor of the user's was before, by its name."""
@@ -82,7 +88,7 @@ class RunnerMemory:
 
     def enter(self, key: Hashable, plan: RunnablePlan) -> Binding:
         """What runs this step; no tensor is at home anywhere else afterwards."""
-        arenas = self._held(key, plan)
+        arenas = self._take_arenas(key, plan)
         found = self._bindings.get(key)
         if found is None:
             found = self._bindings[key] = self._bind(plan, arenas, self.stage)
@@ -97,24 +103,24 @@ class RunnerMemory:
         begin = self.stage.clock()
         found.homes.settle(self.waiting)
         if waiting:
-            self.stage.came_back(waiting, self.stage.clock() - begin)
+            self.stage.count_return(waiting, self.stage.clock() - begin)
         return found
 
     def _keep_together(self, homes: Homes) -> None:
         """Have these homes and the present ones know the same tensors over each storage."""
-        homes.learn(self._together)
-        self._together = homes.together()
+        homes.add_shared_tensors(self._together)
+        self._together = homes.shared_tensors()
         if self.current:
-            self.current.learn(self._together)
+            self.current.add_shared_tensors(self._together)
 
     def _warn_of_pointed(self, homes: Homes) -> None:
         """Say which tensors are not where plain PyTorch would have them after `p.data = ...`."""
         if not self._entered:  # before the first step, everybody may still have a look at weights
             self._entered = True
             return
-        for name, what in homes.pointed():
-            if name not in self._told:
-                self._told.add(name)
+        for name, what in homes.repointed():
+            if name not in self._warned:
+                self._warned.add(name)
                 warnings.warn(_POINTED.format(name, what), RuntimeWarning, stacklevel=2)
 
     def _bind(self, plan: RunnablePlan, arenas: Arenas, stage: Stage) -> Binding:
@@ -128,7 +134,7 @@ class RunnerMemory:
                 captured=stage.engine.captures,
             )
 
-    def _held(self, key: Hashable, plan: RunnablePlan) -> Arenas:
+    def _take_arenas(self, key: Hashable, plan: RunnablePlan) -> Arenas:
         """Arenas with room for this plan, the device's lent by the stage. Where one is too small,
         the old ones go before larger ones come."""
         if key not in self._rooms:
@@ -137,13 +143,13 @@ class RunnerMemory:
         had = self.host.region.nbytes if self.host else -1, self.parked_bytes
         on_host = max(plan.memgraph.arenas.get(HOST, 0), had[0])
         waiting = max(0 if self.alone else self._rooms[key], had[1])
-        lent = self.stage.lent(self, on_device)
+        lent = self.stage.lend(self, on_device)
         if lent is None or had != (on_host, waiting):
             self.leave()
             room = partial(check_room, plan, waiting=waiting, host_dir=self.stage.host_dir)
             if lent is None:
                 self.stage.grow(on_device, lambda larger: room({**larger, HOST: on_host}))
-                lent = self.stage.lent(self, on_device)
+                lent = self.stage.lend(self, on_device)
                 assert lent is not None
             else:
                 room({HOST: on_host})
@@ -184,7 +190,7 @@ class RunnerMemory:
             stage.take_beside(self, sizes)
         elif way == BY_HOST:
             stage.replace(self, sizes)
-        lent = stage.lent(self, on_device)
+        lent = stage.lend(self, on_device)
         assert lent is not None
         before, old_waiting = self.current, self.waiting
         room = room if room > self.parked_bytes else 0
@@ -199,11 +205,11 @@ class RunnerMemory:
                 found.homes.settle(old_waiting)
                 nbytes = 0
             else:
-                nbytes = found.homes.come_from(before, old_waiting, stand_aside)
+                nbytes = found.homes.move_from(before, old_waiting, stand_aside)
         except BaseException:
             for one in (self.arenas, arenas):
                 if one is not None:
-                    one.rest()
+                    one.synchronize()
             found.homes.release()  # what has come leaves again; the old plan brings it home
             if stage is not self.stage:
                 stage.leave(self)

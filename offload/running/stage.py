@@ -102,7 +102,7 @@ class Stage:
         self.engine = self._new_engine(self.gate)
         self._spare: tuple[Gate, Engine] | None = None
         """They run the steps of others while a step stands aside in the middle of its run."""
-        self.runs_in: int | None = None
+        self.step_thread: int | None = None
         """The thread whose step's nodes run now."""
         self._aside: OutCopies | None = None
         """Of a step that stands aside while others use the stage."""
@@ -134,7 +134,7 @@ class Stage:
 
     # ---- the arena, under the lock --------------------------------------------------------------
 
-    def lent(self, tenant: Tenant, sizes: Mapping[int, int]) -> DeviceArena | None:
+    def lend(self, tenant: Tenant, sizes: Mapping[int, int]) -> DeviceArena | None:
         """Lend the device's arena to this tenant for a step, after the last tenant has parked.
         Returns None if the arena is too small; then call `grow`."""
         if self._closed:
@@ -146,7 +146,7 @@ class Stage:
         if not self.is_lent_to(tenant):
             before = self._last() if self._last else None
             if before is not None:
-                self._left(before.make_way)
+                self._time_move(before.make_way)
             self._tenants[tenant] = _most(sizes, self._tenants.get(tenant, {}))
             self._last = weakref.ref(tenant)
         return self._arena
@@ -163,7 +163,7 @@ class Stage:
 
     def _free(self) -> None:
         for tenant in list(self._tenants):
-            self._left(tenant.evict)
+            self._time_move(tenant.evict)
         self._arena, self._last = None, None
 
     # ---- an arena of another size, for a tenant that moves to another plan ----------------------
@@ -191,7 +191,7 @@ class Stage:
         arena = DeviceArena(sizes, self.device, self.host_dir)
         for other in list(self._tenants):
             if other is not tenant:
-                self._left(other.evict)
+                self._time_move(other.evict)
         self._tenants[tenant] = sizes
         self._arena, self._last = arena, weakref.ref(tenant)
 
@@ -204,14 +204,14 @@ class Stage:
 
     def park(self, tenant: Tenant) -> None:
         """Have the tenant leave the device's arena now, and not when another one comes."""
-        self._left(tenant.make_way)
+        self._time_move(tenant.make_way)
 
-    def _left(self, leave: Callable[[], int]) -> None:
+    def _time_move(self, leave: Callable[[], int]) -> None:
         begin = self.clock()
         moved = leave()
         self.swaps = self.swaps.plus(moved, 0, self.clock() - begin)
 
-    def came_back(self, nbytes: int, seconds: float) -> None:
+    def count_return(self, nbytes: int, seconds: float) -> None:
         """Note what it took to bring residents of a tenant home."""
         self.swaps = self.swaps.plus(0, nbytes, seconds)
 
@@ -245,26 +245,26 @@ class Stage:
     # ---- guests, which the gate has let in ------------------------------------------------------
 
     @contextmanager
-    def standing_aside(self) -> Iterator[OutCopies]:
+    def let_others_step(self) -> Iterator[OutCopies]:
         """Let other tenants make steps in this block, while the step under way stands aside between
         two of its nodes. What it has in the arena waits on the host: they get the arena as soon as
         the caller has `made` the copies that it is given here. Call it in another thread, whose
-        gate was `granted(inside=True)`, while `runs_in` is not None."""
+        gate was `granted(inside=True)`, while `step_thread` is not None."""
         tenant, arena = self._last() if self._last else None, self._arena
-        if self.runs_in is None or tenant is None or arena is None:
+        if self.step_thread is None or tenant is None or arena is None:
             raise StepError("no step runs here that could stand aside")
         sizes = self._tenants[tenant]
         copies = arena.copies_of(sizes)
-        step = self._lock, self.gate, self.engine, self.runs_in, self._last
+        step = self._lock, self.gate, self.engine, self.step_thread, self._last
         paused = self.driver.paused() if self.driver is not None else nullcontext()
-        self.engine.hold()
+        self.engine.pause()
         try:
             with paused:
                 if self._spare is None:
                     gate = Gate()
                     self._spare = gate, self._new_engine(gate)
                 self.gate, self.engine = self._spare
-                self._lock, self.runs_in, self._last = threading.Lock(), None, None
+                self._lock, self.step_thread, self._last = threading.Lock(), None, None
                 self._aside = copies
                 del self._tenants[tenant]
                 try:
@@ -273,16 +273,16 @@ class Stage:
                     with self.lock:
                         last = self._last() if self._last else None
                         if last is not None:
-                            self._left(last.make_way)
-                        self._lock, self.gate, self.engine, self.runs_in, self._last = step
+                            self._time_move(last.make_way)
+                        self._lock, self.gate, self.engine, self.step_thread, self._last = step
                         self._tenants[tenant] = sizes
                         self._aside = None
                         copies.bring_back()
         finally:
-            self.engine.go_on()
+            self.engine.resume()
 
     @contextmanager
-    def lent_out(self, sizes: Mapping[int, int]) -> Iterator[DeviceArena]:
+    def lend_to_guest(self, sizes: Mapping[int, int]) -> Iterator[DeviceArena]:
         """Lend the first bytes of the arena to a guest, whose gate was `granted(inside=True)`. They
         are what they were when this block is left. Raises if the arena is too small."""
         arena = self._arena
@@ -294,15 +294,15 @@ class Stage:
                 needed=needed,
                 left=had,
             )
-        self.engine.hold()
+        self.engine.pause()
         try:
-            with arena.lent(sizes) as lent:
+            with arena.lend(sizes) as lent:
                 yield lent
         finally:
-            self.engine.go_on()
+            self.engine.resume()
 
     @contextmanager
-    def borrowing(self, arena: DeviceArena) -> Iterator[None]:
+    def borrow(self, arena: DeviceArena) -> Iterator[None]:
         """Have this arena in this block. Its tenant has left it afterwards."""
         with self.lock:
             self._arena, self._borrows = arena, True
@@ -311,7 +311,7 @@ class Stage:
         finally:
             with self.lock:
                 for tenant in list(self._tenants):
-                    self._left(tenant.make_way)
+                    self._time_move(tenant.make_way)
                 self._arena, self._borrows, self._last = None, False, None
 
     # ---- steps, under the lock ------------------------------------------------------------------
@@ -333,11 +333,11 @@ class Stage:
 
     def run(self, work: StepWork, record: Record) -> None:
         """Run the nodes of a step."""
-        self.runs_in = threading.get_ident()
+        self.step_thread = threading.get_ident()
         try:
             self.engine.run(work, record)
         finally:
-            self.runs_in = None
+            self.step_thread = None
 
     # ---- the end --------------------------------------------------------------------------------
 

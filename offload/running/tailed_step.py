@@ -26,9 +26,9 @@ class TailedStep:
         self._bound: Binding | None = None
         self._split: SplitWork | None = None
         self._counted: list[torch.Tensor] = []
-        self._told = False
+        self._notified = False
 
-    def takes(self, bound: Binding) -> bool:
+    def prepare(self, bound: Binding) -> bool:
         """Whether the step has a tail. If not, it is run as a whole."""
         self._bound, self._split = bound, bound.tailed(self._crew)
         self._counted = bound.homes.counted()
@@ -42,14 +42,14 @@ class TailedStep:
             self._crew.finish(self._split, self._record)
 
     @property
-    def handed_on(self) -> bool:
+    def has_tail(self) -> bool:
         """Whether a tail is left that `run_tail` runs."""
         return self._split is not None
 
     def run_tail(self) -> None:
         """Call it without the stage's lock."""
         assert self._split is not None
-        self._told = True
+        self._notified = True
         self._tails.on_tail()
         self._crew.finish(self._split, self._record)
         torch.autograd.graph.increment_version(self._counted)
@@ -68,7 +68,7 @@ class TailedStep:
         self._crew.end(self._split, self._record)
         return Trace(self._bound.memgraph, self._record)
 
-    def give_back(self) -> None:
+    def notify_end(self) -> None:
         """Tell that the tail is over, if it was told that it began."""
-        if self._told:
+        if self._notified:
             self._tails.tail_over()

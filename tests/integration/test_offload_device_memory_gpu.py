@@ -19,7 +19,7 @@ from offload.measuring.profiling import measured
 from offload.memory.arenas import Arenas
 from offload.memory.cuda_shim import available_on, load_on, why_not_on
 from offload.memory.device_memory import device_left
-from offload.memory.placement import COPY, SHIM, Bindings, bind_task, flat
+from offload.memory.placement import COPY, SHIM, PlacementCounts, bind_task, flatten_results
 from offload.memory.workspaces import kept_bytes, warm
 from offload.plans.plan import reserve_bytes
 from offload.program.kernels import Call, Program, Value
@@ -142,13 +142,13 @@ class Bound:
         for nbytes in (*(buffer.nbytes for buffer in graph.buffers), task.workspace):
             places.append(Place(0, end, nbytes))
             end += graph.aligned(nbytes)
-        self.arenas = Arenas.of({0: end}, DEVICE)
+        self.arenas = Arenas.allocate({0: end}, DEVICE)
         self.places = places[:-1]
         accesses = tuple(Access(p, b, True, True) for b, p in enumerate(places[:-1]))
         if task.workspace:
             accesses += (Access(places[-1], None, True, True),)
         node = Node(TASK, "compute", accesses, (), task=0)
-        self.bindings = Bindings()
+        self.bindings = PlacementCounts()
         self.run = bind_task(graph, node, self.arenas.tensors, mode, places[-1], self.bindings)
 
     def tensor(self, value: Value) -> torch.Tensor:
@@ -166,7 +166,7 @@ def test_outputs_lie_at_their_planned_addresses_with_eagers_bits(
     op, args = make()
     with torch.no_grad():
         torch.manual_seed(1)
-        wanted = flat(op(*args))
+        wanted = flatten_results(op(*args))
         graph = graph_of(op, args, wanted)
         task = graph.tasks[0]
         assert not [note for note in graph.notes if "did not run" in note]
@@ -194,7 +194,7 @@ def test_a_served_call_takes_nothing_of_the_device_and_a_copied_one_what_was_res
         pytest.skip(why_not_on(DEVICE))
     op, args = convolution_backward()
     with torch.no_grad():
-        graph = graph_of(op, args, flat(op(*args)))
+        graph = graph_of(op, args, flatten_results(op(*args)))
         for mode in (SHIM, COPY):
             bound = Bound(graph, mode)
             bound.run()
@@ -208,7 +208,7 @@ def test_a_served_call_takes_nothing_of_the_device_and_a_copied_one_what_was_res
 def test_what_is_reserved_and_the_arena_hold_what_the_process_takes() -> None:
     op, args = product_with_bias()
     with torch.no_grad():
-        graph = graph_of(op, args, flat(op(*args)))
+        graph = graph_of(op, args, flatten_results(op(*args)))
         del args
         gc.collect()
         torch.cuda.empty_cache()
@@ -246,7 +246,7 @@ def test_the_shim_is_in_both_registers_and_answers_for_the_native_allocator() ->
 
 def test_the_host_arena_is_page_locked_and_copies_come_whole() -> None:
     odd = (48 << 20) + 12345
-    arenas = Arenas.of({0: 1 << 20, HOST: odd}, DEVICE)
+    arenas = Arenas.allocate({0: 1 << 20, HOST: odd}, DEVICE)
     assert not arenas.note, arenas.note
     host = arenas.bytes(Place(HOST, 64, 1 << 20))
     assert arenas.tensors[HOST].numel() == odd
@@ -262,7 +262,7 @@ def test_the_host_arena_is_page_locked_and_copies_come_whole() -> None:
 
 
 def test_a_storage_is_its_own_bytes_and_keeps_the_arena() -> None:
-    arenas = Arenas.of({0: 1 << 20}, DEVICE)
+    arenas = Arenas.allocate({0: 1 << 20}, DEVICE)
     assert arenas.tensors[0].data_ptr() % 256 == 0
     arenas.tensors[0].zero_()
     place = Place(0, 512, 1000)

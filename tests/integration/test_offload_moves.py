@@ -284,7 +284,7 @@ def test_a_runner_that_leaves_its_own_stage_closes_it() -> None:
         job.step(runner)
         runner.move_to(planned(job, BUDGETS[2]), stage=other)
         with pytest.raises(StepError, match="this stage is closed"):
-            own.lent(runner._memory, {0: 0})
+            own.lend(runner._memory, {0: 0})
         job.step(runner)
         runner.close()
         assert other.arena_bytes == 0

@@ -12,7 +12,7 @@ from offload.graph.builder import GraphBuilder
 from offload.graph.memgraph import ALIGNMENT, SMALL_WORKSPACE, Access, Node, Place
 from offload.measuring.profiling import measured
 from offload.memory import cpu_shim as shim
-from offload.memory.placement import COPY, SHIM, bind_task, chosen
+from offload.memory.placement import COPY, SHIM, bind_task, choose_placement
 from offload.program.kernels import Call, Calls, Value
 
 without_gradients = placed_ops.without_gradients
@@ -242,6 +242,6 @@ def test_a_task_from_device_to_device_copies_the_buffer() -> None:
 
 @PLACED
 def test_the_shim_may_be_had_by_name_or_by_default() -> None:
-    assert [chosen(mode) for mode in ("auto", SHIM, COPY)] == [SHIM, SHIM, COPY]
+    assert [choose_placement(mode) for mode in ("auto", SHIM, COPY)] == [SHIM, SHIM, COPY]
     with pytest.raises(ValueError, match="'out'"):
-        chosen("out")
+        choose_placement("out")

@@ -17,7 +17,7 @@ import torch
 from offload.errors import OffloadError
 from offload.memory import cpu_shim as shim
 from offload.memory.cpu_shim import Shim
-from offload.memory.placement import COPY, SHIM, chosen
+from offload.memory.placement import COPY, SHIM, choose_placement
 
 Run = Callable[[], object]
 PLACED = pytest.mark.skipif(shim.available() is None, reason=shim.why_not() or "there is one")
@@ -336,9 +336,9 @@ def test_without_a_shim_outputs_are_copied_and_the_reason_is_shown(
     monkeypatch.setattr(shim.LIBRARY, "result", lambda: "no C++ compiler was found")
     assert shim.available() is None
     assert shim.why_not() == "no C++ compiler was found"
-    assert chosen("auto") == COPY
+    assert choose_placement("auto") == COPY
     with pytest.raises(OffloadError, match="no C\\+\\+ compiler was found"):
-        chosen(SHIM)
+        choose_placement(SHIM)
 
 
 @PLACED

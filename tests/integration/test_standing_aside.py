@@ -23,8 +23,8 @@ def bystander(stage: Stage, meanwhile: Callable[[], object]) -> Iterator[list[in
         try:
             while not over.is_set():
                 with stage.gate.granted(inside=True):
-                    if stage.runs_in is not None:
-                        with stage.standing_aside() as copies:
+                    if stage.step_thread is not None:
+                        with stage.let_others_step() as copies:
                             with suppress(MemoryError):
                                 copies.make()
                             meanwhile()
@@ -93,9 +93,9 @@ def test_another_job_waits_until_the_bytes_of_the_step_are_out() -> None:
 
         def aside() -> None:
             with stage.gate.granted(inside=True):
-                if stage.runs_in is None or waited:
+                if stage.step_thread is None or waited:
                     return
-                with stage.standing_aside() as copies:
+                with stage.let_others_step() as copies:
                     thread = threading.Thread(target=other.step, args=(later,))
                     thread.start()
                     thread.join(0.1)
@@ -201,6 +201,6 @@ def test_without_a_step_nothing_can_stand_aside() -> None:
     with (
         Stage() as stage,
         pytest.raises(StepError, match="no step runs here"),
-        stage.standing_aside(),
+        stage.let_others_step(),
     ):
         raise AssertionError("nobody stands aside")

@@ -224,7 +224,7 @@ def test_a_tensor_that_comes_to_the_host_can_be_read_at_once(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph = graphs.bound(graphs.chain(), CUDA)
-    tensors, rest = graph.program.tensors, Arenas.rest
+    tensors, rest = graph.program.tensors, Arenas.synchronize
 
     def late_again(arenas: Arenas) -> None:
         rest(arenas)
@@ -233,7 +233,7 @@ def test_a_tensor_that_comes_to_the_host_can_be_read_at_once(
     with Runner(planned(graph), "cuda", driver=driver()) as runner:
         runner(graphs.batch())
         expected = {key: tensor.to("cpu", copy=True) for key, tensor in tensors.items()}
-        monkeypatch.setattr(Arenas, "rest", late_again)
+        monkeypatch.setattr(Arenas, "synchronize", late_again)
         if way == "park":
             runner.park()
         else:

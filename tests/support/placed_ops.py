@@ -12,7 +12,7 @@ from offload.graph.memgraph import ALIGNMENT, SMALL_WORKSPACE, Access, Node, Pla
 from offload.graph.taskgraph import TaskGraph
 from offload.measuring.profiling import measured
 from offload.memory import cpu_shim as shim
-from offload.memory.placement import COPY, SHIM, Bindings, Run, bind_task
+from offload.memory.placement import COPY, SHIM, PlacementCounts, Run, bind_task
 from offload.program.kernels import Call, Value
 
 PLACED = pytest.mark.skipif(shim.available() is None, reason=shim.why_not() or "there is one")
@@ -29,7 +29,7 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def flat(result: Any) -> list[Any]:
+def flatten_results(result: Any) -> list[Any]:
     return [result] if isinstance(result, torch.Tensor) else list(result or ())
 
 
@@ -62,7 +62,7 @@ class Rig:
         views = {v: self.fresh(v) for v in mine}
         call = Call(op, args, kwargs)
         given, named = call.arguments(views.__getitem__)
-        results = flat(op(*given, **named))
+        results = flatten_results(op(*given, **named))
         old = {v.untyped_storage().data_ptr() for v in views.values()}
         outputs: list[Value | None] = []
         for found in results:
@@ -99,7 +99,7 @@ class Bound:
     run: Run
     arena: torch.Tensor
     places: list[Place]
-    bindings: Bindings
+    bindings: PlacementCounts
 
     def view(self, value: Value) -> torch.Tensor:
         first = self.places[value.buffer].offset // value.dtype.itemsize + value.offset
@@ -126,7 +126,7 @@ def bound(graph: TaskGraph, mode: str, *, workspace: bool = True) -> Bound:
         accesses.append(Access(room, None, True, True))
     node = Node("task", "compute", tuple(accesses), (), task=0)
     scratch = room if task.workspace and not large else None
-    bindings = Bindings()
+    bindings = PlacementCounts()
     run = bind_task(graph, node, {0: arena}, mode, scratch, bindings)
     return Bound(run, arena, places, bindings)
 

@@ -37,7 +37,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def test_the_host_arena_of_a_device_is_locked_and_its_views_are_its_bytes(calls: list[str]) -> None:
-    arenas = Arenas.of({HOST: 5000}, CUDA)
+    arenas = Arenas.allocate({HOST: 5000}, CUDA)
     assert calls == ["empty cache", "lock 5000"]
     assert not arenas.note
     place = Place(HOST, 64, 100)
@@ -49,7 +49,7 @@ def test_the_host_arena_of_a_device_is_locked_and_its_views_are_its_bytes(calls:
 
 
 def test_it_is_unlocked_when_all_copies_are_over_and_before_its_pages_go(calls: list[str]) -> None:
-    arenas = Arenas.of({HOST: 1 << 16}, CUDA)
+    arenas = Arenas.allocate({HOST: 1 << 16}, CUDA)
     kept = Place(HOST, 0, 4096)
     arenas.tensors[HOST].fill_(5)
     del calls[:]
@@ -63,7 +63,7 @@ def test_it_is_unlocked_when_all_copies_are_over_and_before_its_pages_go(calls: 
 def test_a_refused_lock_is_a_note_of_the_arenas(calls: list[str]) -> None:
     calls.append("refuse")
     with pytest.warns(RuntimeWarning, match="could not be page-locked"):
-        arenas = Arenas.of({HOST: 4096}, CUDA)
+        arenas = Arenas.allocate({HOST: 4096}, CUDA)
     assert "CUDA error 2: out of memory" in arenas.note
     arenas.bytes(Place(HOST, 0, 4096)).fill_(1)
 
@@ -71,8 +71,8 @@ def test_a_refused_lock_is_a_note_of_the_arenas(calls: list[str]) -> None:
 def test_on_the_cpu_nothing_is_asked_of_cuda(calls: list[str]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        arenas = Arenas.of({0: 4096, HOST: 4096})
-        arenas.rest()
+        arenas = Arenas.allocate({0: 4096, HOST: 4096})
+        arenas.synchronize()
         arenas.forget(keep=[])
     assert not calls
     assert not arenas.note

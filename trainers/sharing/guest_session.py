@@ -83,8 +83,8 @@ class GuestPlanner(PlainPlanner):
         if lender is None or self._lent == self._sizes:
             return
         self.give_back()
-        arena = self._loan.enter_context(lender.lent_out(self._sizes))
-        self._loan.enter_context(self._stage.borrowing(arena))
+        arena = self._loan.enter_context(lender.lend_to_guest(self._sizes))
+        self._loan.enter_context(self._stage.borrow(arena))
         self._lent = {**self._sizes}
 
     def give_back(self) -> None:

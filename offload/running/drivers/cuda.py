@@ -7,7 +7,7 @@
               begin: fence before all of ours        end: fence before the caller's
 
 A stream runs what is enqueued on it in order; only events order two streams. Errors of the device
-are reported late: by `done`, by `synchronize`, or by any later call.
+are reported late: by `is_done`, by `synchronize`, or by any later call.
 
 A copy is `copy_` of bytes between two tensors. For contiguous ones of one dtype, torch makes it a
 single cudaMemcpyAsync on the current stream, which may be captured. (`torch.cuda.cudart()` has no
@@ -35,7 +35,7 @@ USUAL, HIGH = 0, -1
 class CudaEvent(torch.cuda.Event):
     """A mark on a stream. An event that was never recorded is done; recording it again moves it."""
 
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         return self.query()
 
     def seconds_since(self, earlier: torch.cuda.Event) -> float:

@@ -77,7 +77,7 @@ class CrewStep:
     failed: int | None = None
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         return self.stopping or not self.left
 
     def ready(self, node: int) -> None:
@@ -136,7 +136,7 @@ class Crew:
     def threads(self) -> list[Worker]:
         return [worker for workers in self.hired.values() for worker in workers]
 
-    def rest(self) -> None:
+    def wait_idle(self) -> None:
         """Wait until no thread runs a node. A Ctrl-C ends the wait; then the next step waits
         again."""
         while True:
@@ -149,8 +149,8 @@ class Crew:
                     return
             self.caller.bell.acquire(timeout=LOOK_SECONDS)
 
-    def hold(self) -> None:
-        """Wait until no thread runs a node. None begins one before `go_on`."""
+    def pause(self) -> None:
+        """Wait until no thread runs a node. None begins one before `resume`."""
         with self.lock:
             self.held = True
         while True:
@@ -159,7 +159,7 @@ class Crew:
                     return
             self.quiet.acquire(timeout=LOOK_SECONDS)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         with self.lock:
             self.held = False
             if self.step is not None:
@@ -179,7 +179,7 @@ class Crew:
             worker.busy, worker.idle = True, False
             return step.node_of[heappop(heap)]
         worker.busy, worker.idle = False, True
-        if step.over and worker is not self.caller:
+        if step.is_over and worker is not self.caller:
             self.caller.ring()
         return None
 
@@ -231,7 +231,7 @@ def _look(crew: Crew, worker: Worker) -> bool:
     return True
 
 
-class Hands:
+class CrewThreads:
     """The threads of a crew. They refer only to the crew, and end when it is stopped."""
 
     def __init__(self, crew: Crew, host_workers: int) -> None:
@@ -239,7 +239,7 @@ class Hands:
         self._host_workers = host_workers
         self._threads: list[threading.Thread] = []
 
-    def of(self, lane: str) -> Sequence[Worker]:
+    def workers_of(self, lane: str) -> Sequence[Worker]:
         """The workers of a lane, which are hired at the first call."""
         workers = self._crew.hired.setdefault(lane, [])
         count = self._host_workers if lane == HOST else 1

@@ -35,7 +35,7 @@ ROW = "graph"
 
 
 @dataclass(slots=True, eq=False)
-class Known:
+class CaptureState:
     """What is known of some work: where it is cut, and what was captured of it."""
 
     pieces: Sequence[Piece]
@@ -53,7 +53,7 @@ class Known:
 
 
 @dataclass(slots=True, eq=False)
-class _At:
+class _CaptureProgress:
     """How far a capture has come."""
 
     node: int | None = None
@@ -77,8 +77,8 @@ class CudaGraph:
         self._gate = gate or Gate()
         self._streams = streams
         self._clock = clock
-        self._known: weakref.WeakKeyDictionary[StepWork, Known] = weakref.WeakKeyDictionary()
-        self._tail: Any = None
+        self._known: weakref.WeakKeyDictionary[StepWork, CaptureState] = weakref.WeakKeyDictionary()
+        self._last_event: Any = None
 
     @property
     def measure(self) -> bool:
@@ -95,13 +95,13 @@ class CudaGraph:
         if known is None or known.cut != self._gate.armed:
             known = self._known[work] = read(work, self._gate.armed)
             if known.impossible:
-                self._say(work, work.uncaptured)
+                self._report(work, work.uncaptured)
         if not known.impossible and not self.measure and self._ready(work, known):
             self._replay(known, record)
         else:
             self._streams.run(work, record)
 
-    def _ready(self, work: StepWork, known: Known) -> bool:
+    def _ready(self, work: StepWork, known: CaptureState) -> bool:
         """Whether there are graphs with the flags of today; captures them if it is time."""
         now = flags()
         if known.flags != now:
@@ -113,15 +113,15 @@ class CudaGraph:
 
     # ---- capture ----------------------------------------------------------------------------
 
-    def _captured(self, work: StepWork, known: Known) -> Mapping[int, Run] | None:
-        at = _At()
+    def _captured(self, work: StepWork, known: CaptureState) -> Mapping[int, Run] | None:
+        progress = _CaptureProgress()
         others = [(other, other.graphs) for other in self._known.values()]
         for other, _ in others:
             other.graphs = None  # until this one is over: none is replayed after one that broke
         try:
             self._driver.begin()
             made = {
-                number: self._capture(work, piece, at)
+                number: self._capture(work, piece, progress)
                 for number, piece in enumerate(known.pieces)
                 if not piece.on_host
             }
@@ -133,30 +133,32 @@ class CudaGraph:
                 self._streams.fail(error)
             if not isinstance(error, Exception):
                 raise
-            self._refused(work, known, at, error)
+            self._refuse(work, known, progress, error)
             return None
         for other, graphs in others:
             other.graphs = graphs
         return made
 
-    def _refused(self, work: StepWork, known: Known, at: _At, error: Exception) -> None:
+    def _refused(
+        self, work: StepWork, known: CaptureState, progress: _CaptureProgress, error: Exception
+    ) -> None:
         known.impossible = True
-        where = f" in {work.name(at.node)}" if at.node is not None else ""
+        where = f" in {work.name(progress.node)}" if progress.node is not None else ""
         said = (str(error).splitlines() or [""])[0]
-        self._say(work, f"{type(error).__name__}: {said[:300]}", where)
+        self._report(work, f"{type(error).__name__}: {said[:300]}", where)
 
-    def _say(self, work: StepWork, why: str, where: str = "") -> None:
-        work.tell(
+    def _report(self, work: StepWork, why: str, where: str = "") -> None:
+        work.report(
             f"engine cudagraph: this step cannot be captured{where}: {why}. Engine cuda runs it"
         )
 
-    def _capture(self, work: StepWork, piece: Piece, at: _At) -> Run:
+    def _capture(self, work: StepWork, piece: Piece, progress: _CaptureProgress) -> Run:
         driver, names = self._driver, {work.lane_of[node] for node in piece.nodes}
         streams = {name: driver.stream(name) for name in sorted({COMPUTE, *names})}
         origin = streams[COMPUTE]
         awaited = _awaited(work, piece)
         marked = {dep for deps in awaited.values() for dep in deps}
-        at.node, at.events = None, {}
+        progress.node, progress.events = None, {}
         driver.begin_capture(origin)
         fork = driver.event()
         fork.record(origin)
@@ -165,18 +167,18 @@ class CudaGraph:
                 driver.wait(stream, fork)
         behind: dict[tuple[str, str], int] = {}
         for node in piece.nodes:
-            at.node, lane = node, work.lane_of[node]
+            progress.node, lane = node, work.lane_of[node]
             stream = streams[lane]
             for dep in sorted(awaited[node], reverse=True):
                 other = work.lane_of[dep]
                 if behind.get((lane, other), -1) < dep:
-                    driver.wait(stream, at.events[dep])
+                    driver.wait(stream, progress.events[dep])
                     behind[lane, other] = dep
             driver.enqueue(stream, work.runs[node])
             if node in marked:
-                at.events[node] = driver.event()
-                at.events[node].record(stream)
-        at.node = None
+                progress.events[node] = driver.event()
+                progress.events[node].record(stream)
+        progress.node = None
         for stream in streams.values():
             if stream is not origin:
                 joined = driver.event()
@@ -186,7 +188,7 @@ class CudaGraph:
 
     # ---- replay -----------------------------------------------------------------------------
 
-    def _replay(self, known: Known, record: Record) -> None:
+    def _replay(self, known: CaptureState, record: Record) -> None:
         record.timed = False
         ran = LaneRecord(ROW)
         record.lanes.append(ran)
@@ -212,29 +214,29 @@ class CudaGraph:
             driver.enqueue(origin, graph)
             ran.ends.extend([self._clock()] * (len(ran.nodes) - len(ran.ends)))
             if waits:
-                self._tail = self._tail or driver.event()
-                self._tail.record(origin)
+                self._last_event = self._last_event or driver.event()
+                self._last_event.record(origin)
             driver.end()
             if waits:
-                self._tail.synchronize()
+                self._last_event.synchronize()
         except BaseException as error:
             if isinstance(error, Exception):
                 error.add_note("in a captured step, which runs as one: engine cuda names the task")
             self._streams.fail(error)
             raise
 
-    def hold(self) -> None:
-        self._streams.hold()
+    def pause(self) -> None:
+        self._streams.pause()
 
-    def go_on(self) -> None:
-        self._streams.go_on()
+    def resume(self) -> None:
+        self._streams.resume()
 
     def close(self) -> None:
         self._known.clear()
         self._streams.close()
 
 
-def read(work: StepWork, cut: bool = False) -> Known:
+def read(work: StepWork, cut: bool = False) -> CaptureState:
     """Cut the work into pieces of the device and pieces of the host. `cut`: those of the device are
     short, so that guests do not wait long."""
     on_host = [n in work.varying or lane in HOST_LANES for n, lane in enumerate(work.lane_of)]
@@ -247,7 +249,7 @@ def read(work: StepWork, cut: bool = False) -> Known:
         pieces = shorter(pieces, busy, PIECE_SECONDS)
     hosted = {n: work.part(piece.nodes) for n, piece in enumerate(pieces) if piece.on_host}
     copies = any(not e.startswith(COMPUTE) for e in work.lanes)
-    return Known(pieces, hosted, copies, cut, impossible=bool(work.uncaptured))
+    return CaptureState(pieces, hosted, copies, cut, impossible=bool(work.uncaptured))
 
 
 def _awaited(work: StepWork, piece: Piece) -> Mapping[int, Sequence[int]]:

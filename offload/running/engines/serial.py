@@ -62,10 +62,10 @@ class Serial:
                 if not work.lane_of[node].startswith("compute")
             )
 
-    def hold(self) -> None:
+    def pause(self) -> None:
         """Nothing runs while the caller's thread stands aside."""
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Nothing was held."""
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ from offload.graph.taskgraph import RANKS
 from offload.planning.issue import DEPTH, Chart, Issue, Issued, RunAhead
 from offload.running.drivers.cuda import Cuda
 from offload.running.drivers.device_loss import device_lost
-from offload.running.engines.crew import HOST, Crew, CrewStep, Hands
+from offload.running.engines.crew import HOST, Crew, CrewStep, CrewThreads
 from offload.running.engines.work import LaneRecord, Record, Run, StepWork
 
 HOST_LANES = (HOST, RANKS)
@@ -93,7 +93,7 @@ class Streams:
         self._depth = depth
         self._workers = {HOST: host_workers, RANKS: 1}
         self._crew = Crew(clock)
-        self._hands = Hands(self._crew, host_workers)
+        self._crew_threads = CrewThreads(self._crew, host_workers)
         self._finalizer = weakref.finalize(self, self._crew.stop)
         self._prepared: weakref.WeakKeyDictionary[StepWork, PreparedWork] = (
             weakref.WeakKeyDictionary()
@@ -140,7 +140,7 @@ class Streams:
         if self._random is not None:
             self._random.shuffle(rank)
         records = [LaneRecord(lane) for lane in chart.lanes]
-        workers = {e: self._hands.of(e) for e in chart.lanes if e in HOST_LANES}
+        workers = {e: self._crew_threads.workers_of(e) for e in chart.lanes if e in HOST_LANES}
         step = CrewStep(
             work=prepared.hosted,
             workers=workers,
@@ -220,7 +220,7 @@ class Streams:
         issue, events, done, step = state.issue, self._events, self._done, state.crew_step
         looks = 0
         while True:
-            told = [node for node in issue.marks() if events[node].done()]
+            told = [node for node in issue.marks() if events[node].is_done()]
             while done:
                 told.append(done.popleft())
                 state.host_left -= 1
@@ -252,14 +252,14 @@ class Streams:
             event = self._tails.get(ran.name)
             if event is not None:
                 self._await(event)
-        self._crew.rest()
+        self._crew.wait_idle()
         if state.timed:
             self._driver.synchronize()
             _write_times(state, record)
 
     def _await(self, event: Any) -> None:
         looks = 0
-        while not event.done():
+        while not event.is_done():
             looks += 1
             if looks > SPINS:
                 self._crew.caller.bell.acquire(timeout=PAUSE_SECONDS)
@@ -290,7 +290,7 @@ class Streams:
         """Wait until nothing of the step runs. Raises `DeviceLost` if `error`, or what the device
         reports now, says so."""
         self._clean = False
-        self._crew.rest()
+        self._crew.wait_idle()
         late = self._drain()
         for told in (error, late):
             lost = told and device_lost(told, self._driver.device)
@@ -311,17 +311,17 @@ class Streams:
         `DeviceLost` if the device is lost."""
         self._fail(error, None, Record())
 
-    def hold(self) -> None:
-        self._crew.hold()
+    def pause(self) -> None:
+        self._crew.pause()
         self._driver.synchronize()
 
-    def go_on(self) -> None:
-        self._crew.go_on()
+    def resume(self) -> None:
+        self._crew.resume()
 
     def close(self) -> None:
         self._finalizer()
         try:
-            self._hands.join()
+            self._crew_threads.join()
         finally:
             if self._lost is None:
                 self._driver.close()

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Protocol
 
 from offload.errors import StepError
-from offload.running.engines.crew import HOST, LOOK_SECONDS, Crew, CrewStep, Hands
+from offload.running.engines.crew import HOST, LOOK_SECONDS, Crew, CrewStep, CrewThreads
 from offload.running.engines.work import LaneRecord, Record, StepWork
 
 
@@ -53,7 +53,7 @@ class TailCrew:
 
     def __init__(self, host_workers: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self._crew = Crew(clock)
-        self._hands = Hands(self._crew, host_workers)
+        self._crew_threads = CrewThreads(self._crew, host_workers)
         self._finalizer = weakref.finalize(self, self._crew.stop)
         self._at_rest = threading.Event()
         self._at_rest.set()
@@ -65,7 +65,7 @@ class TailCrew:
             for later in successors[node]:
                 waits[later] -= 1
             successors[node] = ()
-            runs[node] = partial(_arrive, self._crew, number)
+            runs[node] = partial(_release_tail_node, self._crew, number)
         first = tuple(node for node, count in enumerate(waits) if not count)
         body = replace(work, runs=runs, successors=successors, waits=waits, first=first)
         return SplitWork(body, work.part(nodes), nodes)
@@ -76,11 +76,11 @@ class TailCrew:
         """Be ready for the stubs. Call `end` whatever happens."""
         crew, work = self._crew, split.tail
         self._at_rest.clear()
-        crew.rest()
+        crew.wait_idle()
         numbers = range(len(work.runs))
         step = CrewStep(
             work=work,
-            workers={HOST: self._hands.of(HOST)},
+            workers={HOST: self._crew_threads.workers_of(HOST)},
             rank=numbers,
             node_of=numbers,
             pending=[count + 1 for count in work.waits],
@@ -104,9 +104,9 @@ class TailCrew:
         """Wait for the tail. Raises the first error of its nodes."""
         step = self._crew.step
         assert step is not None
-        while not step.over:
+        while not step.is_over:
             self._crew.caller.bell.acquire(timeout=LOOK_SECONDS)
-        self._crew.rest()
+        self._crew.wait_idle()
         if step.error is not None:
             assert step.failed is not None
             record.failed, error, step.error = split.nodes[step.failed], step.error, None
@@ -120,9 +120,9 @@ class TailCrew:
         if self._at_rest.is_set():
             return
         try:
-            self._crew.rest()
+            self._crew.wait_idle()
         finally:
-            _tell(split, self._crew, record)
+            _record_tail(split, self._crew, record)
             self._at_rest.set()
 
     def wait(self) -> None:
@@ -133,10 +133,10 @@ class TailCrew:
         """Wait for a step's tail, and end the threads."""
         self.wait()
         self._finalizer()
-        self._hands.join()
+        self._crew_threads.join()
 
 
-def _arrive(crew: Crew, number: int) -> None:
+def _release_tail_node(crew: Crew, number: int) -> None:
     """Run instead of a node of the tail: the device has done what it waits for."""
     with crew.lock:
         step = crew.step
@@ -147,7 +147,7 @@ def _arrive(crew: Crew, number: int) -> None:
             step.ready(number)
 
 
-def _tell(split: SplitWork, crew: Crew, record: Record) -> None:
+def _record_tail(split: SplitWork, crew: Crew, record: Record) -> None:
     """Add what ran of the tail to the step's record, and take out the stubs."""
     stubs = frozenset(split.nodes)
     for ran in record.lanes:

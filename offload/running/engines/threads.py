@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 
 from offload.errors import StepError
 from offload.gate import Gate
-from offload.running.engines.crew import LOOK_SECONDS, Crew, CrewStep, Hands, Worker
+from offload.running.engines.crew import LOOK_SECONDS, Crew, CrewStep, CrewThreads, Worker
 from offload.running.engines.serial import Serial
 from offload.running.engines.work import LaneRecord, Record, StepWork
 
@@ -43,7 +43,7 @@ class Threads:
         self._random = random.Random(seed) if order == "random" else None
         self._gate = gate or Gate()
         self._crew = Crew(clock, gate=self._gate)
-        self._hands = Hands(self._crew, host_workers)
+        self._crew_threads = CrewThreads(self._crew, host_workers)
         self._finalizer = weakref.finalize(self, self._crew.stop)
         self._in_a_row = Serial(clock=clock, gate=self._gate)
 
@@ -56,9 +56,9 @@ class Threads:
         step: CrewStep | None = None
         try:
             step = self._begin(work, record)
-            while not step.over:
+            while not step.is_over:
                 crew.drain(crew.caller, step, crew.caller.ran)
-                if not step.over:
+                if not step.is_over:
                     since, aside = crew.clock(), self._gate.stood_aside
                     with self._gate.rested():
                         crew.caller.bell.acquire(timeout=LOOK_SECONDS)
@@ -111,17 +111,17 @@ class Threads:
 
     def _workers(self, lane: str) -> Sequence[Worker]:
         crew = self._crew
-        return (crew.caller,) if lane == crew.caller.lane else self._hands.of(lane)
+        return (crew.caller,) if lane == crew.caller.lane else self._crew_threads.workers_of(lane)
 
     def _rest(self) -> None:
-        self._crew.rest()
+        self._crew.wait_idle()
 
-    def hold(self) -> None:
-        self._crew.hold()
+    def pause(self) -> None:
+        self._crew.pause()
 
-    def go_on(self) -> None:
-        self._crew.go_on()
+    def resume(self) -> None:
+        self._crew.resume()
 
     def close(self) -> None:
         self._finalizer()
-        self._hands.join()
+        self._crew_threads.join()

@@ -40,7 +40,7 @@ class StepWork:
     """The lanes that have something to do."""
     name: Callable[[int], str] = str
     """A readable name of a node."""
-    tell: Callable[[str], object] = str
+    report: Callable[[str], object] = str
     """Tells the user something about the plan."""
     seconds: Sequence[float] = ()
     """By node: what it is predicted to take. Empty: nobody knows."""
@@ -52,11 +52,11 @@ class StepWork:
     """The nodes whose numbers differ from run to run, so that no graph can keep them."""
 
     @classmethod
-    def of(
+    def from_memgraph(
         cls,
         memgraph: MemGraph,
         runs: Sequence[Run],
-        tell: Callable[[str], object] = str,
+        report: Callable[[str], object] = str,
         uncaptured: str = "",
         seconds: Sequence[float] = (),
     ) -> "StepWork":
@@ -72,7 +72,7 @@ class StepWork:
             first=tuple(number for number, node in enumerate(memgraph.nodes) if not node.deps),
             lanes=tuple(dict.fromkeys(node.lane for node in memgraph.nodes)),
             name=memgraph.described,
-            tell=tell,
+            report=report,
             in_a_row=all(
                 node.lane == "compute" or _comes_in(memgraph, node) for node in memgraph.nodes
             ),
@@ -189,12 +189,12 @@ class Engine(Protocol):
 
     def run(self, work: StepWork, record: Record) -> None: ...
 
-    def hold(self) -> None:
-        """Wait until no node runs, and begin none before `go_on`. Another thread calls it while the
-        one in `run` stands aside (gate.py)."""
+    def pause(self) -> None:
+        """Wait until no node runs, and begin none before `resume`. Another thread calls it while
+        the one in `run` stands aside (gate.py)."""
         ...
 
-    def go_on(self) -> None: ...
+    def resume(self) -> None: ...
 
     def close(self) -> None: ...
 

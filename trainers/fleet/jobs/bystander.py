@@ -46,7 +46,7 @@ class Bystander:
                 if stage is not None:
                     with stage.gate.granted(inside=True):
                         # The job's thread waits for this block, if its turn still runs.
-                        if self._is_turn_running() and stage.runs_in is not None:
+                        if self._is_turn_running() and stage.step_thread is not None:
                             self._hand_over(stage)
                             return
                 time.sleep(PAUSE_SECONDS)
@@ -56,7 +56,7 @@ class Bystander:
     def _hand_over(self, stage: Stage) -> None:
         began = False
         try:
-            with stage.standing_aside() as copies:
+            with stage.let_others_step() as copies:
                 began = True
                 self._turns.stand_aside(copies.make)
         except OffloadError as error:
