@@ -53,7 +53,7 @@ class Intruder:
         self.visits += 1
         if not self._evicts:
             return
-        arena = self._stage._arena
+        arena = self._stage.lender.arena
         assert arena is not None
         sizes = {n: self._chance.randint(1, nbytes) for n, nbytes in arena.sizes.items() if nbytes}
         with self._stage.lend_to_guest(sizes) as lent:

@@ -209,13 +209,15 @@ def _pieces(run: list[TapeCall]) -> Iterator[list[TapeCall]]:
         yield run
         return
     groups = [[_part(one, cut) for one in run] for cut in cuts([one.call for one in run])]
-    if are_apart([({*_all(g, "reads")}, {*_all(g, "writes")}) for g in groups]):
+    if are_apart(
+        [({*_slots_of_group(g, "reads")}, {*_slots_of_group(g, "writes")}) for g in groups]
+    ):
         yield from groups
     else:
         yield from ([one] for one in run)
 
 
-def _all(group: Sequence[TapeCall], which: str) -> Iterator[int]:
+def _slots_of_group(group: Sequence[TapeCall], which: str) -> Iterator[int]:
     for one in group:
         yield from getattr(one, which)
 

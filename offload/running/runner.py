@@ -209,7 +209,7 @@ class Runner:
         the same stage does this by itself."""
         with self._hold_stages():
             self._check_open()
-            self.stage.park(self._memory)
+            self.stage.lender.park(self._memory)
 
     def move_to(
         self,
@@ -280,7 +280,7 @@ class Runner:
                     self.stage.engine.close()
             finally:
                 self._memory.leave()
-                self.stage.leave(self._memory)
+                self.stage.lender.leave(self._memory)
         if self._owns_stage:
             self.stage.close()
 
@@ -292,7 +292,7 @@ class Runner:
             if self._tail_crew:
                 self._tail_crew.close()
             self._memory.abandon()
-            self.stage.leave(self._memory)
+            self.stage.lender.leave(self._memory)
         if self._owns_stage:
             self.stage.abandon()
 

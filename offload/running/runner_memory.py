@@ -48,6 +48,33 @@ class Migration:
     """in place, beside, or by the host"""
 
 
+@dataclass(slots=True, eq=False)
+class _KnownStep:
+    """A step of the runner."""
+
+    room: int
+    """Bytes that its plan's residents take while they are parked."""
+    binding: Binding | None = None
+
+
+class RepointWarnings:
+    """Warns once of each tensor that somebody has pointed to other memory."""
+
+    def __init__(self) -> None:
+        self._is_first = True
+        self._warned: set[str] = set()
+
+    def check(self, homes: Homes) -> None:
+        """Warn of tensors that are not where plain PyTorch would have them after `p.data = ...`."""
+        if self._is_first:  # before the first step, everybody may still have a look at weights
+            self._is_first = False
+            return
+        for name, what in homes.repointed():
+            if name not in self._warned:
+                self._warned.add(name)
+                warnings.warn(_POINTED.format(name, what), RuntimeWarning, stacklevel=2)
+
+
 class RunnerMemory:
     """The tenant of a stage. All methods are called under the stage's lock."""
 
@@ -71,16 +98,11 @@ class RunnerMemory:
         self.waiting: WaitingPlace | None = None
         """Taken with the arenas if others use the stage, so that no other job fails for want of
         it; else at the first `park`."""
-        self._placed = placed
-        self._poison = poison
-        self._bindings: dict[Hashable, Binding] = {}
-        self._rooms: dict[Hashable, int] = {}
-        """Bytes that each plan's residents take while they are parked."""
+        self._new_binding = partial(Binding, placed=placed, poison=poison)
+        self._steps: dict[Hashable, _KnownStep] = {}
         self._together: Mapping[str, Sequence[torch.Tensor]] = {}
         """By storage: the tensors over it that any step has known, where there are several."""
-        self._entered = False
-        self._warned: set[str] = set()
-        """The tensors of which `_POINTED` was said."""
+        self._repoint_warnings = RepointWarnings()
         self._origins: dict[str, torch.device] = {}
         """Where each tensor of the user's was before, by its name."""
 
@@ -89,9 +111,10 @@ class RunnerMemory:
     def enter(self, key: Hashable, plan: RunnablePlan) -> Binding:
         """What runs this step; no tensor is at home anywhere else afterwards."""
         arenas = self._take_arenas(key, plan)
-        found = self._bindings.get(key)
+        step = self._steps[key]
+        found = step.binding
         if found is None:
-            found = self._bindings[key] = self._bind(plan, arenas, self.stage)
+            found = step.binding = self._bind(plan, arenas, self.stage)
         if found.homes is not self.current:
             self._keep_together(found.homes)
             if self.current:
@@ -99,11 +122,11 @@ class RunnerMemory:
             self.current = found.homes
         waiting = self.waiting.waiting_bytes if self.waiting else 0
         if not waiting:
-            self._warn_of_pointed(found.homes)
-        begin = self.stage.clock()
+            self._repoint_warnings.check(found.homes)
+        begin = self.stage.lender.clock()
         found.homes.settle(self.waiting)
         if waiting:
-            self.stage.count_return(waiting, self.stage.clock() - begin)
+            self.stage.lender.count_return(waiting, self.stage.lender.clock() - begin)
         return found
 
     def _keep_together(self, homes: Homes) -> None:
@@ -113,61 +136,46 @@ class RunnerMemory:
         if self.current:
             self.current.add_shared_tensors(self._together)
 
-    def _warn_of_pointed(self, homes: Homes) -> None:
-        """Say which tensors are not where plain PyTorch would have them after `p.data = ...`."""
-        if not self._entered:  # before the first step, everybody may still have a look at weights
-            self._entered = True
-            return
-        for name, what in homes.repointed():
-            if name not in self._warned:
-                self._warned.add(name)
-                warnings.warn(_POINTED.format(name, what), RuntimeWarning, stacklevel=2)
-
     def _bind(self, plan: RunnablePlan, arenas: Arenas, stage: Stage) -> Binding:
         with collector_paused():
-            return Binding(
-                plan,
-                arenas,
-                self._placed,
-                poison=self._poison,
-                driver=stage.driver,
-                captured=stage.engine.captures,
-            )
+            captured = stage.engine.captures
+            return self._new_binding(plan, arenas, driver=stage.driver, captured=captured)
+
+    def _drop_bindings(self) -> None:
+        for step in self._steps.values():
+            step.binding = None
 
     def _take_arenas(self, key: Hashable, plan: RunnablePlan) -> Arenas:
         """Arenas with room for this plan, the device's lent by the stage. Where one is too small,
         the old ones go before larger ones come."""
-        if key not in self._rooms:
-            self._rooms[key] = resident_bytes(plan.memgraph)
+        if key not in self._steps:
+            self._steps[key] = _KnownStep(resident_bytes(plan.memgraph))
         on_device = _on_device(plan)
         had = self.host.region.nbytes if self.host else -1, self.parked_bytes
         on_host = max(plan.memgraph.arenas.get(HOST, 0), had[0])
-        waiting = max(0 if self.alone else self._rooms[key], had[1])
-        lent = self.stage.lend(self, on_device)
+        waiting = max(0 if self.alone else self._steps[key].room, had[1])
+        lent = self.stage.lender.lend(self, on_device)
         if lent is None or had != (on_host, waiting):
             self.leave()
-            room = partial(check_room, plan, waiting=waiting, host_dir=self.stage.host_dir)
+            room = partial(check_room, plan, waiting=waiting, host_dir=self.stage.lender.host_dir)
             if lent is None:
-                self.stage.grow(on_device, lambda larger: room({**larger, HOST: on_host}))
-                lent = self.stage.lend(self, on_device)
+                self.stage.lender.grow(on_device, lambda larger: room({**larger, HOST: on_host}))
+                lent = self.stage.lender.lend(self, on_device)
                 assert lent is not None
             else:
                 room({HOST: on_host})
-            self.host = HostArena(on_host, self.stage.device, self.stage.host_dir)
-            self.waiting = (
-                WaitingPlace(waiting, self.stage.device, self.stage.host_dir) if waiting else None
-            )
+            self.host = HostArena(on_host, self.stage.device, self.stage.lender.host_dir)
+            self.waiting = _waiting_place(self.stage, waiting) if waiting else None
             for note in {self.host.note, self.waiting.note if self.waiting else ""} - {""}:
                 self.plan.remarks.say(note)
         assert self.host is not None
         if self.arenas is None or self.arenas.lent is not lent:
-            self._bindings.clear()
+            self._drop_bindings()
             self.arenas = Arenas(lent, self.host, self._origins)
         return self.arenas
 
     def forget(self, key: Hashable) -> None:
-        self._rooms.pop(key, None)
-        self._bindings.pop(key, None)  # its tensors stay where they are until the next step
+        self._steps.pop(key, None)  # its tensors stay where they are until the next step
 
     # ---- another plan ---------------------------------------------------------------------------
 
@@ -176,25 +184,25 @@ class RunnerMemory:
     ) -> Migration:
         """Go over to this plan, and to this stage. The locks of both stages are held. `beside`:
         whether the old arena and a new one may be there at once."""
-        begin = stage.clock()
+        begin = stage.lender.clock()
         on_host, on_device = plan.memgraph.arenas.get(HOST, 0), _on_device(plan)
         keeps = self.host is not None and self.host.serves(on_host, stage.device)
         room = 0 if alone else resident_bytes(plan.memgraph)
         room = room if room > self.parked_bytes else 0
-        sizes = stage.sizes_for(self, on_device)
+        sizes = stage.lender.sizes_for(self, on_device)
         taken = {} if keeps else {HOST: on_host}
         way = self._way(plan, stage, sizes, taken, room, beside=beside)
-        host = self.host if keeps else HostArena(on_host, stage.device, stage.host_dir)
+        host = self.host if keeps else HostArena(on_host, stage.device, stage.lender.host_dir)
         assert host is not None
-        if way == BESIDE and not stage.keeps(sizes):
-            stage.take_beside(self, sizes)
+        if way == BESIDE and not stage.lender.keeps(sizes):
+            stage.lender.take_beside(self, sizes)
         elif way == BY_HOST:
-            stage.replace(self, sizes)
-        lent = stage.lend(self, on_device)
+            stage.lender.replace(self, sizes)
+        lent = stage.lender.lend(self, on_device)
         assert lent is not None
         before, old_waiting = self.current, self.waiting
         room = room if room > self.parked_bytes else 0
-        waiting = WaitingPlace(room, stage.device, stage.host_dir) if room else old_waiting
+        waiting = _waiting_place(stage, room) if room else old_waiting
         arenas = self.arenas
         if arenas is None or arenas.lent is not lent or arenas.host is not host:
             arenas = Arenas(lent, host, self._origins)
@@ -212,20 +220,19 @@ class RunnerMemory:
                     one.synchronize()
             found.homes.release()  # what has come leaves again; the old plan brings it home
             if stage is not self.stage:
-                stage.leave(self)
+                stage.lender.leave(self)
             raise
         for given_up, kept in ((self.host, host), (old_waiting, waiting)):
             if given_up is not None and given_up is not kept:
                 given_up.unlock()
         if stage is not self.stage:
-            self.stage.leave(self)
+            self.stage.lender.leave(self)
         for note in {host.note, waiting.note if waiting else ""} - {""}:
             plan.remarks.say(note)
         self.plan, self.stage, self.alone = plan, stage, alone
         self.current, self.arenas, self.host, self.waiting = found.homes, arenas, host, waiting
-        self._bindings = {key: found}
-        self._rooms.clear()
-        return Migration(nbytes, stage.clock() - begin, way)
+        self._steps = {key: _KnownStep(resident_bytes(plan.memgraph), found)}
+        return Migration(nbytes, stage.lender.clock() - begin, way)
 
     def _way(
         self,
@@ -239,20 +246,20 @@ class RunnerMemory:
     ) -> str:
         """How the tensors get to the new arenas. Raises `MemoryTooSmall` if there is no room.
         `taken`: an arena of the host, if a new one is needed."""
-        check = partial(check_move, plan, host_dir=stage.host_dir)
-        if stage.keeps(sizes):
+        check = partial(check_move, plan, host_dir=stage.lender.host_dir)
+        if stage.lender.keeps(sizes):
             check(taken, waiting)
             return IN_PLACE if stage is self.stage else BESIDE
         try:
             check({**taken, **sizes}, waiting)
-            if beside or not stage.arena_bytes:
+            if beside or not stage.lender.nbytes:
                 return BESIDE
         except MemoryTooSmall:
-            if not stage.arena_bytes:
+            if not stage.lender.nbytes:
                 raise
         parked = self.current.resident_bytes if self.current and stage is self.stage else 0
         parked = parked if parked > self.parked_bytes else 0
-        check({**taken, **sizes}, waiting + parked, stage.arena_bytes)
+        check({**taken, **sizes}, waiting + parked, stage.lender.nbytes)
         return BY_HOST
 
     # ---- other tenants --------------------------------------------------------------------------
@@ -268,8 +275,8 @@ class RunnerMemory:
         if not (self.current and needed):
             return 0
         if self.waiting is None or self.waiting.nbytes < needed:
-            check_room(self.plan, {}, needed, self.stage.host_dir)
-            self.waiting = WaitingPlace(needed, self.stage.device, self.stage.host_dir)
+            check_room(self.plan, {}, needed, self.stage.lender.host_dir)
+            self.waiting = _waiting_place(self.stage, needed)
         return self.current.park(self.waiting)
 
     def evict(self) -> int:
@@ -277,7 +284,7 @@ class RunnerMemory:
         moved = self.make_way()
         if self.current:
             self.current.forget_device()
-        self._bindings.clear()
+        self._drop_bindings()
         self.arenas = None
         return moved
 
@@ -286,7 +293,7 @@ class RunnerMemory:
     def leave(self) -> None:
         """Every tensor gets memory of its own, where it was before; the arenas are given up."""
         if self.current and self.arenas:
-            lent = self.stage.is_lent_to(self)
+            lent = self.stage.lender.is_lent_to(self)
             self.arenas.forget(keep=self.current.places.values(), lent=lent)
         if self.current:
             self.current.release()
@@ -296,12 +303,16 @@ class RunnerMemory:
             self.waiting.unlock()
             self.waiting.empty(self._origins)
         self.current, self.arenas, self.host, self.waiting = None, None, None, None
-        self._bindings.clear()
+        self._drop_bindings()
 
     def abandon(self) -> None:
         """The device is lost: no tensor is moved out of the arenas."""
         self.current = None
-        self._bindings.clear()
+        self._drop_bindings()
+
+
+def _waiting_place(stage: Stage, nbytes: int) -> WaitingPlace:
+    return WaitingPlace(nbytes, stage.device, stage.lender.host_dir)
 
 
 def _on_device(plan: RunnablePlan) -> dict[int, int]:

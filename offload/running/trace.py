@@ -53,11 +53,11 @@ class Trace:
     def _spans(self) -> Iterator[Span]:
         for number, ran in enumerate(self._record.lanes):
             for node, start, end in zip(ran.nodes, ran.starts, ran.ends, strict=False):
-                row = ran.name or self._known.nodes[node].lane
+                row = ran.name or self._require_memgraph.nodes[node].lane
                 yield Span(row, node, start, end, number)
 
     @property
-    def _known(self) -> MemGraph:
+    def _require_memgraph(self) -> MemGraph:
         if self._memgraph is None:
             raise ValueError("there is no trace yet; run a step first")
         return self._memgraph
@@ -112,7 +112,7 @@ class Trace:
             return []
         begin = min(span.start for span in span_of.values())
         changes: list[tuple[float, int, int]] = []
-        for block in self._known.blocks:
+        for block in self._require_memgraph.blocks:
             if block.place.arena == HOST:
                 continue
             touched = [span_of[node] for node in block.nodes if node in span_of]
@@ -153,7 +153,7 @@ class Trace:
         Path(path).write_text(json.dumps(document), encoding="utf-8")
 
     def _event(self, span: Span, row: int, zero: float) -> dict[str, Any]:
-        known = self._known
+        known = self._require_memgraph
         node = known.nodes[span.node]
         task = known.graph.tasks[node.task] if node.kind == TASK else None
         args: dict[str, Any] = {

@@ -83,8 +83,8 @@ def measured(layers: int, share: float | None, where: str) -> dict[str, int]:
             runner(*batch)
             other(*small)
         gc.collect()
-        assert stage._arena is not None
-        arena = sum(stage._arena.sizes.values())
+        assert stage.lender.arena is not None
+        arena = sum(stage.lender.arena.sizes.values())
         lives, peak = resident_set() - base, resident_set(peak=True) - base
         forget_peak()
         runner.close()

@@ -43,7 +43,7 @@ def test_a_runner_moves_between_plans_and_devices_of_one_kind(engine: str) -> No
             assert moved.seconds > 0
             job.step(runner)
             assert job.is_right()
-        assert other.arena_bytes == 0 or one.arena_bytes == 0  # the one that was left is free
+        assert other.lender.nbytes == 0 or one.lender.nbytes == 0  # the one that was left is free
     assert job.is_right()
 
 
@@ -94,11 +94,11 @@ def test_a_smaller_plan_frees_the_larger_arena() -> None:
     job = jobs.Job.chain(4, 4096, BUDGETS[3])
     with Runner(job.plan, "serial") as runner:
         job.step(runner)
-        old = weakref.ref(runner.stage._arena)
+        old = weakref.ref(runner.stage.lender.arena)
         moved = runner.move_to(planned(job, BUDGETS[0]))
         gc.collect()
         assert moved.way == "beside" and old() is None
-        assert runner.stage.arena_bytes <= BUDGETS[0]
+        assert runner.stage.lender.nbytes <= BUDGETS[0]
         job.step(runner)
     assert job.is_right()
 
@@ -116,7 +116,7 @@ def test_without_room_for_both_arenas_residents_wait_on_the_host(
         runner.park()  # so that there is a waiting place
         job.step(runner)
         new = planned(job, BUDGETS[0])
-        had = runner.stage.arena_bytes
+        had = runner.stage.lender.nbytes
         needed = sum(new.memgraph.arenas.values()) + new.reserve
         monkeypatch.setattr(room, "memory_left", left(needed - had + 500))
         moved = runner.move_to(new)
@@ -141,7 +141,7 @@ def test_a_device_without_room_is_refused_before_anything_moves(
             with pytest.raises(MemoryTooSmall, match="Nothing has moved, and the old plan"):
                 runner.move_to(planned(job, BUDGETS[3]), stage=stage)
         assert {name: tensor.data_ptr() for name, tensor in job.tensors.items()} == at
-        assert runner.stage is one and other.arena_bytes == 0
+        assert runner.stage is one and other.lender.nbytes == 0
         monkeypatch.undo()
         job.step(runner)
     assert job.is_right()
@@ -284,8 +284,8 @@ def test_a_runner_that_leaves_its_own_stage_closes_it() -> None:
         job.step(runner)
         runner.move_to(planned(job, BUDGETS[2]), stage=other)
         with pytest.raises(StepError, match="this stage is closed"):
-            own.lend(runner._memory, {0: 0})
+            own.lender.lend(runner._memory, {0: 0})
         job.step(runner)
         runner.close()
-        assert other.arena_bytes == 0
+        assert other.lender.nbytes == 0
     assert job.is_right()

@@ -17,8 +17,8 @@ from offload.errors import MemoryTooSmall
 from offload.memory import room, waiting_place
 from offload.memory.homes import Home, resident_bytes
 from offload.memory.host_memory import HostMemoryLeft
+from offload.running.arena_lender import SwapTotals
 from offload.running.runner import Runner
-from offload.running.stage import SwapTotals
 
 BUDGET = 24_000
 """Of `chain(4, 4096)`: some tensors are resident, the others are streamed."""
@@ -79,7 +79,7 @@ def test_what_hand_overs_cost_is_counted_in_bytes_and_seconds() -> None:
     one, other = jobs.Job.chain(4, 4096, BUDGET), jobs.Job.chain(3, 1024)
     with jobs.stage("serial") as stage:
         clock = iter(range(1000))
-        stage.clock = lambda: float(next(clock))
+        stage.lender.clock = lambda: float(next(clock))
         first = Runner(one.plan, stage=stage)
         one.step(first)
         assert stage.swaps == SwapTotals()
@@ -98,7 +98,7 @@ def test_a_stage_that_grows_frees_the_arena_that_was_too_small() -> None:
     with jobs.stage("serial") as stage:
         first = Runner(small.plan, stage=stage)
         small.step(first)
-        old = weakref.ref(stage._arena)
+        old = weakref.ref(stage.lender.arena)
         second = Runner(large.plan, stage=stage)
         gc.collect()
         assert old() is None

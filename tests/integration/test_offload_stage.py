@@ -86,15 +86,15 @@ def test_the_arena_grows_for_the_largest_job_and_is_taken_once() -> None:
         small.step(first)
         second = Runner(large.plan, stage=stage)
         large.step(second)
-        assert stage._arena is not None
-        arena = stage._arena
+        assert stage.lender.arena is not None
+        arena = stage.lender.arena
         assert arena.sizes[0] == large.plan.memgraph.arenas[0]
         small.step(first)
         large.step(second)
-        assert stage._arena is arena
+        assert stage.lender.arena is arena
         first.close()
         second.close()
-        assert stage._arena is None
+        assert stage.lender.arena is None
     assert small.is_right() and large.is_right()
 
 
@@ -109,13 +109,13 @@ def test_the_arena_shrinks_when_the_largest_job_leaves(there: str) -> None:
             large.step(second)
         if there == "small":
             small.step(first)
-        assert stage.arena_bytes == large.plan.device_bytes > small.plan.device_bytes
+        assert stage.lender.nbytes == large.plan.device_bytes > small.plan.device_bytes
         second.close()
-        assert stage.arena_bytes in (0, small.plan.device_bytes)
+        assert stage.lender.nbytes in (0, small.plan.device_bytes)
         small.step(first)
-        assert stage.arena_bytes == small.plan.device_bytes
+        assert stage.lender.nbytes == small.plan.device_bytes
         first.close()
-        assert stage.arena_bytes == 0
+        assert stage.lender.nbytes == 0
     assert small.is_right() and large.is_right()
 
 
@@ -174,6 +174,6 @@ def test_the_device_arena_and_the_host_arena_are_two_objects() -> None:
     with Runner(job.plan, "serial") as runner:
         job.step(runner)
         arenas = runner._memory.arenas
-        assert arenas is not None and arenas.lent is runner.stage._arena
+        assert arenas is not None and arenas.lent is runner.stage.lender.arena
         assert arenas.host is runner._memory.host and HOST not in arenas.lent.regions
     assert job.is_right()

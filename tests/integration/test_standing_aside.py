@@ -45,8 +45,8 @@ def bystander(stage: Stage, meanwhile: Callable[[], object]) -> Iterator[list[in
 
 def fill(stage: Stage) -> None:
     """Write over the whole arena, as another job may."""
-    assert stage._arena is not None
-    for region in stage._arena.regions.values():
+    assert stage.lender.arena is not None
+    for region in stage.lender.arena.regions.values():
         region.tensor.fill_(0xA5)
 
 

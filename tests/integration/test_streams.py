@@ -187,7 +187,7 @@ def test_a_step_where_nothing_moves_waits_for_its_inputs_alone() -> None:
     plainly = graphs.Plainly(graph, {k: v.cpu().clone() for k, v in tensors.items()})
     with Runner(planned(graph), "cuda", driver=driver()) as runner:
         assert same(runner, plainly, tensors, graphs.batch())
-        assert len(runner.stage.engine._events) == 1  # type: ignore[union-attr]
+        assert len(runner.stage.engine._events._of_nodes) == 1  # type: ignore[union-attr]
 
 
 @pytest.mark.gpu

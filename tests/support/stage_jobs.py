@@ -87,7 +87,7 @@ def planned(graph: TaskGraph, budget: int | None, **options: Any) -> offload.Pla
 
 def on_device(runner: Runner, job: Job) -> list[str]:
     """The tensors that lie in the device's arena now."""
-    arena = runner.stage._arena
+    arena = runner.stage.lender.arena
     assert arena is not None
     regions = arena.regions.values()
     return [

@@ -11,6 +11,7 @@ of its own. Only the thread that runs a node notes that it does.
 
 import os
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -232,17 +233,18 @@ def _look(crew: Crew, worker: Worker) -> bool:
 
 
 class CrewThreads:
-    """The threads of a crew. They refer only to the crew, and end when it is stopped."""
+    """The threads of a crew. They refer to the crew alone, and end with this object."""
 
     def __init__(self, crew: Crew, host_workers: int) -> None:
         self._crew = crew
-        self._host_workers = host_workers
+        self.host_workers = host_workers
         self._threads: list[threading.Thread] = []
+        self._finalizer = weakref.finalize(self, crew.stop)
 
     def workers_of(self, lane: str) -> Sequence[Worker]:
         """The workers of a lane, which are hired at the first call."""
         workers = self._crew.hired.setdefault(lane, [])
-        count = self._host_workers if lane == HOST else 1
+        count = self.host_workers if lane == HOST else 1
         while len(workers) < count:
             worker = Worker(lane, f"{lane}-{len(workers)}" if count > 1 else lane)
             name = f"perfect-offload-{worker.name}"
@@ -263,8 +265,9 @@ class CrewThreads:
                 raise
         return workers
 
-    def join(self) -> None:
-        """Wait for the threads of a stopped crew to end."""
+    def close(self) -> None:
+        """Stop the crew, and wait for its threads to end."""
+        self._finalizer()
         for thread in self._threads:
             if thread.ident is not None:  # otherwise it never started
                 thread.join(JOIN_SECONDS)

@@ -139,7 +139,7 @@ class CudaGraph:
             other.graphs = graphs
         return made
 
-    def _refused(
+    def _refuse(
         self, work: StepWork, known: CaptureState, progress: _CaptureProgress, error: Exception
     ) -> None:
         known.impossible = True

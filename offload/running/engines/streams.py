@@ -20,7 +20,7 @@ import random
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -70,6 +70,38 @@ class StreamStep:
     """For measured steps: the record of each node on a stream, and the events around the node."""
 
 
+class StreamEvents:
+    """Events that are used again in every step. A wait means the last record before it."""
+
+    def __init__(self, driver: Cuda) -> None:
+        self._driver = driver
+        self._of_nodes: dict[int, Any] = {}
+        self._ends: dict[str, Any] = {}
+        self._timing: list[tuple[Any, Any]] = []
+
+    def of_node(self, node: int) -> Any:
+        """The event of a node number, of any work."""
+        event = self._of_nodes.get(node)
+        if event is None:
+            event = self._of_nodes[node] = self._driver.event()
+        return event
+
+    def end_of(self, lane: str) -> Any:
+        """The event at the end of a lane's stream."""
+        if lane not in self._ends:
+            self._ends[lane] = self._driver.event()
+        return self._ends[lane]
+
+    def ends(self) -> Collection[Any]:
+        return self._ends.values()
+
+    def timing_pair(self, number: int) -> tuple[Any, Any]:
+        """Two events that have times; those of earlier numbers were asked for before."""
+        if number == len(self._timing):
+            self._timing.append((self._driver.event(timing=True), self._driver.event(timing=True)))
+        return self._timing[number]
+
+
 class Streams:
     """Runs nodes by a driver, and closes it."""
 
@@ -91,18 +123,12 @@ class Streams:
         self._gate = gate or Gate()
         self._random = random.Random(seed) if order == "random" else None
         self._depth = depth
-        self._workers = {HOST: host_workers, RANKS: 1}
         self._crew = Crew(clock)
         self._crew_threads = CrewThreads(self._crew, host_workers)
-        self._finalizer = weakref.finalize(self, self._crew.stop)
         self._prepared: weakref.WeakKeyDictionary[StepWork, PreparedWork] = (
             weakref.WeakKeyDictionary()
         )
-        self._events: dict[int, Any] = {}
-        """The event of each node number, of any work. A wait means the last record before it."""
-        self._tails: dict[str, Any] = {}
-        self._clocks: list[Any] = []
-        """Events for timing."""
+        self._events = StreamEvents(driver)
         self._done: deque[int] = deque()
         """Host nodes that have ended."""
         self._clean = True
@@ -161,7 +187,8 @@ class Streams:
             crew.step = step
         armed = self._gate.armed and work.seconds
         window = RunAhead(WINDOW_SECONDS, work.seconds) if armed else None
-        issue = Issue(chart, self._depth, self._workers, rank, window)
+        workers = {HOST: self._crew_threads.host_workers, RANKS: 1}
+        issue = Issue(chart, self._depth, workers, rank, window)
         self._driver.begin()
         return StreamStep(work, prepared, issue, records, step, prepared.host_nodes)
 
@@ -191,7 +218,7 @@ class Streams:
             return
         driver, ran, clock = self._driver, state.records[lane], self._crew.clock
         for dep in issued.waits:
-            driver.wait(stream, self._events[dep])
+            driver.wait(stream, self._events.of_node(dep))
         ran.nodes.append(node)
         ran.starts.append(clock())
         if self.measure:
@@ -200,16 +227,10 @@ class Streams:
             driver.enqueue(stream, state.work.runs[node])
         ran.ends.append(clock())
         if issued.mark:
-            event = self._events.get(node)
-            if event is None:
-                event = self._events[node] = driver.event()
-            event.record(stream)
+            self._events.of_node(node).record(stream)
 
     def _timed(self, state: StreamStep, ran: LaneRecord, stream: Any, run: Run) -> None:
-        used = 2 * len(state.timed)
-        while len(self._clocks) < used + 2:
-            self._clocks.append(self._driver.event(timing=True))
-        first, last = self._clocks[used : used + 2]
+        first, last = self._events.timing_pair(len(state.timed))
         first.record(stream)
         self._driver.enqueue(stream, run)
         last.record(stream)
@@ -220,7 +241,7 @@ class Streams:
         issue, events, done, step = state.issue, self._events, self._done, state.crew_step
         looks = 0
         while True:
-            told = [node for node in issue.marks() if events[node].is_done()]
+            told = [node for node in issue.marks() if events.of_node(node).is_done()]
             while done:
                 told.append(done.popleft())
                 state.host_left -= 1
@@ -243,21 +264,16 @@ class Streams:
         after the step."""
         for stream, ran in zip(state.prepared.streams, state.records, strict=True):
             if stream is not None and not ran.name.startswith(COMPUTE):
-                event = self._tails.get(ran.name)
-                if event is None:
-                    event = self._tails[ran.name] = self._driver.event()
-                event.record(stream)
+                self._events.end_of(ran.name).record(stream)
         self._driver.end()
-        for ran in state.records:
-            event = self._tails.get(ran.name)
-            if event is not None:
-                self._await(event)
+        for event in self._events.ends():
+            self._wait_for(event)
         self._crew.wait_idle()
         if state.timed:
             self._driver.synchronize()
             _write_times(state, record)
 
-    def _await(self, event: Any) -> None:
+    def _wait_for(self, event: Any) -> None:
         looks = 0
         while not event.is_done():
             looks += 1
@@ -319,9 +335,8 @@ class Streams:
         self._crew.resume()
 
     def close(self) -> None:
-        self._finalizer()
         try:
-            self._crew_threads.join()
+            self._crew_threads.close()
         finally:
             if self._lost is None:
                 self._driver.close()

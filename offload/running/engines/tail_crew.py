@@ -11,7 +11,6 @@ did, and the engine does not know that there is a tail.
 
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -54,7 +53,6 @@ class TailCrew:
     def __init__(self, host_workers: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self._crew = Crew(clock)
         self._crew_threads = CrewThreads(self._crew, host_workers)
-        self._finalizer = weakref.finalize(self, self._crew.stop)
         self._at_rest = threading.Event()
         self._at_rest.set()
 
@@ -132,8 +130,7 @@ class TailCrew:
     def close(self) -> None:
         """Wait for a step's tail, and end the threads."""
         self.wait()
-        self._finalizer()
-        self._crew_threads.join()
+        self._crew_threads.close()
 
 
 def _release_tail_node(crew: Crew, number: int) -> None:

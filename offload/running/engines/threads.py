@@ -14,7 +14,6 @@ of threads for each computing thread: this way it is the team that eager torch u
 
 import random
 import time
-import weakref
 from collections.abc import Callable, Sequence
 
 from offload.errors import StepError
@@ -44,7 +43,6 @@ class Threads:
         self._gate = gate or Gate()
         self._crew = Crew(clock, gate=self._gate)
         self._crew_threads = CrewThreads(self._crew, host_workers)
-        self._finalizer = weakref.finalize(self, self._crew.stop)
         self._in_a_row = Serial(clock=clock, gate=self._gate)
 
     def run(self, work: StepWork, record: Record) -> None:
@@ -123,5 +121,4 @@ class Threads:
         self._crew.resume()
 
     def close(self) -> None:
-        self._finalizer()
-        self._crew_threads.join()
+        self._crew_threads.close()
