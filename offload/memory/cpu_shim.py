@@ -103,7 +103,7 @@ class Shim:
         )
         for name in ("placed_count_begin", "placed_count", "placed_count_end"):
             getattr(library, name).restype = None
-        if library.placed_install():
+        if not self.install():
             raise OffloadError(
                 "PyTorch's caching allocator is not in use here (another backend in"
                 " PYTORCH_CUDA_ALLOC_CONF, or a pluggable allocator). The shim can only wrap that"
@@ -160,9 +160,10 @@ class Shim:
         """The address of the function by which a thread says whether its large blocks are kept."""
         return ctypes.cast(self._library.placed_reuse, ctypes.c_void_p).value or 0
 
-    def ask(self, name: str) -> int:
-        """Call a function of the library that takes no arguments."""
-        return int(getattr(self._library, name)())
+    def install(self) -> bool:
+        """Put it over PyTorch's allocator, if it is not there. False: another allocator is in use,
+        which it cannot wrap."""
+        return not self._library.placed_install()
 
     @contextmanager
     def counting(self) -> Iterator[AllocationCount]:

@@ -36,7 +36,7 @@ def load_on(device: torch.device) -> Shim:
     if device.type != "cuda":
         return cpu_shim.load()
     shim = LIBRARY.load(f"the allocator cannot place outputs on {device}")
-    shim.ask("placed_install")  # another allocator may have been installed over it since
+    shim.install()  # another allocator may have been installed over it since
     return shim
 
 

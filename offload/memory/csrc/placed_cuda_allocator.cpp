@@ -276,18 +276,4 @@ int placed_install() {
   return 0;
 }
 
-// For tests, as the next one: back to what was there. Not while a call runs.
-void placed_uninstall() {
-  if (native && allocator.load() == &mine()) {
-    allocator.store(native);
-    c10::SetAllocator(c10::DeviceType::CUDA, native, 255);
-  }
-}
-
-// 2: in both of PyTorch's registers; 1: in one of them, somebody put theirs over it; 0: not in.
-int placed_installed() {
-  return (allocator.load() == &mine()) +
-      (c10::GetAllocator(c10::DeviceType::CUDA) == &mine());
-}
-
 } // extern "C"
