@@ -80,7 +80,7 @@ def test_what_is_parked_and_what_is_lent_waits_in_files_too(tmp_path: Path) -> N
     assert one.is_right() and other.is_right()
     arena = DeviceArena({0: 4096}, CPU, tmp_path)
     arena.regions[0].tensor.fill_(7)
-    with arena.lent({0: 1024}) as lent:
+    with arena.lend({0: 1024}) as lent:
         assert mappings(tmp_path) == 1
         lent.regions[0].tensor.zero_()
     assert int(arena.regions[0].tensor.sum()) == 7 * 4096

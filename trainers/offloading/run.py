@@ -134,7 +134,7 @@ class StrategyRun:
             return
         assert self.session.live is not None
         cleared = self._cleared_first(optimizer) if optimizer is not None else ()
-        parameters = self.session.live.parameters
+        parameters = self.session.live.weights.parameters
         self.session.end([p for p in parameters if p not in cleared] if cleared else None)
         if self._planner is not None:
             self._planner.end()
