@@ -196,7 +196,7 @@ def test_every_shape_is_planned_once() -> None:
         wanted = [module(batch).tolist() for batch in batches]
     with Prefill(module, budget=2 * smallest(module, words, "auto")) as fill:
         assert [fill(batch).tolist() for batch in batches] == wanted
-        assert fill.planned_calls == len(batches)
+        assert fill._session.planned_steps == len(batches)
 
 
 def test_what_a_module_writes_of_its_own_is_written() -> None:
