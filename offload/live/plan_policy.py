@@ -37,10 +37,11 @@ class PlanPolicy:
         self._new_in_a_row = self._new_in_a_row + 1 if tape.recorded else 0
         self._tapes += tape.recorded
 
-    def may_plan(self, tape: Any) -> bool:
-        """Whether it is worth a plan: it was here before, or there is a budget to keep."""
+    def may_plan(self, tape: Any, step: str) -> bool:
+        """Whether the step of this name is worth a plan: its tape came before, or there is a budget
+        to keep."""
         if tape.recorded and self.plans_first_steps and self._new_in_a_row >= MOST_NEW:
-            self._warn_once(f"each of {MOST_NEW} steps in a row was another one", 4)
+            self._warn_once(step, f"each of {MOST_NEW} steps in a row was another one", 4)
             return False
         return self.plans_first_steps or not tape.recorded
 
@@ -48,14 +49,14 @@ class PlanPolicy:
         """Whether nobody has found out that this part of the tape cannot be planned."""
         return (tape.begin, tape.leaf) not in self._unplanned
 
-    def refuse(self, tape: Any, reason: str) -> None:
+    def refuse(self, tape: Any, step: str, reason: str) -> None:
         """Note that this part of the tape cannot be planned."""
         self._unplanned.add((tape.begin, tape.leaf))
-        self._warn_once(reason, 5)
+        self._warn_once(step, reason, 5)
 
-    def _warn_once(self, reason: str, stacklevel: int) -> None:
+    def _warn_once(self, step: str, reason: str, stacklevel: int) -> None:
         if reason not in self._warned:
             self._warned.add(reason)
-            log.info("a step has no plan: %s", reason)
+            log.info("step %s has no plan: %s", step, reason)
             text = f"a step runs as it is issued, without a plan and a budget: {reason}"
             warnings.warn(text, RuntimeWarning, stacklevel=stacklevel)

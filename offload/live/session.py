@@ -213,7 +213,7 @@ class LiveSession:
             is_pending = self._submit(tape, gradients, stay)
             if is_pending:
                 self.planned_steps += 1
-            elif not tape.by_plan or not self._policy.may_plan(tape):
+            elif not tape.by_plan or not self._policy.may_plan(tape, self.name):
                 tape.run_as_issued()
             elif not tape.waits or self._run(tape, {*tape.held} - gradients, stay):
                 self.planned_steps += 1
@@ -246,7 +246,7 @@ class LiveSession:
 
     def _run_part(self, tape: Any) -> bool:
         """Run what was issued before a cut by a plan. False: it has none."""
-        if not self._policy.may_plan(tape):
+        if not self._policy.may_plan(tape, self.name):
             return False
         everything = {*tape.held}
         return self.kernels.run(partial(self._run, tape, everything, everything))
@@ -259,7 +259,7 @@ class LiveSession:
             with self.suspended():
                 self._tapes.run(tape, held, at_home)
         except CaptureError as error:
-            self._policy.refuse(tape, str(error))
+            self._policy.refuse(tape, self.name, str(error))
             return False
         return True
 

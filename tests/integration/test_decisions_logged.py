@@ -52,7 +52,7 @@ def test_debug_has_the_explanation_of_a_plan(
 def test_info_says_why_a_step_has_no_plan(
     net: nn.Module, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("offload.live.session.MOST_NEW", 2)
+    monkeypatch.setattr("offload.live.plan_policy.MOST_NEW", 2)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     refused = pytest.warns(RuntimeWarning, match="each of 2 steps in a row was another one")
     logged = caplog.at_level(logging.INFO, "offload")
