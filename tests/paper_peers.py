@@ -21,15 +21,15 @@ from trainers.elastic.deciding.decision import (
     decide,
     is_equal_vote,
 )
-from trainers.elastic.deciding.header import Header
+from trainers.elastic.deciding.header import Header, MemberPace
 from trainers.elastic.deciding.orders import (
     Announce,
     AskHost,
     Break,
     CopyFrom,
     Form,
-    Found,
-    Word,
+    FoundRun,
+    Order,
 )
 from trainers.elastic.deciding.roster import Roster, Settings
 from trainers.elastic.deciding.view import Member, View
@@ -79,7 +79,7 @@ class PaperAnchor:
         settings = Settings(swarm.min_peers, swarm.heartbeat, not swarm.two_anchors, standby)
         self.roster = Roster(settings, swarm.now)
         self.up: dict[str, deque[tuple[Any, ...]]] = {}
-        self.down: dict[str, deque[Word]] = {}
+        self.down: dict[str, deque[Order]] = {}
         self.asked: list[str] = []
         """Members whose hosts shall say whether they are dead."""
 
@@ -117,12 +117,12 @@ class PaperAnchor:
         elif kind == "leave":
             self.say(roster.remove_leaver(name, now))
 
-    def say(self, words: Sequence[Word]) -> None:
+    def say(self, words: Sequence[Order]) -> None:
         for word in words:
             if isinstance(word, AskHost):
                 self.asked.append(word.member.name)
                 continue
-            if isinstance(word, Found):
+            if isinstance(word, FoundRun):
                 self.swarm.begun_anew()
             if isinstance(word, Form):
                 self.swarm.formed(word)
@@ -174,7 +174,7 @@ class PaperPeer:
         self.followers: dict[str, deque[str]] = {}
         self.anchor: PaperAnchor | None = None
         # What the anchor has said.
-        self.role: Word | None = None
+        self.role: Order | None = None
         self.roles = 0
         self.form: Form | None = None
         self.view: View | None = None
@@ -209,9 +209,9 @@ class PaperPeer:
         assert self.anchor is not None
         word = self.anchor.down[self.name].popleft()
         match word:
-            case Found() | CopyFrom():
+            case FoundRun() | CopyFrom():
                 self.role, self.roles = word, self.roles + 1
-                if isinstance(word, Found):
+                if isinstance(word, FoundRun):
                     self.run = self.swarm.runs
             case Announce(_, generation):
                 self.announced.add(generation)
@@ -377,7 +377,7 @@ class PaperPeer:
         weights, done = str(hash(tuple(self.history))), tuple(self.done)
         return Header(
             self.name, self.step, done, self.had, self.held, self.kept,
-            rate=self.rate, announced=announced, weights=weights,
+            pace=MemberPace(self.rate), announced=announced, weights=weights,
         )  # fmt: skip
 
     def collective(self, kind: str, payload: Any) -> Generator[None, None, list[Any]]:

@@ -203,7 +203,7 @@ def test_an_anchor_serves_though_nobody_can_read_its_lines(monkeypatch: pytest.M
     for write in (written.append, full):
         out = SimpleNamespace(encoding="ascii", write=write, flush=lambda: None)
         monkeypatch.setattr(sys, "stdout", out)
-        perfect.anchor._tell("größe has come")
+        perfect.anchor._print_line("größe has come")
     assert written[0].endswith("gr\\xf6\\xdfe has come\n")
 
 
