@@ -299,12 +299,8 @@ class Roster:
         return [peer.member.name for peer in sorted(found, key=lambda peer: peer.seniority)]
 
     def _next_orders(self, now: float) -> list[Order]:
-        return [
-            *self._form_generation(),
-            *self._found_run(now),
-            *self._assign_donors(),
-            *self._announce_change(),
-        ]
+        formed, begun = self._form_generation(), self._found_run(now)
+        return [*formed, *begun, *self._assign_donors(), *self._announce_change()]
 
     def _form_generation(self) -> list[Order]:
         here = self._names_in(PeerStanding.GATE)
