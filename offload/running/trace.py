@@ -93,10 +93,16 @@ class Trace:
     @property
     def computed(self) -> float:
         """Seconds of kernels on the compute lanes. This is cheap enough for every step."""
-        if any(not ran.name for ran in self._record.lanes):
-            return sum(t for row, t in self.busy().items() if row.startswith("compute"))
-        compute = [ran for ran in self._record.lanes if ran.name.startswith("compute")]
-        return sum(sum(map(sub, ran.ends, ran.starts)) for ran in compute)
+        total = 0.0
+        for ran in self._record.lanes:
+            if ran.name.startswith("compute"):
+                total += sum(map(sub, ran.ends, ran.starts))
+            elif not ran.name:
+                nodes = self._require_memgraph().nodes
+                for node, start, end in zip(ran.nodes, ran.starts, ran.ends, strict=False):
+                    if nodes[node].lane.startswith("compute"):
+                        total += end - start
+        return total
 
     def busy(self) -> dict[str, float]:
         """Seconds of work by row."""
