@@ -98,7 +98,7 @@ class Trace:
             if ran.name.startswith("compute"):
                 total += sum(map(sub, ran.ends, ran.starts))
             elif not ran.name:
-                nodes = self._require_memgraph().nodes
+                nodes = self._require_memgraph.nodes
                 for node, start, end in zip(ran.nodes, ran.starts, ran.ends, strict=False):
                     if nodes[node].lane.startswith("compute"):
                         total += end - start
