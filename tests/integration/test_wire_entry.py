@@ -232,7 +232,7 @@ def test_who_does_not_speak_tls_is_refused(anchor: Listener, garbage: bytes) -> 
     ("hello", "said"),
     [
         (b"GET / HTTP/1.1\r\n" + bytes(30), "something else speaks there"),
-        (b"PFEG\0\7" + bytes(32), "this side speaks version 1 of the protocol"),
+        (b"PFEG\0\7" + bytes(32), "this side speaks version 2 of the protocol"),
     ],
 )
 def test_who_greets_differently_is_refused(anchor: Listener, hello: bytes, said: str) -> None:
@@ -257,7 +257,7 @@ def test_a_listener_of_another_version_is_named_with_both_numbers() -> None:
                 stream.recv(1)
 
         done = pool.submit(later_version)
-        with pytest.raises(Unreachable, match=r"version 1 of the protocol, .* version 7: install"):
+        with pytest.raises(Unreachable, match=r"version 2 of the protocol, .* version 7: install"):
             connect([Address(LOOPBACK, listening.getsockname()[1])], SECRET, 20)
         done.result(60)
 

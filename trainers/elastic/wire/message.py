@@ -17,7 +17,7 @@ from trainers.elastic.wire.wire_errors import BadFrame
 from trainers.plain_values import NotOfType, typed, typed_fields
 
 MAGIC = b"PFEW"
-VERSION = 1
+VERSION = 2
 PREFIX = struct.Struct("!4sHI")
 MOST_HEADER_BYTES = 16 << 20
 JOINED_BYTES = 16 << 10
