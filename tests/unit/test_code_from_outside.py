@@ -49,7 +49,7 @@ REASONS: Mapping[str, Mapping[str, int]] = {
         "trainers/fleet/hosting/device_process.py pickle.dump": 1,
         "trainers/fleet/inputs/input_link.py pickle.dumps": 1,
         "trainers/fleet/jobs/lightning_job.py weights_only=True": 1,
-        "trainers/fleet/jobs/turns.py weights_only=True": 1,
+        "trainers/fleet/jobs/leaving.py weights_only=True": 1,
         "trainers/lightning_seams.py weights_only=False": 1,
     },
     CHECKED: {
