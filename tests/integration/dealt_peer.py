@@ -70,8 +70,8 @@ class Bare(L.LightningModule):
 
 
 @dataclass
-class DealtCommits:
-    """Implements `Commits` (work/commit.py)."""
+class DealtCommits(Commits):
+    """Commits of lanes that one process computes as several peers."""
 
     deals: Sequence[Deal]
     told: Sequence[Commit] = ()
@@ -111,7 +111,6 @@ class DealtCommits:
     def applied(self, commit: Commit) -> None:
         self.found.append(commit)
 
-    def ended(self) -> None: ...
     def close(self) -> None: ...
 
 

@@ -3,8 +3,6 @@
 plan 100 % --step-- plan 60 % --step-- another stage --step-- ...      any moves, any order
 """
 
-import itertools
-import threading
 from typing import Any
 
 import torch
@@ -95,53 +93,6 @@ def test_any_moves_between_plans_and_stages_keep_the_bits(
             runner.move_to(planned(graph, part), stage=(first, second, third)[stage])
             assert runner.stage is (first, second, third)[stage]
             check(runner, step, outputs)
-    for name, tensor in step.tensors.items():
-        assert torch.equal(tensor, final[name])
-
-
-@settings(max_examples=examples(40), deadline=None)
-@given(
-    graph=graphs(),
-    part=st.sampled_from(PARTS),
-    engine=st.sampled_from(["serial", "threads"]),
-    owned=st.booleans(),
-)
-def test_steps_that_move_at_any_node_keep_the_bits_and_run_no_node_twice(
-    graph: Any, part: float, engine: str, owned: bool
-) -> None:
-    """Another thread moves the step under way as often as it can, and steps between two."""
-    step = bound(graph)
-    made = planned(step.graph, part)
-    final, returned = expected(step, 6)
-    over = threading.Event()
-    errors: list[BaseException] = []
-
-    def moves() -> None:
-        try:
-            while not over.wait(1e-4):
-                there = Stage(engine=engine) if owned else next(ring)
-                runner.move_to(made, stage=there, owned=owned, in_step=True)
-        except BaseException as error:
-            errors.append(error)
-
-    with (
-        Stage(engine=engine) as first,
-        Stage(engine=engine) as second,
-        Runner(made, stage=first, poison=True) as runner,
-    ):
-        ring = itertools.cycle((second, first))
-        thread = threading.Thread(target=moves)
-        thread.start()
-        try:
-            for outputs in returned:
-                check(runner, step, outputs)
-                assert sorted(s.node for s in runner.trace.spans) == [
-                    *range(len(made.memgraph.nodes))
-                ]
-        finally:
-            over.set()
-            thread.join(60)
-        assert not thread.is_alive() and errors == []
     for name, tensor in step.tensors.items():
         assert torch.equal(tensor, final[name])
 
