@@ -112,10 +112,7 @@ class Gate:
         """Stand aside until no guest waits. Only the holder's thread has an effect."""
         if self._step.thread != threading.get_ident() or not self._step.runs:
             return
-        with self._lock:
-            self._step.runs = False
-            self._stand_aside()
-        self._await_turn()
+        self._enter()
 
     @contextmanager
     def rested(self, *, inside: bool = True) -> Iterator[None]:
@@ -130,16 +127,15 @@ class Gate:
             self._enter()
 
     def _enter(self) -> None:
+        """Stand aside for the guests that have asked so far, then let the step run."""
         with self._lock:
-            self._step.thread = self._step.last_thread = threading.get_ident()
-            self._step.waits_elsewhere = False
-            self._stand_aside()
-        if not self._step.runs:
+            step = self._step
+            step.thread = step.last_thread = threading.get_ident()
+            step.runs = step.waits_elsewhere = False
+            step.stands_aside, self._served_up_to = True, self._asked_so_far
+            self._let_next_in()
+        if not step.runs:
             self._await_turn()
-
-    def _stand_aside(self) -> None:
-        self._step.stands_aside, self._served_up_to = True, self._asked_so_far
-        self._let_next_in()
 
     def _leave(self) -> None:
         with self._lock:
@@ -210,7 +206,8 @@ class Gate:
     def _let_next_in(self) -> None:
         """Let the next guest in if the device is free, or else the step that stands aside."""
         if self._guest is None and not self._step.runs:
-            if able := [guest for guest in self._waiting if self._may_come(guest)]:
+            able = self._waiting and [guest for guest in self._waiting if self._may_come(guest)]
+            if able:
                 guest = min(able, key=lambda guest: (-guest.priority, guest.number))
                 self._waiting.remove(guest)
                 guest.granted = self._clock()

@@ -115,7 +115,10 @@ class DeviceArena:
 
     def holds(self, sizes: Mapping[int, int]) -> bool:
         """Whether every region is there and large enough."""
-        return all(self.sizes.get(number, -1) >= nbytes for number, nbytes in sizes.items())
+        for number, nbytes in sizes.items():
+            if number not in self.regions or self.regions[number].nbytes < nbytes:
+                return False
+        return True
 
 
 class HostArena:

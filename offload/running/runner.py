@@ -28,7 +28,7 @@ from offload.gate import Gate
 from offload.graph.taskgraph import TaskGraph
 from offload.memory.placement import PlacementCounts
 from offload.memory.runnable import RunnablePlan
-from offload.running.binding import Binding, notes, program_of
+from offload.running.binding import notes, program_of
 from offload.running.drivers.cuda import Cuda
 from offload.running.drivers.device_loss import naming_loss
 from offload.running.engines.tail_crew import HostTails, TailCrew
@@ -96,7 +96,7 @@ class Runner:
         self._tail_crew: TailCrew | None = None
         self._closed = False
         with self.stage.lock:
-            self._enter(self._plans.first)
+            self._memory.enter(self._plans.first, plan)
 
     def __call__(self, *batch: torch.Tensor) -> tuple[Any, ...]:
         """One step. The outputs are new tensors, in the order of the captured step."""
@@ -141,7 +141,7 @@ class Runner:
         """`find` returns the name of the plan. It is called under the stage's lock."""
         if self.tails is not None:
             return self._step_with_tail(find, batch, self.tails)
-        with self._on_stage():
+        with self._hold_stages() as stage, stage.gate.hold():
             self._check_open()
             return self._step(find(), batch, None)
 
@@ -152,7 +152,7 @@ class Runner:
             self._tail_crew = TailCrew(self.stage.host_workers)
         step = TailedStep(self._tail_crew, tails)
         try:
-            with self._on_stage():
+            with self._hold_stages() as stage, stage.gate.hold():
                 self._check_open()
                 outputs = self._step(find(), batch, step)
             if step.has_tail:
@@ -172,22 +172,17 @@ class Runner:
     ) -> tuple[Any, ...]:
         run = partial(self._run_nodes, key, batch, step)
         with naming_loss(self.stage.device):
-            return in_step_modes({self._plans.program.device.type}, run)
+            return in_step_modes(self._plans.program.device.type, run)
 
     def _run_nodes(
         self, key: Hashable, batch: Sequence[torch.Tensor], step: TailedStep | None
     ) -> tuple[Any, ...]:
         self.stage.warm()
-        bound = self._enter(key)
+        bound = self._memory.enter(key, self._plans[key])
         bound.begin(batch)
         if step is not None and step.prepare(bound):
             step.run_body(self.stage)
-        else:
-            self._run(bound)
-            torch.autograd.graph.increment_version(bound.homes.counted())
-        return bound.outputs()
-
-    def _run(self, bound: Binding) -> None:
+            return bound.outputs()
         record = Record()
         try:
             self.stage.run(bound.work, record)
@@ -197,11 +192,10 @@ class Runner:
             raise
         finally:
             self.trace = Trace(bound.memgraph, record)
+        torch.autograd.graph.increment_version(bound.homes.counted())
+        return bound.outputs()
 
     # ---- where the tensors are ------------------------------------------------------------------
-
-    def _enter(self, key: Hashable) -> Binding:
-        return self._memory.enter(key, self._plans[key])
 
     def park(self) -> None:
         """Have the residents leave the device's arena now. They wait on the host; the next step
@@ -251,18 +245,13 @@ class Runner:
         return moved
 
     @contextmanager
-    def _on_stage(self) -> Iterator[None]:
-        """Hold the stage for a step."""
-        with self._hold_stages() as stage, stage.gate.hold():
-            yield
-
-    @contextmanager
     def _hold_stages(self, target: Stage | None = None) -> Iterator[Stage]:
-        """Hold the lock of the present stage, which this returns, and that of another one. The
-        runner may have moved while this waited."""
+        """Hold the lock of the present stage, which this returns, and that of another one, in an
+        order that is the same for all. The runner may have moved while this waited."""
         while True:
             old = self.stage
-            with _locks(old, target or old):
+            first, last = sorted((old, target or old), key=id)
+            with first.lock, last.lock if last is not first else nullcontext():
                 if old is self.stage:
                     yield old
                     return
@@ -304,11 +293,3 @@ class Runner:
             self.abandon()
         else:
             self.close()
-
-
-@contextmanager
-def _locks(one: Stage, other: Stage) -> Iterator[None]:
-    """Hold the locks of both stages, in an order that is everybody's."""
-    first, last = sorted((one, other), key=id)
-    with first.lock, last.lock if last is not first else nullcontext():
-        yield

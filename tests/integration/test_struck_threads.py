@@ -161,7 +161,7 @@ def test_a_loader_that_is_closed_while_a_pass_begins_says_that_it_has_ended(
 ) -> None:
     with numbered(3, "thread") as ours:
         with monkeypatch.context() as patched:
-            patched.setattr(ours.announcement, "say", lambda *_: ours.close())
+            patched.setattr(ours.announcement, "announce", lambda *_: ours.close())
             with pytest.raises(PassEnded, match="was closed"):
                 next(iter(ours))
         assert outcome_of(ours) == points(3, "thread", 1)[1]
