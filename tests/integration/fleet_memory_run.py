@@ -53,7 +53,7 @@ def run(folder: Path, budget: str, jobs: int) -> int:
 
     def count(state: Any, event: Any) -> None:
         nonlocal most
-        most = max(most, sum(job.admitted and not job.ended for job in state.jobs.values()))
+        most = max(most, sum(job.plan.is_admitted and not job.ended for job in state.jobs.values()))
 
     options: dict[str, Any] = {"host_budget": budget, "folder": folder, "watch": count}
     fleet = Fleet("70%", "cpu", quantum=1, stop=Halving("loss", eta=2, first=3), **options)
