@@ -39,7 +39,7 @@ def parse_share(given: str) -> float:
     return share
 
 
-def say_size(nbytes: int) -> str:
+def format_size(nbytes: int) -> str:
     """For people: `147.0 MiB`."""
     size, unit = float(nbytes), 0
     while size >= 1024 and unit < 4:
@@ -47,7 +47,7 @@ def say_size(nbytes: int) -> str:
     return f"{size:.1f} {UNITS[unit]}" if unit else f"{nbytes} B"
 
 
-def say_count(count: int, noun: str) -> str:
+def format_count(count: int, noun: str) -> str:
     """Return the number with its noun: `1 task`, `1,200 copies`."""
     if count == 1:
         return f"1 {noun}"

@@ -21,24 +21,24 @@ from torch import distributed
 TESTED = "torch>=2.11,<2.16"
 
 
-def _gone(what: str) -> str:
+def _missing(what: str) -> str:
     return (
         f"torch {torch.__version__}: {what}. offload needs it (offload/torch_seams.py) and was"
         f" tested with {TESTED}: install such a version"
     )
 
 
-def _of(thing: Any, name: str) -> Any:
+def _attribute(thing: Any, name: str) -> Any:
     """An attribute of an object of torch's."""
     try:
         return getattr(thing, name)
     except AttributeError as error:
-        raise AttributeError(_gone(str(error)), name=name, obj=thing) from None
+        raise AttributeError(_missing(str(error)), name=name, obj=thing) from None
 
 
 def _of_cuda_builds(name: str) -> Callable[..., Any]:
     def missing(*_: Any) -> Any:
-        raise AttributeError(_gone(f"there is no torch._C.{name}"))
+        raise AttributeError(_missing(f"there is no torch._C.{name}"))
 
     return getattr(torch._C, name, missing)
 
@@ -139,7 +139,7 @@ try:
     # What the ranks write to each other without a collective.
     default_store = distributed.distributed_c10d._get_default_store
 except (ImportError, AttributeError) as error:
-    raise ImportError(_gone(str(error))) from error
+    raise ImportError(_missing(str(error))) from error
 
 # ---- CUDA builds --------------------------------------------------------------------------------
 
@@ -158,12 +158,12 @@ ASKING_AUTOGRAD = frozenset({"mkldnn_rnn_layer"})
 
 def schema_of(op: Any) -> Any:
     """Arguments and results of an op: which are written, which are views."""
-    return _of(op, "_schema")
+    return _attribute(op, "_schema")
 
 
 def name_of(op: Any) -> str:
     """`mm` of `aten.mm.default`."""
-    return _of(op, "_opname")
+    return _attribute(op, "_opname")
 
 
 def wait_for_work(work: Any) -> None:
@@ -178,20 +178,20 @@ def is_held_by_others(tensors: Sequence[torch.Tensor]) -> bool:
     if not storage.resizable():
         return False
     mine = sum(each.untyped_storage().data_ptr() == storage.data_ptr() for each in tensors)
-    holders = _of(torch._C, "_storage_Use_Count")(_of(storage, "_cdata"))
+    holders = _attribute(torch._C, "_storage_Use_Count")(_attribute(storage, "_cdata"))
     return holders > mine + 1  # `storage` is one
 
 
 def generator_key(generator: torch.Generator) -> int:
     """One number a generator: an op gets another object for the same generator."""
-    return _of(generator, "_cdata")
+    return _attribute(generator, "_cdata")
 
 
 def compiled_graphs() -> Any:
     """The class of what Inductor makes, whose calls run its kernels; None before `torch.compile`
     was called. The kernels take addresses, and nothing public is between them and their caller."""
     module = sys.modules.get("torch._inductor.output_code")
-    return None if module is None else _of(module, "CompiledFxGraph")
+    return None if module is None else _attribute(module, "CompiledFxGraph")
 
 
 def is_set_up_by_a_call(module: torch.nn.Module) -> bool:
@@ -199,7 +199,7 @@ def is_set_up_by_a_call(module: torch.nn.Module) -> bool:
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None or not isinstance(module, fsdp.FSDPModule):
         return False
-    return _of(_of(module, "_get_fsdp_state")(), "_is_root") is None
+    return _attribute(_attribute(module, "_get_fsdp_state")(), "_is_root") is None
 
 
 CONVERSION = "_apply"  # of a Module: `to()` and `half()` call it, and no hook sees gradients there

@@ -29,7 +29,7 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextmanager
-def held(path: Path) -> Iterator[bool]:
+def hold_folder(path: Path) -> Iterator[bool]:
     """Hold a folder or a file during this block. False: another process holds it already."""
     if sys.platform == "win32":  # where nothing is held
         yield True

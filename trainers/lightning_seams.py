@@ -16,23 +16,23 @@ import torch
 TESTED = "lightning>=2.5,<2.7"
 
 
-def _gone(what: str) -> str:
+def _missing(what: str) -> str:
     return (
         f"lightning {L.__version__}: {what}. trainers needs it (trainers/lightning_seams.py) and"
         f" was tested with {TESTED}: install such a version"
     )
 
 
-def _of(thing: Any, name: str) -> Any:
+def _attribute(thing: Any, name: str) -> Any:
     try:
         return getattr(thing, name)
     except AttributeError as error:
-        raise AttributeError(_gone(str(error)), name=name, obj=thing) from None
+        raise AttributeError(_missing(str(error)), name=name, obj=thing) from None
 
 
 def _swap(thing: Any, name: str, value: Any) -> Any:
     """Set an attribute that is there, and return what it was."""
-    before = _of(thing, name)
+    before = _attribute(thing, name)
     setattr(thing, name, value)
     return before
 
@@ -43,19 +43,19 @@ try:
     # What remembers `self.device`: LightningModule and Metric, but no attribute says so.
     DeviceHolder = device_dtype_mixin._DeviceDtypeModuleMixin
 except (ImportError, AttributeError) as error:
-    raise ImportError(_gone(str(error))) from error
+    raise ImportError(_missing(str(error))) from error
 
 # ---- modules ------------------------------------------------------------------------------------
 
 
-def say_device(part: Any, device: torch.device) -> None:
+def set_module_device(part: Any, device: torch.device) -> None:
     """What `self.device` says of a `DeviceHolder`. Publicly, only `to()` sets it, which moves."""
     _swap(part, "_device", device)
 
 
 def before_batch_transfer(module: L.LightningModule, batch: Any) -> Any:
     """The batch after the user's `on_before_batch_transfer`, as the loop calls it."""
-    return _of(module, "_on_before_batch_transfer")(batch, dataloader_idx=0)
+    return _attribute(module, "_on_before_batch_transfer")(batch, dataloader_idx=0)
 
 
 # ---- what is logged -----------------------------------------------------------------------------
@@ -63,17 +63,17 @@ def before_batch_transfer(module: L.LightningModule, batch: Any) -> Any:
 
 def should_update_logs(trainer: L.Trainer) -> bool:
     """Whether loggers are told of this step: `log_every_n_steps`, as the loop counts it."""
-    return _of(trainer, "_logger_connector").should_update_logs
+    return _attribute(trainer, "_logger_connector").should_update_logs
 
 
 def results(loop: Any) -> Any:
     """What `self.log` has collected in a loop. `trainer.callback_metrics` is a copy."""
-    return _of(loop, "_results")
+    return _attribute(loop, "_results")
 
 
 def logged_step(trainer: L.Trainer) -> int:
     """The step that Lightning's own loggers are told: micro-batches do not count."""
-    return _of(trainer.fit_loop.epoch_loop, "_batches_that_stepped")
+    return _attribute(trainer.fit_loop.epoch_loop, "_batches_that_stepped")
 
 
 # ---- the train loader ---------------------------------------------------------------------------
@@ -81,12 +81,12 @@ def logged_step(trainer: L.Trainer) -> int:
 
 def data_source(trainer: L.Trainer) -> Any:
     """Who gives out the train loader: it can be asked before the loop does, and told to keep it."""
-    return _of(trainer.fit_loop, "_data_source")
+    return _attribute(trainer.fit_loop, "_data_source")
 
 
 def combined_loader(trainer: L.Trainer) -> Any:
     """The train loaders as the loop has them; None before it has asked for them."""
-    return _of(trainer.fit_loop, "_combined_loader")
+    return _attribute(trainer.fit_loop, "_combined_loader")
 
 
 def forget_loader(trainer: L.Trainer) -> None:
@@ -96,7 +96,7 @@ def forget_loader(trainer: L.Trainer) -> None:
 
 def reload_epoch(trainer: L.Trainer) -> Any:
     """When the loop last asked for a loader: `reload_dataloaders_every_n_epochs` counts from it."""
-    return _of(trainer.fit_loop, "_last_train_dl_reload_epoch")
+    return _attribute(trainer.fit_loop, "_last_train_dl_reload_epoch")
 
 
 def set_reload_epoch(trainer: L.Trainer, epoch: Any) -> None:
@@ -108,7 +108,7 @@ def set_reload_epoch(trainer: L.Trainer, epoch: Any) -> None:
 
 def is_accumulating(trainer: L.Trainer) -> bool:
     """Whether this micro-batch ends without an update: the loop's own answer."""
-    return _of(trainer.fit_loop.epoch_loop, "_should_accumulate")()
+    return _attribute(trainer.fit_loop.epoch_loop, "_should_accumulate")()
 
 
 def make_update(trainer: L.Trainer, batch: Any, batch_idx: int) -> None:
@@ -118,7 +118,7 @@ def make_update(trainer: L.Trainer, batch: Any, batch_idx: int) -> None:
     begun = counted.ready
     while True:
         index = batch_idx + counted.ready - begun  # the first of an update clears the gradients
-        given = _of(loop, "_build_kwargs")(OrderedDict(), batch, index)
+        given = _attribute(loop, "_build_kwargs")(OrderedDict(), batch, index)
         if trainer.lightning_module.automatic_optimization:
             loop.automatic_optimization.run(trainer.optimizers[0], index, given)
         else:
@@ -131,14 +131,14 @@ def make_update(trainer: L.Trainer, batch: Any, batch_idx: int) -> None:
 
 def is_pass_over(trainer: L.Trainer) -> bool:
     """Whether this batch was the last one of the pass."""
-    return _of(trainer.fit_loop.epoch_loop, "_num_ready_batches_reached")()
+    return _attribute(trainer.fit_loop.epoch_loop, "_num_ready_batches_reached")()
 
 
 def is_validation_due(trainer: L.Trainer) -> bool:
     """Whether validation comes after this batch. The loop's answer asks its source of batches."""
-    fetcher = _of(trainer.fit_loop, "_data_fetcher")
+    fetcher = _attribute(trainer.fit_loop, "_data_fetcher")
     assert fetcher is not None
-    return _of(trainer.fit_loop.epoch_loop, "_should_check_val_fx")(fetcher)
+    return _attribute(trainer.fit_loop.epoch_loop, "_should_check_val_fx")(fetcher)
 
 
 # ---- DDPStrategy: what the user gave it ---------------------------------------------------------
@@ -146,13 +146,13 @@ def is_validation_due(trainer: L.Trainer) -> bool:
 
 def ddp_arguments(strategy: Any) -> dict[str, Any]:
     """Those for torch's DistributedDataParallel. The constructor keeps them here only."""
-    return _of(strategy, "_ddp_kwargs")
+    return _attribute(strategy, "_ddp_kwargs")
 
 
 def has_communication_hook(strategy: Any) -> bool:
     """Whether `ddp_comm_hook`, `_wrapper` or `_state` was given."""
     names = ("_ddp_comm_hook", "_ddp_comm_wrapper", "_ddp_comm_state")
-    return any(_of(strategy, name) for name in names)
+    return any(_attribute(strategy, name) for name in names)
 
 
 # ---- a checkpoint in memory ---------------------------------------------------------------------
@@ -160,10 +160,10 @@ def has_communication_hook(strategy: Any) -> bool:
 
 def checkpoint_now(trainer: L.Trainer) -> dict[str, Any]:
     """A whole checkpoint, as `save_checkpoint` writes one. Publicly it goes to a file only."""
-    return _of(trainer, "_checkpoint_connector").dump_checkpoint(weights_only=False)
+    return _attribute(trainer, "_checkpoint_connector").dump_checkpoint(weights_only=False)
 
 
 def begin_with_checkpoint(trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:
     """Let a fit begin with a checkpoint that did not come from a file. Call it in
     `Strategy.setup`, of a strategy that restores after its setup."""
-    _swap(_of(trainer, "_checkpoint_connector"), "_loaded_checkpoint", checkpoint)
+    _swap(_attribute(trainer, "_checkpoint_connector"), "_loaded_checkpoint", checkpoint)

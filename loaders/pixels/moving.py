@@ -32,8 +32,8 @@ def moved(
         out = torch.where(mirrored[:, None, None, None], out.flip(-2), out)
     if holes is not None:
         tops, lefts, heights, widths = torch.from_numpy(holes).to(pixels.device).T
-        rows = _between(size[0], tops, heights)
-        columns = _between(size[1], lefts, widths)
+        rows = _mask(size[0], tops, heights)
+        columns = _mask(size[1], lefts, widths)
         out = out.masked_fill((rows[:, :, None] & columns[:, None, :])[..., None], 0)
     return out.view(pixels.dtype).contiguous()
 
@@ -43,7 +43,7 @@ def _bits(pixels: torch.Tensor) -> torch.Tensor:
     return pixels.view(BITS.get(pixels.dtype.itemsize, pixels.dtype))
 
 
-def _between(extent: int, first: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
+def _mask(extent: int, first: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
     places = torch.arange(extent, device=first.device)
     return (places >= first[:, None]) & (places < (first + length)[:, None])
 

@@ -16,7 +16,7 @@ class Remarks:
     def __init__(self) -> None:
         self._texts: tuple[str, ...] = ()
 
-    def say(self, text: str) -> bool:
+    def add(self, text: str) -> bool:
         """Add a text, and return whether it is new."""
         if text in self._texts:
             return False

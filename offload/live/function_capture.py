@@ -32,7 +32,7 @@ from offload.live.entrances import ENTRANCES
 from offload.live.placing import Device, device_of, placed
 from offload.lowering.passes import lower
 from offload.measuring.profiling import measured
-from offload.program.frames import say_frame, user_frame
+from offload.program.frames import format_frame, user_frame
 from offload.torch_seams import is_set_up_by_a_call, pytree
 
 INSTEAD = "Run the step within `offload.within`, where its Python runs every time"
@@ -133,7 +133,7 @@ def _recording(device: torch.device) -> Iterator[Any]:
 
 
 def _line() -> str:
-    return say_frame(user_frame(), short=True)
+    return format_frame(user_frame(), short=True)
 
 
 def _refuse_cut(_: object) -> NoReturn:

@@ -21,7 +21,7 @@ from offload.graph.taskgraph import BACKWARD, FORWARD, UPDATE, TaskGraph
 from offload.plans.plan import Budget, Plan, fullest, plan, reserve_of
 from offload.running.runner import Runner
 from offload.running.runner_memory import Migration
-from offload.sizes import is_share, parse_share, say_size
+from offload.sizes import format_size, is_share, parse_share
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class RunnerPlans:
             self._start_with(key, self._plan_of(graph, self._budget, self._planner))
             self._homes |= self._homes_of[key]
         elif key not in self._plans:
-            with self._saying_the_share(self._budget):
+            with self._share_in_refusals(self._budget):
                 added = self.runner.add(key, graph)
             assert isinstance(added, Plan)
             self._note(key, added)
@@ -173,7 +173,7 @@ class RunnerPlans:
 
     def _plan_of(self, graph: TaskGraph, budget: Budget, planner: TapePlanner) -> Plan:
         try:
-            with self._saying_the_share(budget):
+            with self._share_in_refusals(budget):
                 return planner.plan(graph, self._bytes_of(budget))
         except BudgetTooSmall as error:
             known = (task for one in self._graphs.values() for task in one.tasks)
@@ -186,7 +186,7 @@ class RunnerPlans:
             return planner.plan(graph, error.needed)
 
     @contextmanager
-    def _saying_the_share(self, budget: Budget) -> Iterator[None]:
+    def _share_in_refusals(self, budget: Budget) -> Iterator[None]:
         """Have a refusal say which share would be enough."""
         try:
             yield
@@ -196,8 +196,8 @@ class RunnerPlans:
             most, reserve = max(self._needs.values())
             enough = ceil(100 * (error.needed - reserve) / most)
             raise BudgetTooSmall(
-                f"{error}. {budget} is a share of the {say_size(most)} that this step needs without"
-                f" offloading: give {enough}%",
+                f"{error}. {budget} is a share of the {format_size(most)} that this step needs"
+                f" without offloading: give {enough}%",
                 needed=error.needed,
                 task=error.task,
             ) from error

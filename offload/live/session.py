@@ -33,7 +33,7 @@ from offload.live.planned_tapes import PlannedRun, PlannedTapes
 from offload.live.runner_plans import PlainPlanner, RunnerPlans, TapePlanner, UnrunPlans
 from offload.live.weights import LiveWeights
 from offload.plans.plan import Budget, Plan
-from offload.program.frames import say_frame, user_frame
+from offload.program.frames import format_frame, user_frame
 
 _CAUGHT = (
     "a kernel of this step raised an error, which the step's own code has caught. Kernels run later"
@@ -272,4 +272,4 @@ def _gradient_slots(tape: Any, parameters: Iterable[torch.Tensor]) -> set[int]:
 
 def _user_line() -> str:
     """The user's line that issues an operation."""
-    return say_frame(user_frame(), short=True)
+    return format_frame(user_frame(), short=True)

@@ -54,7 +54,7 @@ class _Users:
     readers: dict[int, list[int]]
 
     @classmethod
-    def of(cls, graph: TaskGraph) -> "_Users":
+    def from_graph(cls, graph: TaskGraph) -> "_Users":
         users = cls({}, {})
         for number, task in enumerate(graph.tasks):
             for b in task.writes:
@@ -111,7 +111,7 @@ def variants(
 
 def moves(graph: TaskGraph, costs: Costs, fixed: Collection[int] = ()) -> dict[int, Move]:
     """What each update that can run on the host would cost and save."""
-    users = _Users.of(graph)
+    users = _Users.from_graph(graph)
     fixed = frozenset(fixed)
     able = {n for n, task in enumerate(graph.tasks) if _able(graph, task, fixed)}
     return {n: _move(graph, costs, n, able, users) for n in sorted(able)}

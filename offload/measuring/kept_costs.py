@@ -123,19 +123,19 @@ def described(call: Call) -> str:
     op = call.of_torch
     if not isinstance(op, OpOverload):
         return ""
-    args, kwargs = _numbers_said(call.args), _numbers_said(dict(call.kwargs))
+    args, kwargs = _with_plain_numbers(call.args), _with_plain_numbers(dict(call.kwargs))
     said = str(op), args, kwargs, call.outputs
     if not _plain(said):
         return ""
     return hashlib.blake2b(repr(said).encode(), digest_size=16).hexdigest()
 
 
-def _numbers_said(tree: Any) -> Any:
+def _with_plain_numbers(tree: Any) -> Any:
     """The same with the number and the type in place of a tensor that torch made of a number."""
     if isinstance(tree, Mapping):
-        return {name: _numbers_said(part) for name, part in tree.items()}
+        return {name: _with_plain_numbers(part) for name, part in tree.items()}
     if type(tree) in (tuple, list):
-        return type(tree)(map(_numbers_said, tree))
+        return type(tree)(map(_with_plain_numbers, tree))
     is_one = isinstance(tree, torch.Tensor) and tree.ndim == 0 and tree.device == CPU
     return (tree.item(), tree.dtype) if is_one else tree
 

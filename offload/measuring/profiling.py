@@ -95,7 +95,7 @@ def measured(graph: TaskGraph, kept: KeptCosts | MeasuredCosts | None = None) ->
                 kept.keep(made)
         fixed = kept_bytes(device)
     tasks = [
-        _with(task, [costs[key] for key in found]) if found else task
+        _with_costs(task, [costs[key] for key in found]) if found else task
         for task, found in zip(graph.tasks, keys, strict=True)
     ]
     program = None if graph.program is None else replace(graph.program, fixed=fixed)
@@ -149,7 +149,7 @@ def _lines(graph: TaskGraph, keys: Sequence[Sequence[int]]) -> dict[int, str]:
     return found
 
 
-def _with(task: Task, costs: Sequence[Cost]) -> Task:
+def _with_costs(task: Task, costs: Sequence[Cost]) -> Task:
     pairs = zip(task.kernel.calls, costs, strict=True)
     calls = tuple(
         Call(call.op, call.args, call.kwargs, call.outputs, cost.allocations)

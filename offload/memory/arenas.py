@@ -33,7 +33,7 @@ from offload.graph.taskgraph import HOST
 from offload.memory.file_memory import mapped_file
 from offload.memory.pinned_arena import PinnedArena, cuda_runtime
 from offload.program.kernels import CPU, Value
-from offload.sizes import say_size
+from offload.sizes import format_size
 
 
 class ArenaMemory:
@@ -331,7 +331,7 @@ def _refused(arena: int, size: int) -> OffloadError:
     whose = "the host" if arena == HOST else f"device {arena}"
     remedy = "give a host_budget" if arena == HOST else "lower the budget"
     return OffloadError(
-        f"{size} bytes ({say_size(size)}) for the arena of {whose} were refused by this"
+        f"{size} bytes ({format_size(size)}) for the arena of {whose} were refused by this"
         f" machine: {remedy}, make the batch smaller, or end what else uses memory"
     )
 

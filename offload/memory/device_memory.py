@@ -23,7 +23,7 @@ import torch
 from offload.errors import MemoryTooSmall
 from offload.graph.taskgraph import HOST
 from offload.memory.runnable import RunnablePlan
-from offload.sizes import say_size
+from offload.sizes import format_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +64,11 @@ def check_device(plan: RunnablePlan, arenas: Mapping[int, int], left: DeviceLeft
     if needed <= left.free:
         return
     raise MemoryTooSmall(
-        f"{say_size(needed)} of {left.device} are needed ({say_size(arena)} for the arena,"
-        f" {say_size(plan.reserve)} for kernels and libraries), but only {say_size(left.free)} of"
-        f" its {say_size(left.total)} are free: {_holders(left)}. End other programs on the device,"
-        " give a smaller budget, or leave the module on the CPU before the plan runs\n\n"
-        + plan.explain(),
+        f"{format_size(needed)} of {left.device} are needed ({format_size(arena)} for the arena,"
+        f" {format_size(plan.reserve)} for kernels and libraries), but only"
+        f" {format_size(left.free)} of its {format_size(left.total)} are free: {_holders(left)}."
+        " End other programs on the device, give a smaller budget, or leave the module on the CPU"
+        " before the plan runs\n\n" + plan.explain(),
         needed=needed,
         left=left.free,
     )
@@ -82,8 +82,8 @@ def measuring(what: str, device: torch.device, remedy: str = "") -> Iterator[Non
     except torch.OutOfMemoryError as error:
         left = device_left(device)
         raise MemoryTooSmall(
-            f"there is too little memory on {device} to measure {what}: {say_size(left.free)} of"
-            f" its {say_size(left.total)} are free: {_holders(left)}. End other programs on the"
+            f"there is too little memory on {device} to measure {what}: {format_size(left.free)} of"
+            f" its {format_size(left.total)} are free: {_holders(left)}. End other programs on the"
             f" device{remedy}",
             needed=left.free + 1,  # the least it can be; the allocator does not say
             left=left.free,
@@ -92,12 +92,12 @@ def measuring(what: str, device: torch.device, remedy: str = "") -> Iterator[Non
 
 def _holders(left: DeviceLeft) -> str:
     elsewhere = max(0, left.total - left.free - left.ours)
-    parts = [f"this process has {say_size(left.ours)}"]
+    parts = [f"this process has {format_size(left.ours)}"]
     for held in left.others:
-        much = "an unknown part" if held.nbytes is None else say_size(held.nbytes)
+        much = "an unknown part" if held.nbytes is None else format_size(held.nbytes)
         parts.append(f"process {held.pid} has {much}")
     if not left.others:
-        parts.append(f"other processes and CUDA itself have {say_size(elsewhere)}")
+        parts.append(f"other processes and CUDA itself have {format_size(elsewhere)}")
     return ", ".join(parts)
 
 

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from offload.errors import MemoryTooSmall, OffloadError
-from offload.sizes import say_size
+from offload.sizes import format_size
 
 MOUNTS = Path("/proc/self/mountinfo")
 
@@ -65,13 +65,15 @@ def mapped_file(folder: Path, nbytes: int) -> memoryview:
 
 
 def _refused(folder: Path, nbytes: int, error: OSError) -> OffloadError:
-    what = f"{say_size(nbytes)} for the arena of the host were refused in host_dir={str(folder)!r}"
+    what = (
+        f"{format_size(nbytes)} for the arena of the host were refused in host_dir={str(folder)!r}"
+    )
     if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return OffloadError(f"{what} ({error}): give another folder")
     stat = os.statvfs(folder)
     left = stat.f_bavail * stat.f_frsize
     return MemoryTooSmall(
-        f"{what} ({error.strerror}), where {say_size(left)} are free: make room there, give a"
+        f"{what} ({error.strerror}), where {format_size(left)} are free: make room there, give a"
         " folder on another disk, or make the batch smaller",
         needed=nbytes,
         left=left,

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from offload.sizes import say_size
+from offload.sizes import format_size
 
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
@@ -56,9 +56,9 @@ def _of_machine(meminfo: Path) -> HostMemoryLeft:
         if line.startswith("MemAvailable:"):
             free = int(line.split()[1]) * 1024
             return HostMemoryLeft(
-                free, f"{say_size(free)} of this machine's {say_size(there)} are free"
+                free, f"{format_size(free)} of this machine's {format_size(there)} are free"
             )
-    return HostMemoryLeft(there, f"this machine has {say_size(there)}")
+    return HostMemoryLeft(there, f"this machine has {format_size(there)}")
 
 
 def _of_process() -> Iterator[HostMemoryLeft]:
@@ -70,7 +70,8 @@ def _of_process() -> Iterator[HostMemoryLeft]:
     used = sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:"))
     yield HostMemoryLeft(
         max(0, limit - used),
-        f"this process may have {say_size(limit)} of data (ulimit -d), {say_size(used)} are in use",
+        f"this process may have {format_size(limit)} of data (ulimit -d), {format_size(used)} are"
+        " in use",
     )
 
 
@@ -101,8 +102,8 @@ def _of_group(group: Path) -> HostMemoryLeft | None:
             held = max(0, use - _gives_way(group / "memory.stat"))
             return HostMemoryLeft(
                 max(0, int(limit) - held),
-                f"the limit of this process's cgroup is {say_size(int(limit))}"
-                f" ({group / limit_file}), {say_size(held)} of it are in use",
+                f"the limit of this process's cgroup is {format_size(int(limit))}"
+                f" ({group / limit_file}), {format_size(held)} of it are in use",
             )
     return None
 

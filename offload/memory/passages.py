@@ -15,7 +15,7 @@ import torch
 
 from offload.memory.shifts import ASIDE, BACK, CREEPING, Shift, in_order
 from offload.memory.tensor_layout import TensorLayout
-from offload.sizes import say_size
+from offload.sizes import format_size
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,8 +72,8 @@ def _creep(move: HomeMove) -> None:
         _point(move.tensors, move.views)
     except BaseException as error:
         error.add_note(
-            f"it struck while {say_size(source.nbytes)} of tensors moved within the memory of the"
-            " host: their values are lost. Go on from a checkpoint"
+            f"it struck while {format_size(source.nbytes)} of tensors moved within the memory of"
+            " the host: their values are lost. Go on from a checkpoint"
         )
         raise
 

@@ -28,7 +28,7 @@ import torch
 
 from offload.errors import MemoryTooSmall
 from offload.memory.host_memory import memory_left
-from offload.sizes import say_size
+from offload.sizes import format_size
 
 PORTABLE = 1
 """cudaHostRegisterPortable: the memory is locked for every device of this process."""
@@ -109,8 +109,8 @@ def _map_memory(nbytes: int) -> mmap.mmap:
     left = memory_left()
     if nbytes > left.nbytes:
         raise MemoryTooSmall(
-            f"{say_size(nbytes)} of page-locked memory are needed for the arena of the host, but"
-            f" only {say_size(left.nbytes)} are left: {left.where}. Give a host_budget, make the"
+            f"{format_size(nbytes)} of page-locked memory are needed for the arena of the host, but"
+            f" only {format_size(left.nbytes)} are left: {left.where}. Give a host_budget, make the"
             " batch smaller, or raise the limit",
             needed=nbytes,
             left=left.nbytes,
@@ -119,7 +119,7 @@ def _map_memory(nbytes: int) -> mmap.mmap:
         memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryTooSmall(
-            f"this machine refused {say_size(nbytes)} for the arena of the host ({error})."
+            f"this machine refused {format_size(nbytes)} for the arena of the host ({error})."
             " Give a host_budget, make the batch smaller, or end other programs that use memory",
             needed=nbytes,
             left=left.nbytes,
@@ -137,10 +137,10 @@ def _advise(memory: mmap.mmap, advice: str) -> None:
 
 def _refused(nbytes: int, code: int, words: str) -> str:
     return (
-        f"{say_size(nbytes)} of host memory could not be page-locked (CUDA error {code}: {words}):"
-        " copies between host and device are slower, and the host waits for each. Raise the limit"
-        " of locked memory (`ulimit -l unlimited`; in a container `--ulimit memlock=-1`), give the"
-        " container more memory, or give a smaller host_budget"
+        f"{format_size(nbytes)} of host memory could not be page-locked (CUDA error {code}:"
+        f" {words}): copies between host and device are slower, and the host waits for each. Raise"
+        " the limit of locked memory (`ulimit -l unlimited`; in a container `--ulimit memlock=-1`),"
+        " give the container more memory, or give a smaller host_budget"
     )
 
 
@@ -149,7 +149,7 @@ def _unlock(address: int, memory: mmap.mmap, runtime: Runtime) -> None:
     if code:
         runtime.forget()
         warnings.warn(
-            f"{say_size(len(memory))} of page-locked memory could not be unlocked (CUDA error"
+            f"{format_size(len(memory))} of page-locked memory could not be unlocked (CUDA error"
             f" {code}: {runtime.describe(code)}). They stay locked until this process ends",
             RuntimeWarning,
             stacklevel=2,

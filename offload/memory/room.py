@@ -21,7 +21,7 @@ from offload.memory.host_memory import HostMemoryLeft, memory_left
 from offload.memory.host_needs import moving_sizes, returned_bytes
 from offload.memory.runnable import RunnablePlan
 from offload.program.kernels import device_of
-from offload.sizes import say_size
+from offload.sizes import format_size
 
 
 def check_room(
@@ -56,16 +56,16 @@ def check_memory(
     if needed <= left.nbytes:
         return
     parts = [
-        f"the arena of {'the host' if arena == HOST else f'device {arena}'} {say_size(nbytes)}"
+        f"the arena of {'the host' if arena == HOST else f'device {arena}'} {format_size(nbytes)}"
         for arena, nbytes in sorted(arenas.items(), reverse=True)
         if nbytes
     ]
-    parts += [f"residents while they are parked {say_size(waiting)}"] if waiting else []
-    parts += [f"what the step returns {say_size(returned)}"] if returned else []
-    parts += [f"kernels besides {say_size(outside)}"] if outside else []
+    parts += [f"residents while they are parked {format_size(waiting)}"] if waiting else []
+    parts += [f"what the step returns {format_size(returned)}"] if returned else []
+    parts += [f"kernels besides {format_size(outside)}"] if outside else []
     raise MemoryTooSmall(
-        f"{say_size(needed)} of memory are needed, but only {say_size(left.nbytes)} are left:"
-        f" {left.where}. {', '.join(parts)}; {say_size(moving)} of tensors move into the arenas"
+        f"{format_size(needed)} of memory are needed, but only {format_size(left.nbytes)} are left:"
+        f" {left.where}. {', '.join(parts)}; {format_size(moving)} of tensors move into the arenas"
         " and, at the end, out of them again. Make the batch smaller, allow recomputing,"
         " give a budget and a host_budget that fit together, or raise the limit\n\n"
         + plan.explain(),
@@ -79,11 +79,11 @@ def _check_host(plan: RunnablePlan, arena: int, left: HostMemoryLeft, waiting: i
     any tensor moves there."""
     nbytes = arena + waiting
     if nbytes > left.nbytes:
-        parked = f" and {say_size(waiting)} of parked residents" if waiting else ""
+        parked = f" and {format_size(waiting)} of parked residents" if waiting else ""
         raise MemoryTooSmall(
-            f"{say_size(nbytes)} of memory are needed for the arena of the host{parked}, but only"
-            f" {say_size(left.nbytes)} are left: {left.where}. Give a host_budget or a larger"
-            " budget of the device, make the batch smaller, or raise the limit\n\n"
+            f"{format_size(nbytes)} of memory are needed for the arena of the host{parked}, but"
+            f" only {format_size(left.nbytes)} are left: {left.where}. Give a host_budget or a"
+            " larger budget of the device, make the batch smaller, or raise the limit\n\n"
             + plan.explain(),
             needed=nbytes,
             left=left.nbytes,
@@ -112,7 +112,7 @@ def check_move(
         give_cached_back(device)
         free = device_left(device).free
         needed = on_device + plan.reserve - freed
-        _check(needed, free, str(device), f"{say_size(free)} are free there")
+        _check(needed, free, str(device), f"{format_size(free)} are free there")
 
 
 def _counted(
@@ -132,8 +132,8 @@ def _counted(
 def _check(needed: int, left: int, what: str, where: str) -> None:
     if needed > left:
         raise MemoryTooSmall(
-            f"{say_size(needed)} of {what} are needed to move to this plan, but only"
-            f" {say_size(left)} are left: {where}. Nothing has moved, and the old plan goes on."
+            f"{format_size(needed)} of {what} are needed to move to this plan, but only"
+            f" {format_size(left)} are left: {where}. Nothing has moved, and the old plan goes on."
             " Give a smaller budget, or end what else uses memory",
             needed=needed,
             left=left,

@@ -50,7 +50,7 @@ class Policy:
         """For how many tasks ahead anything is done."""
         return max(self.ahead, self.evict_ahead, self.drop_ahead)
 
-    def within(self, tasks: int) -> tuple[frozenset[int], int, int, int]:
+    def key_for(self, tasks: int) -> tuple[frozenset[int], int, int, int]:
         """A key: policies with the same one make the same plan of a graph of so many tasks."""
         horizons = (self.place_ahead, self.evict_ahead, self.drop_ahead)
         place, evict, drop = (min(ahead, tasks) for ahead in horizons)
@@ -108,16 +108,18 @@ class Policies:
         self._room: tuple[TaskGraph, dict[int, int]] | None = None
         """The room of the last graph, kept because it takes long to find."""
 
-    def of(self, graph: TaskGraph, drops: Sequence[int] = DROPS) -> Iterator[tuple[float, Policy]]:
+    def by_share(
+        self, graph: TaskGraph, drops: Sequence[int] = DROPS
+    ) -> Iterator[tuple[float, Policy]]:
         """From much resident to little: each share with its policies, one for each of `drops`."""
         seen: set[frozenset[int]] = set()
         for share in self._shares:
-            found = [self.one(graph, share, drop) for drop in drops]
+            found = [self.with_share(graph, share, drop) for drop in drops]
             if found[-1].resident not in seen:
                 seen.add(found[-1].resident)
                 yield from ((share, policy) for policy in found)
 
-    def one(self, graph: TaskGraph, share: float, drop: int) -> Policy:
+    def with_share(self, graph: TaskGraph, share: float, drop: int) -> Policy:
         """One policy. One that drops ahead also keeps the step's first inputs resident."""
         plain, first = self._residents(graph, share)
         resident = first if drop else plain

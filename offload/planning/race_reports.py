@@ -30,25 +30,25 @@ def span(place: Place) -> tuple[int, int, int]:
     return place.arena, place.offset, place.offset + place.nbytes
 
 
-def say_arena(arena: int) -> str:
+def describe_arena(arena: int) -> str:
     return "the host" if arena == HOST else f"device {arena}"
 
 
 def _range(arena: int, begin: int, end: int) -> str:
-    return f"bytes [{begin}, {end}) of {say_arena(arena)}"
+    return f"bytes [{begin}, {end}) of {describe_arena(arena)}"
 
 
 def name_of(memgraph: MemGraph, who: int | str) -> str:
     return who if isinstance(who, str) else memgraph.name(who)
 
 
-def say_use(memgraph: MemGraph, use: Use | None) -> str:
+def describe_use(memgraph: MemGraph, use: Use | None) -> str:
     if use is None:
         return "touches no more"
     arena, nbytes, b, reads, writes = use
     verbs = " and ".join(["reads"] * reads + ["writes"] * writes) or "does nothing to"
     what = "workspace" if b is None else memgraph.graph.buffers[b].name
-    return f"{verbs} {nbytes} bytes of {what} on {say_arena(arena)}"
+    return f"{verbs} {nbytes} bytes of {what} on {describe_arena(arena)}"
 
 
 def fault(who: str, why: str, place: Place | None = None, after: str | None = None) -> RaceFound:

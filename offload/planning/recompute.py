@@ -47,7 +47,7 @@ class _Uses:
     last: Mapping[int, int]
 
     @classmethod
-    def of(cls, graph: TaskGraph) -> "_Uses":
+    def from_graph(cls, graph: TaskGraph) -> "_Uses":
         writers: dict[int, list[int]] = {}
         needed: dict[int, int] = {}
         for number, task in enumerate(graph.tasks):
@@ -65,7 +65,7 @@ class _Uses:
             return None
         task = self.graph.tasks[makers[0]]
         again = task.repeatable and task.lane == "compute" and task.phase == "forward"
-        kept = any(_kept(self.graph.buffers[w]) or w in task.reads for w in task.writes)
+        kept = any(_is_kept(self.graph.buffers[w]) or w in task.reads for w in task.writes)
         if not again or kept or task.after:
             return None
         return makers[0]
@@ -80,7 +80,7 @@ class _Uses:
 
 def candidates(graph: TaskGraph, costs: Costs, smallest: int = SMALLEST) -> list[Candidate]:
     """What can be recomputed without keeping other buffers longer, cheapest first."""
-    uses = _Uses.of(graph)
+    uses = _Uses.from_graph(graph)
     found: list[Candidate] = []
     for b, until in uses.needed.items():
         nbytes = graph.buffers[b].nbytes
@@ -96,7 +96,7 @@ def candidates(graph: TaskGraph, costs: Costs, smallest: int = SMALLEST) -> list
 def recomputed(graph: TaskGraph, buffers: Collection[int]) -> TaskGraph:
     """The graph in which these activations are computed again before the backward pass reads
     them."""
-    uses = _Uses.of(graph)
+    uses = _Uses.from_graph(graph)
     points = _points(uses, buffers)
     known = list(graph.buffers)
     before: dict[int, list[int]] = {}
@@ -135,7 +135,7 @@ def variants(graph: TaskGraph, costs: Costs) -> Iterator[tuple[str, TaskGraph]]:
             yield f"{share:.0%} of what can be", recomputed(graph, chosen)
 
 
-def _kept(buffer: Buffer) -> bool:
+def _is_kept(buffer: Buffer) -> bool:
     return buffer.persistent or buffer.role is Role.INPUT
 
 

@@ -9,7 +9,7 @@ from typing import NoReturn
 from offload.errors import BudgetTooSmall
 from offload.graph.memgraph import SMALL_WORKSPACE, Place
 from offload.graph.taskgraph import HOST, Task, TaskGraph
-from offload.sizes import say_size, size_to_give
+from offload.sizes import format_size, size_to_give
 
 
 def scratch_bytes(graph: TaskGraph, device: int) -> int:
@@ -70,9 +70,9 @@ def refuse(
     needed, capacity = needed + reserve, capacities[device] + reserve
     where = next((task.where for task in graph.tasks if task.name == name), "")
     raise BudgetTooSmall(
-        f"{say_size(needed)} are needed at task {name}{f' ({where})' if where else ''}, but the"
-        f" budget is {say_size(capacity)}; raise the budget to {size_to_give(needed)} or lower the"
-        " batch size",
+        f"{format_size(needed)} are needed at task {name}{f' ({where})' if where else ''}, but the"
+        f" budget is {format_size(capacity)}; raise the budget to {size_to_give(needed)} or lower"
+        " the batch size",
         needed=needed,
         task=name,
     )
@@ -83,8 +83,8 @@ def refuse_arena(arena: int, needed: int, capacity: int, name: str) -> NoReturn:
     if arena == HOST:
         refuse_host(needed, capacity, name)
     raise BudgetTooSmall(
-        f"{name} ends at {say_size(needed)}, but the budget is {say_size(capacity)}; raise the"
-        " budget",
+        f"{name} ends at {format_size(needed)}, but the budget is {format_size(capacity)}; raise"
+        " the budget",
         needed=needed,
         task=name,
     )
@@ -93,8 +93,9 @@ def refuse_arena(arena: int, needed: int, capacity: int, name: str) -> NoReturn:
 def refuse_host(needed: int, capacity: int, name: str) -> NoReturn:
     """Refuse a host arena that cannot hold what does not fit on the devices."""
     raise BudgetTooSmall(
-        f"{say_size(needed)} of host memory are needed (at {name}), but host_budget is"
-        f" {say_size(capacity)}; raise host_budget to {size_to_give(needed)}, or raise the budget",
+        f"{format_size(needed)} of host memory are needed (at {name}), but host_budget is"
+        f" {format_size(capacity)}; raise host_budget to {size_to_give(needed)}, or raise the"
+        " budget",
         needed=needed,
         task=name,
     )

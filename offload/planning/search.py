@@ -27,7 +27,7 @@ from offload.planning.resident_plan import without_copies
 from offload.planning.simulator import least_seconds, least_seconds_with, simulate
 from offload.planning.victims import NEVER
 from offload.planning.wanted import FoundPlan, PlanChoice, Wanted, walked
-from offload.sizes import say_count
+from offload.sizes import format_count
 
 HOST_SLACK = (1.0, 1.1, 1.3, 2.0)
 """Limits of the host arena to try, as multiples of what a plan takes without a limit."""
@@ -141,7 +141,7 @@ class _Search:
 
     def _shares(self, name: str, graph: TaskGraph, drops: Sequence[int]) -> list[Tried]:
         took: list[Tried] = []
-        for share, policy in self._policies.of(graph, drops):
+        for share, policy in self._policies.by_share(graph, drops):
             if self._enough(graph):
                 break
             said = f"{name}{_in_words(share, policy)}"
@@ -154,7 +154,7 @@ class _Search:
         left = [drop for drop in DROPS if drop not in {one.policy.drop_ahead for one in took}]
         for one in sorted(took, key=lambda one: one.seconds)[:CLOSER]:
             others = [replace(one.policy, evict_ahead=EVICTING)]
-            others += [self._policies.one(one.graph, one.share, drop) for drop in left]
+            others += [self._policies.with_share(one.graph, one.share, drop) for drop in left]
             for policy in others:
                 if not self._enough(one.graph):
                     said = f"{one.name}{_in_words(one.share, policy)}"
@@ -169,7 +169,7 @@ class _Search:
                 return
             policy = replace(self._best.policy, ahead=ahead, evict_ahead=evict, drop_ahead=drop)
             self._try(
-                f"{say_count(ahead, 'task')} ahead, {evict} with eviction, {drop} dropping",
+                f"{format_count(ahead, 'task')} ahead, {evict} with eviction, {drop} dropping",
                 policy,
                 graph,
             )
@@ -186,7 +186,7 @@ class _Search:
     def _other_graphs(self) -> None:
         """Try a few plans of each other graph. What its host tasks touch is not resident."""
         for name, graph in self._wanted.others:
-            policies = list(self._policies.of(graph))
+            policies = list(self._policies.by_share(graph))
             most, less = policies[: len(DROPS)], policies[len(DROPS) :]
             for share, policy in (*most, *less[-len(DROPS) :]):
                 self._try(f"{name}, {_in_words(share, policy)}", policy, graph)
@@ -201,7 +201,7 @@ class _Search:
         for name, other in islice(others, self._effort.recomputations):
             self._recomputed[other] = graph, name
             self._try(f"recompute {name}", before.policy, other)
-            share, policy = next(self._policies.of(other, drops))
+            share, policy = next(self._policies.by_share(other, drops))
             self._try(f"recompute {name}, {_in_words(share, policy)}", policy, other)
 
     def _refuse(self) -> NoReturn:
@@ -220,7 +220,7 @@ class _Search:
     def _host_bytes_within(self, limit: int) -> int:
         """The least host memory that a plan takes; NEVER if no plan fits into `limit`."""
         least = NEVER
-        for _, policy in self._policies.of(self._wanted.graph):
+        for _, policy in self._policies.by_share(self._wanted.graph):
             policy = replace(policy, host_workers=0)
             with suppress(BudgetTooSmall):
                 least = min(least, walked(self._wanted, {HOST: limit}, policy).arenas[HOST])
@@ -229,7 +229,7 @@ class _Search:
     def _try(self, name: str, policy: Policy, graph: TaskGraph) -> float:
         """Try one plan, unless it was tried before or cannot be the best. Returns its seconds; inf
         if it does not fit or was not tried."""
-        key = graph, policy.within(len(graph.tasks))
+        key = graph, policy.key_for(len(graph.tasks))
         if key not in self._seconds:
             hopeless = self._is_hopeless(graph, policy)
             self._seconds[key] = math.inf if hopeless else self._walk(name, policy, graph)
@@ -264,5 +264,5 @@ def _cost(found: FoundPlan) -> tuple[float, int]:
 
 def _in_words(share: float, policy: Policy) -> str:
     ahead = {"dropping": policy.drop_ahead, "evicting": policy.evict_ahead}
-    words = [f"{how} {say_count(tasks, 'task')} ahead" for how, tasks in ahead.items() if tasks]
+    words = [f"{how} {format_count(tasks, 'task')} ahead" for how, tasks in ahead.items() if tasks]
     return ", ".join([f"{share:.0%} of the room resident", *words])

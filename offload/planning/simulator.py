@@ -170,16 +170,16 @@ class _Links:
         other = other_way(lane)
         self.left[lane] = (node, seconds, now, 1.0)
         if other in self.left:
-            yield self._at(lane, now, self.shared)
-            yield self._at(other, now, self.shared)
+            yield self._set_pace(lane, now, self.shared)
+            yield self._set_pace(other, now, self.shared)
 
     def end(self, lane: str, now: float) -> Iterator[_End]:
         del self.left[lane]
         other = other_way(lane)
         if other in self.left:
-            yield self._at(other, now, 1.0)
+            yield self._set_pace(other, now, 1.0)
 
-    def _at(self, lane: str, now: float, pace: float) -> _End:
+    def _set_pace(self, lane: str, now: float, pace: float) -> _End:
         node, seconds, since, before = self.left[lane]
         seconds -= (now - since) * before
         self.left[lane] = (node, seconds, now, pace)

@@ -35,11 +35,11 @@ from offload.planning.race_reports import (
     Conflict,
     Holding,
     Use,
+    describe_arena,
+    describe_use,
     fault,
     name_of,
     race,
-    say_arena,
-    say_use,
     span,
     stale,
 )
@@ -97,14 +97,16 @@ def _check_places(memgraph: MemGraph) -> None:
     for arena, place in memgraph.scratch.items():
         if place.arena != arena:
             raise fault(
-                "scratch", f"that of {say_arena(arena)} is on {say_arena(place.arena)}", place
+                "scratch",
+                f"that of {describe_arena(arena)} is on {describe_arena(place.arena)}",
+                place,
             )
         _check_inside(memgraph, place, "scratch")
     for places in (memgraph.starts, memgraph.ends):
         for b, place in places.items():
             buffer = memgraph.graph.buffers[b]
             if place.nbytes != buffer.nbytes or place.arena not in (buffer.device, HOST):
-                home = say_arena(buffer.device)
+                home = describe_arena(buffer.device)
                 why = f"its {buffer.nbytes} bytes are to be on {home} or the host"
                 raise fault(buffer.name, why, place)
             _check_place(memgraph, place, buffer.name)
@@ -136,7 +138,7 @@ def _check_inside(memgraph: MemGraph, place: Place, who: int | str) -> None:
 def _check_node(memgraph: MemGraph, number: int) -> None:
     """Check that a node does what its task, or the copied buffer, says."""
     node = memgraph.nodes[number]
-    lanes, uses = (_task_says if node.kind == TASK else _copy_says)(memgraph, node)
+    lanes, uses = (_uses_of_task if node.kind == TASK else _uses_of_copy)(memgraph, node)
     found: list[Use] = [
         (a.place.arena, a.place.nbytes, a.buffer, a.reads, a.writes) for a in node.accesses
     ]
@@ -149,11 +151,12 @@ def _check_node(memgraph: MemGraph, number: int) -> None:
     if found != uses:
         for access, one, other in zip_longest(node.accesses, found, uses):
             if one != other:
-                why = f"it {say_use(memgraph, one)}: expected that it {say_use(memgraph, other)}"
+                use, expected = describe_use(memgraph, one), describe_use(memgraph, other)
+                why = f"it {use}: expected that it {expected}"
                 raise fault(memgraph.name(number), why, access and access.place)
 
 
-def _task_says(memgraph: MemGraph, node: Node) -> tuple[set[str], list[Use]]:
+def _uses_of_task(memgraph: MemGraph, node: Node) -> tuple[set[str], list[Use]]:
     task, buffers = memgraph.graph.tasks[node.task], memgraph.graph.buffers
     on_host = task.lane == "host"
     uses: list[Use] = []
@@ -170,7 +173,7 @@ def _task_says(memgraph: MemGraph, node: Node) -> tuple[set[str], list[Use]]:
     return {lane_name("d2d", a, b) for a, b in ends}, uses
 
 
-def _copy_says(memgraph: MemGraph, node: Node) -> tuple[set[str], list[Use]]:
+def _uses_of_copy(memgraph: MemGraph, node: Node) -> tuple[set[str], list[Use]]:
     b, buffer = node.buffer, memgraph.graph.buffers[node.buffer]
     out = node.kind == OFFLOAD
     source, target = (buffer.device, HOST) if out else (HOST, buffer.device)
@@ -234,7 +237,7 @@ def _conflicts(memgraph: MemGraph) -> Conflicts:
                 elif readers is None:
                     ask(writer, number, arena, low, high, ("writes", "writes"))
                 else:
-                    for reader in _all(readers):
+                    for reader in _readers_in(readers):
                         ask(reader, number, arena, low, high, ("reads", "writes"))
             if access.writes:
                 ranges.put(begin, end, (number, None))
@@ -245,7 +248,7 @@ def _conflicts(memgraph: MemGraph) -> Conflicts:
     return asked
 
 
-def _all(readers: Readers) -> Iterator[int]:
+def _readers_in(readers: Readers) -> Iterator[int]:
     while readers is not None:
         reader, readers = readers
         yield reader

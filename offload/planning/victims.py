@@ -70,7 +70,7 @@ class Victims:
                 if best is None or score < best[0]:
                     best = score, grown
         if best is None:
-            return self._any(size, now) if dropped_for is None else None
+            return self._best_window(size, now) if dropped_for is None else None
         return best[1]
 
     def _at_stake(self, buffer: int) -> Stake | None:
@@ -143,7 +143,7 @@ class Victims:
                 until = min(until, stake.until)
         return moved / max(until - now, 1e-9)
 
-    def _any(self, size: int, now: float) -> list[int] | None:
+    def _best_window(self, size: int, now: float) -> list[int] | None:
         """The best of all windows, each as short as possible."""
         space = self._space
         best: tuple[float, list[int]] | None = None

@@ -197,7 +197,7 @@ def _amounts(buffers: Iterable[Buffer]) -> dict[Role, Amount]:
     return {role: Amount(len(sizes), sum(sizes)) for role, sizes in found.items()}
 
 
-def say_seconds(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """A readable time: `12.3 ms`."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if seconds >= 0.9995 * size:
@@ -205,7 +205,7 @@ def say_seconds(seconds: float) -> str:
     return f"{seconds * 1e6:.3g} us"
 
 
-def say_share(part: float, whole: float) -> str:
+def format_share(part: float, whole: float) -> str:
     """A readable share: `60 %`."""
     percent = 100 * part / whole if whole else 0.0
     return "<1 %" if 0 < percent < 0.5 else f"{percent:.0f} %"

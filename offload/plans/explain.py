@@ -20,13 +20,13 @@ from offload.planning.wanted import peak_bytes
 from offload.plans.account import (
     Amount,
     dropped,
+    format_seconds,
+    format_share,
     moved,
-    say_seconds,
-    say_share,
     total,
 )
 from offload.plans.role_table import role_table
-from offload.sizes import say_count, say_size
+from offload.sizes import format_count, format_size
 
 if TYPE_CHECKING:
     from offload.plans.plan import Plan
@@ -84,8 +84,8 @@ def _counts(plan: "Plan") -> str:
     copies = sum(node.kind != TASK for node in nodes)
     edges = sum(len(node.deps) for node in nodes)
     parts = ", ".join(f"{count:,} {phase}" for phase, count in phases.items())
-    tasks = say_count(len(plan.graph.tasks), "task")
-    return f"{tasks} ({parts}), {say_count(copies, 'copy')}, {say_count(edges, 'edge')}"
+    tasks = format_count(len(plan.graph.tasks), "task")
+    return f"{tasks} ({parts}), {format_count(copies, 'copy')}, {format_count(edges, 'edge')}"
 
 
 def _devices(plan: "Plan") -> list[tuple[str, str]]:
@@ -97,13 +97,13 @@ def _device(plan: "Plan", device: int) -> str:
     taken = plan.memgraph.arenas.get(device, 0) + plan.reserve
     peak = peak_bytes(plan.source, device) + plan.reserve
     return (
-        f"{_within(taken, plan.budget.get(device), 'budget')}:"
-        f" {say_share(taken, peak)} of the {say_size(peak)} of a step without offload"
+        f"{_bytes_within(taken, plan.budget.get(device), 'budget')}:"
+        f" {format_share(taken, peak)} of the {format_size(peak)} of a step without offload"
     )
 
 
-def _within(nbytes: int, limit: int | None, name: str) -> str:
-    return f"{say_size(nbytes)}, {f'{name} {say_size(limit)}' if limit else f'no {name}'}"
+def _bytes_within(nbytes: int, limit: int | None, name: str) -> str:
+    return f"{format_size(nbytes)}, {f'{name} {format_size(limit)}' if limit else f'no {name}'}"
 
 
 def smallest(plan: "Plan") -> tuple[int, str, int]:
@@ -125,7 +125,7 @@ def _smallest(plan: "Plan") -> list[tuple[str, str]]:
         return [("at least", "nothing: no task uses a device")]
     on = f" of device {device}" if len(plan.graph.devices) > 1 else ""
     where = next((task.where for task in plan.graph.tasks if task.name == name), "")
-    lines = [f"{say_size(nbytes)}{on} for the largest task, {name}"]
+    lines = [f"{format_size(nbytes)}{on} for the largest task, {name}"]
     if where and len(lines[0]) + len(where) + 3 <= WIDTH - LABEL:
         lines = [f"{lines[0]} ({where})"]
     elif where:
@@ -134,31 +134,31 @@ def _smallest(plan: "Plan") -> list[tuple[str, str]]:
 
 
 def _host(plan: "Plan") -> str:
-    text = _within(plan.host_bytes, plan.host_budget, "host_budget")
+    text = _bytes_within(plan.host_bytes, plan.host_budget, "host_budget")
     beside = max((task.unplaced for task in _on_host(plan)), default=0)
     if plan.placement == "copy" and beside:
-        text += f"; kernels on the host allocate up to {say_size(beside)} more"
+        text += f"; kernels on the host allocate up to {format_size(beside)} more"
     return text
 
 
 def _step(plan: "Plan") -> str:
     seconds, resident = plan.predicted_seconds, plan.resident_seconds
     if not resident:
-        return f"{say_seconds(seconds)} predicted"
+        return f"{format_seconds(seconds)} predicted"
     return (
-        f"{say_seconds(seconds)} predicted: {seconds / resident:.2f}x the {say_seconds(resident)}"
-        " of a step that waits for no copy"
+        f"{format_seconds(seconds)} predicted: {seconds / resident:.2f}x the"
+        f" {format_seconds(resident)} of a step that waits for no copy"
     )
 
 
 def _bound(plan: "Plan") -> str:
-    return f"{say_seconds(plan.bound.seconds)} for any order: {plan.bound.lane} binds"
+    return f"{format_seconds(plan.bound.seconds)} for any order: {plan.bound.lane} binds"
 
 
 def _busy(plan: "Plan") -> list[tuple[str, str]]:
     makespan, workers = plan.simulation.makespan, plan.costs.host_workers
     shares = [
-        f"{lane} {say_share(seconds / (workers if lane == 'host' else 1), makespan)}"
+        f"{lane} {format_share(seconds / (workers if lane == 'host' else 1), makespan)}"
         for lane, seconds in sorted(plan.simulation.busy.items())
     ]
     lines = [shares[at : at + LANES] for at in range(0, len(shares), LANES)]
@@ -171,11 +171,11 @@ def _moves(plan: "Plan") -> list[tuple[str, str]]:
     if not out and not back:
         return [("moves", "nothing: everything is resident")]
     if not out and set(back) == {Role.INPUT}:
-        inputs = say_size(total(back).nbytes)
+        inputs = format_size(total(back).nbytes)
         return [("moves", f"only the inputs, {inputs} to the device: everything else is resident")]
     lines = [("moves", f"offloaded {_copies(total(out))}, reloaded {_copies(total(back))}")]
     if (clean := dropped(memgraph)).count:
-        size = say_size(clean.nbytes)
+        size = format_size(clean.nbytes)
         lines.append(("", f"dropped without a copy {size}: the host has the same bytes"))
     return lines
 
@@ -183,7 +183,7 @@ def _moves(plan: "Plan") -> list[tuple[str, str]]:
 def _copies(amount: Amount) -> str:
     if not amount.count:
         return "nothing"
-    return f"{say_size(amount.nbytes)} in {say_count(amount.count, 'copy')}"
+    return f"{format_size(amount.nbytes)} in {format_count(amount.count, 'copy')}"
 
 
 def _recomputed(plan: "Plan") -> str:
@@ -195,8 +195,8 @@ def _recomputed(plan: "Plan") -> str:
     nbytes = sum(graph.buffers[b].nbytes for b in {b for task in again for b in task.writes})
     names = ", ".join(task.recomputes for task in again[:MOST_NAMES])
     return (
-        f"{say_count(len(again), 'task')}, {say_seconds(seconds)} more, {say_size(nbytes)} less to"
-        f" keep: {names}{', ...' if len(again) > MOST_NAMES else ''}"
+        f"{format_count(len(again), 'task')}, {format_seconds(seconds)} more, {format_size(nbytes)}"
+        f" less to keep: {names}{', ...' if len(again) > MOST_NAMES else ''}"
     )
 
 
@@ -220,9 +220,9 @@ def _updates(plan: "Plan") -> list[tuple[str, str]]:
     state = {
         b for n in found for b in tasks[n].touches if plan.source.buffers[b].role is Role.STATE
     }
-    size = say_size(sum(plan.source.buffers[b].nbytes for b in state))
-    saved = say_seconds(sum(move.saved for move in found.values()))
-    took = say_seconds(sum(move.seconds for move in found.values()))
+    size = format_size(sum(plan.source.buffers[b].nbytes for b in state))
+    saved = format_seconds(sum(move.saved for move in found.values()))
+    took = format_seconds(sum(move.seconds for move in found.values()))
     return [
         ("updates", f"{len(names)} of {count} on the host, {why}: {size} of state stay there;"),
         ("", f"{took} of the host's time, {saved} less on the links if all of it were streamed"),
@@ -242,9 +242,9 @@ def _collectives(plan: "Plan") -> list[tuple[str, str]]:
     sums = [task for task in plan.graph.tasks if task.lane == RANKS and task.traffic]
     if not sums:
         return []
-    size = say_size(sum(task.traffic for task in sums))
-    rate = say_size(int(plan.costs.ranks))
-    times = say_count(len(sums), "collective")
+    size = format_size(sum(task.traffic for task in sums))
+    rate = format_size(int(plan.costs.ranks))
+    times = format_count(len(sums), "collective")
     return [("ranks", f"{size} of each rank in {times}, taken to be {rate}/s")]
 
 
@@ -285,7 +285,7 @@ def _chosen(plan: "Plan") -> str:
     by = "by an earlier start of this run: " if plan.found.known else ""
     unfit = f" ({failed} did not fit)" if failed else ""
     return (
-        f"{by}the fastest of {say_count(len(tried), 'plan')}{unfit}:"
-        f" {say_count(policy.ahead, 'task')} placed ahead, {policy.drop_ahead} where others are"
+        f"{by}the fastest of {format_count(len(tried), 'plan')}{unfit}:"
+        f" {format_count(policy.ahead, 'task')} placed ahead, {policy.drop_ahead} where others are"
         f" dropped for them, {policy.evict_ahead} where others must go"
     )

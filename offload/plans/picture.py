@@ -27,15 +27,15 @@ from offload.plans.account import (
     ROLES,
     Usage,
     at_home,
+    format_seconds,
+    format_share,
     highest,
     lives,
-    say_seconds,
-    say_share,
     unmoved,
     usage,
 )
 from offload.plans.palette import COLOURS, FREE, INK, MUTED, PHASES, RULE, colour_of, legend_keys
-from offload.sizes import UNITS, say_size
+from offload.sizes import UNITS, format_size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -228,7 +228,7 @@ class _PlanPicture:
         self._boxes(axes, boxes, colours)
         for lane, row in rows.items():
             axes.annotate(
-                f"busy {say_share(self._busy(lane), self._end)}", (1, row + 0.5),
+                f"busy {format_share(self._busy(lane), self._end)}", (1, row + 0.5),
                 xycoords=("axes fraction", "data"), xytext=(6, 0), textcoords="offset points",
                 va="center", fontsize=8, color=INK,
             )  # fmt: skip
@@ -277,7 +277,7 @@ class _PlanPicture:
         axes.axhline(y, color=colour, linewidth=1.2, linestyle=(0, dashes))
         if name:
             axes.annotate(
-                f"{name}\n{say_size(nbytes)}", (1, y), xycoords=("axes fraction", "data"),
+                f"{name}\n{format_size(nbytes)}", (1, y), xycoords=("axes fraction", "data"),
                 xytext=(6, 0), textcoords="offset points", va="center", fontsize=8,
                 color=MUTED if colour == "white" else colour,
             )  # fmt: skip
@@ -315,11 +315,11 @@ class _PlanPicture:
     def _title(self) -> str:
         plan = self._plan
         limits = {budget for budget in plan.budget.values() if budget is not None}
-        limit = f"budget {say_size(max(limits))}" if limits else "no budget"
-        share = say_share(plan.device_bytes, plan.peak_bytes + plan.reserve)
+        limit = f"budget {format_size(max(limits))}" if limits else "no budget"
+        share = format_share(plan.device_bytes, plan.peak_bytes + plan.reserve)
         return (
-            f"{limit}: {say_size(plan.device_bytes)} taken, {share} of a step without offload"
-            f"  ·  {say_seconds(plan.predicted_seconds)} predicted, {plan.bound.lane} binds"
+            f"{limit}: {format_size(plan.device_bytes)} taken, {share} of a step without offload"
+            f"  ·  {format_seconds(plan.predicted_seconds)} predicted, {plan.bound.lane} binds"
         )
 
     # ---- facts -------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from offload.plans.explain import explain, smallest
 from offload.plans.kept_plans import proved_plan
 from offload.plans.reserve import reserve_bytes
 from offload.plans.same_tensors import renamed_as, with_idle
-from offload.sizes import parse_size, say_size
+from offload.sizes import format_size, parse_size
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class PlanningOptions:
     cache: PlanCache | None = None
 
     @classmethod
-    def of(cls, plan: "Plan") -> "PlanningOptions":
+    def from_plan(cls, plan: "Plan") -> "PlanningOptions":
         return cls(**{option.name: getattr(plan, option.name) for option in fields(cls)})
 
 
@@ -81,8 +81,9 @@ class Plan:
 
     def __repr__(self) -> str:
         return (
-            f"<Plan: {len(self.graph.tasks)} tasks, {say_size(self.device_bytes)} of the device,"
-            f" {say_size(self.host_bytes)} of the host, {self.predicted_seconds:.3g} s predicted>"
+            f"<Plan: {len(self.graph.tasks)} tasks, {format_size(self.device_bytes)} of the device,"
+            f" {format_size(self.host_bytes)} of the host, {self.predicted_seconds:.3g} s"
+            " predicted>"
         )
 
     @property
@@ -171,7 +172,7 @@ class Plan:
             and (home := places.get(buffer.tensor)) is not None
             and sizes[buffer.tensor] <= home.nbytes  # a tensor that has grown needs another one
         }
-        options = PlanningOptions.of(self)
+        options = PlanningOptions.from_plan(self)
         try:
             return _planned(options, graph, homes)
         except BudgetTooSmall:
@@ -179,7 +180,7 @@ class Plan:
             if on_host == homes:
                 raise
         moving = sum(place.nbytes for b, place in homes.items() if b not in on_host)
-        note = f"{say_size(moving)} that stay on the device in another step move for this one"
+        note = f"{format_size(moving)} that stay on the device in another step move for this one"
         return _planned(options, graph.with_tasks(graph.tasks, None, note), on_host)
 
 

@@ -18,14 +18,14 @@ from offload.plans.account import (
     Amount,
     Usage,
     at_home,
+    format_seconds,
     lives,
     moved,
-    say_seconds,
     total,
     usage,
     used,
 )
-from offload.sizes import say_size
+from offload.sizes import format_size
 
 if TYPE_CHECKING:
     from offload.plans.plan import Plan
@@ -81,7 +81,7 @@ def _legend(plan: "Plan", device: int, use: Usage) -> list[tuple[str, str]]:
     largest = "; of the workspaces the largest" if Role.WORKSPACE in _with_workspaces(plan) else ""
     return [
         ("all", f"each buffer of the step once{largest}"),
-        ("the peak", f"device {device} when it is fullest: at {say_seconds(moment)}{running}"),
+        ("the peak", f"device {device} when it is fullest: at {format_seconds(moment)}{running}"),
     ]
 
 
@@ -102,8 +102,8 @@ def _fullest(plan: "Plan") -> tuple[int, Usage]:
 
 
 def _cell(amount: Amount | None) -> str:
-    return f"{amount.count:,} {say_size(amount.nbytes):>10}" if amount and amount.count else ""
+    return f"{amount.count:,} {format_size(amount.nbytes):>10}" if amount and amount.count else ""
 
 
 def _size(amount: Amount | None) -> str:
-    return say_size(amount.nbytes) if amount and amount.nbytes else ""
+    return format_size(amount.nbytes) if amount and amount.nbytes else ""

@@ -26,7 +26,7 @@ def is_foreign(file: str) -> bool:
     return file.startswith((TORCH, OURS, OUR_TRAINERS, "<"))
 
 
-def say_frame(frame: FrameType | None, short: bool = False) -> str:
+def format_frame(frame: FrameType | None, short: bool = False) -> str:
     if frame is None:
         return ""
     file = frame.f_code.co_filename

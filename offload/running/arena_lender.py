@@ -18,7 +18,7 @@ import torch
 
 from offload.errors import MemoryTooSmall, StepError
 from offload.memory.arenas import DeviceArena, OutCopies
-from offload.sizes import say_size
+from offload.sizes import format_size
 
 WORTH_KEEPING = 15 / 16
 """An arena is kept for a smaller plan that needs at least this part of it."""
@@ -195,8 +195,8 @@ class ArenaLender:
         """Raise if the arena cannot be replaced, because a step stands aside in its middle."""
         if self._aside is not None:
             raise MemoryTooSmall(
-                f"a step needs {say_size(sum(sizes.values()))} of the device, and the arena has"
-                f" {say_size(self.nbytes)} as long as another step stands aside in its middle:"
+                f"a step needs {format_size(sum(sizes.values()))} of the device, and the arena has"
+                f" {format_size(self.nbytes)} as long as another step stands aside in its middle:"
                 " let that one end first",
                 needed=sum(sizes.values()),
                 left=self.nbytes,

@@ -190,7 +190,7 @@ def _with_line(memgraph: MemGraph, number: int) -> str:
 
 def _add_remark(remarks: Remarks, text: str) -> None:
     """Warn once, and have `explain()` show it too."""
-    if remarks.say(text):
+    if remarks.add(text):
         warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 

@@ -167,7 +167,7 @@ class RunnerMemory:
             self.host = HostArena(on_host, self.stage.device, self.stage.lender.host_dir)
             self.waiting = _waiting_place(self.stage, waiting) if waiting else None
             for note in {self.host.note, self.waiting.note if self.waiting else ""} - {""}:
-                self.plan.remarks.say(note)
+                self.plan.remarks.add(note)
         assert self.host is not None
         if self.arenas is None or self.arenas.lent is not lent:
             self._drop_bindings()
@@ -228,7 +228,7 @@ class RunnerMemory:
         if stage is not self.stage:
             self.stage.lender.leave(self)
         for note in {host.note, waiting.note if waiting else ""} - {""}:
-            plan.remarks.say(note)
+            plan.remarks.add(note)
         self.plan, self.stage, self.alone = plan, stage, alone
         self.current, self.arenas, self.host, self.waiting = found.homes, arenas, host, waiting
         self._steps = {key: _KnownStep(resident_bytes(plan.memgraph), found)}

@@ -28,7 +28,7 @@ from offload.running.arena_lender import ArenaLender, SwapTotals
 from offload.running.drivers.cuda import Cuda
 from offload.running.engine_choice import check_order, driver_for, engine_for, made_engine
 from offload.running.engines.work import Engine, Record, StepWork
-from offload.sizes import say_size
+from offload.sizes import format_size
 
 
 class Stage:
@@ -127,8 +127,8 @@ class Stage:
         if arena is None or not arena.holds(sizes):
             needed, had = sum(sizes.values()), sum(arena.sizes.values()) if arena else 0
             raise MemoryTooSmall(
-                f"a guest needs {say_size(needed)} of the device, and the arena that it would"
-                f" borrow has {say_size(had)}: give it a smaller budget",
+                f"a guest needs {format_size(needed)} of the device, and the arena that it would"
+                f" borrow has {format_size(had)}: give it a smaller budget",
                 needed=needed,
                 left=had,
             )

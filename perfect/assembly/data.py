@@ -21,7 +21,7 @@ from loaders.errors import BackendMissing
 from loaders.order.source_order import samples_per_rank
 from loaders.pipeline import AHEAD, HELD
 from loaders.sources.datasets import cifar10, picture_folder
-from offload.sizes import say_size
+from offload.sizes import format_size
 from perfect.assembly.augmentation import build_augmentation, centre_crop, pictures_after
 from perfect.assembly.own_class import construct, load_class
 from perfect.config.schema import TEXTS, LoaderConfig, RunConfig
@@ -273,8 +273,9 @@ def _small_buffer(config: RunConfig, each: int) -> Iterator[BuildError]:
     if config.loader.buffer_bytes is not None and config.loader.buffer_bytes < least:
         yield BuildError(
             "loader.buffer_bytes",
-            f"{say_size(config.loader.buffer_bytes)} is too small: a batch of {batch} in the buffer"
-            f" and {AHEAD + HELD} under way take {least} bytes; raise it, or lower batch_size",
+            f"{format_size(config.loader.buffer_bytes)} is too small: a batch of {batch} in the"
+            f" buffer and {AHEAD + HELD} under way take {least} bytes; raise it, or lower"
+            " batch_size",
         )
 
 

@@ -17,7 +17,7 @@ from loaders.slots.slab import Slab
 from offload import OffloadError
 from offload.memory.host_memory import memory_left
 from offload.memory.room import check_room
-from offload.sizes import say_count, say_size
+from offload.sizes import format_count, format_size
 from perfect.assembly import (
     berth_alone,
     build_data,
@@ -164,23 +164,23 @@ def _memory(config: RunConfig, loader: ReuseLoader, batch: int) -> Iterator[str]
     most = max(phase.reuse for phase in config.phases)
     kept = buffered_batches(loader.mode, most, loader.buffer_batches)
     whole = sample * min(batch * kept, len(loader.dataset))
-    batches = f"({say_count(kept, 'batch')} of at most {batch})"
+    batches = f"({format_count(kept, 'batch')} of at most {batch})"
     if in_memory(loader):
         yield f"buffer 0 B {batches}: the data set is in memory already"
     elif limit is None:
-        yield f"buffer {say_size(whole)} {batches}"
+        yield f"buffer {format_size(whole)} {batches}"
     else:
         yield (
-            f"buffer {say_size(min(whole, limit))} or less {batches}; with the batches under way at"
-            f" most {say_size(limit)}"
+            f"buffer {format_size(min(whole, limit))} or less {batches}; with the batches under way"
+            f" at most {format_size(limit)}"
         )
     if config.loader.cache is not None and config.loader.cache_bytes is not None:
         limit, needed = config.loader.cache_bytes, sample * len(loader.dataset)
         where = config.loader.cache_dir or "RAM"
         share = f"{min(1.0, limit / needed):.0%}" if needed else "all"
         yield (
-            f"decoded cache in {where}: at most {say_size(limit)}, about {share} of the"
-            f" {say_size(needed)} that all training samples take"
+            f"decoded cache in {where}: at most {format_size(limit)}, about {share} of the"
+            f" {format_size(needed)} that all training samples take"
         )
 
 
@@ -216,6 +216,6 @@ def _measured(config: RunConfig, out: Path) -> dict[str, Any]:
 def _time(config: RunConfig, out: Path, steps: int) -> str:
     if run := _measured(config, out):
         seconds = run["wall_seconds"] / run["steps"] * steps
-        of = f"as measured over {say_count(run['steps'], 'step')} in {out}"
+        of = f"as measured over {format_count(run['steps'], 'step')} in {out}"
         return f"time about {duration(seconds)}, {of}"
     return f"time unknown: no step has run in {out} yet"

@@ -6,7 +6,7 @@ from pathlib import Path
 import lightning as L
 
 from loaders import ReuseLoader
-from offload.sizes import say_size
+from offload.sizes import format_size
 from perfect.assembly import check_node
 from perfect.config.elastic_schema import ElasticConfig, parse_bandwidth
 from perfect.config.schema import RunConfig
@@ -51,13 +51,13 @@ def _memory(config: RunConfig, module: L.LightningModule, trained: int) -> str:
     sums = trained * (8 if config.elastic and config.elastic.sum == "fast" else 4 + 8 + 8)
     if config.offload is not None:  # Plans add up elsewhere, and read the totals from there.
         sums += trained * 8
-    said = f"a peer holds weights {say_size(weights)}, sums {say_size(sums)}"
+    said = f"a peer holds weights {format_size(weights)}, sums {format_size(sums)}"
     if config.model.class_path is not None:
         return f"{said}, and what your optimizer keeps"
     # AdamW keeps two numbers of each weight, SGD with momentum one.
     kept = 2 if config.optimizer.name == "adamw" else int(config.optimizer.momentum > 0)
     state = 4 * trained * kept
-    return f"{said}, optimizer {say_size(state)}: {say_size(weights + sums + state)} in all"
+    return f"{said}, optimizer {format_size(state)}: {format_size(weights + sums + state)} in all"
 
 
 def _prediction(config: RunConfig, given: ElasticConfig, trained: int, out: Path) -> Iterator[str]:

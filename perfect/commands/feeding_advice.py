@@ -10,7 +10,7 @@ would decode, and which of them this machine has room for.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from offload.sizes import say_size
+from offload.sizes import format_size
 
 IDLE = 0.05
 """A run that waits for less of its time than this is not made faster by fewer decodes."""
@@ -77,8 +77,8 @@ def feeding_lines(run: Feeding) -> Iterator[str]:
     now = decodes_with_cache(reuse, here)
     yield (
         f"decodes: {count(plain)} without reuse or cache, {count(reuse)} with this reuse alone,"
-        f" {count(min(1.0, plain))} with a cache or a converted file of all {say_size(run.whole)};"
-        f" this run {count(now)}"
+        f" {count(min(1.0, plain))} with a cache or a converted file of all"
+        f" {format_size(run.whole)}; this run {count(now)}"
     )
     yield f"advice: {_advice(run, now)}"
 
@@ -94,21 +94,21 @@ def _advice(run: Feeding, now: float) -> str:
     if run.whole <= run.memory:
         return (
             f"loader.cache: ram with cache_bytes: {run.whole} would decode every sample once, in"
-            f" {say_size(run.whole)} of the {say_size(run.memory)} of memory that are free"
+            f" {format_size(run.whole)} of the {format_size(run.memory)} of memory that are free"
         )
     held = run.share(run.memory)
     on_disk = (
-        f"; on disk, where {say_size(run.disk)} are free, a cache or a converted file holds all of"
-        " it, decodes every sample once and reads it at every pass"
+        f"; on disk, where {format_size(run.disk)} are free, a cache or a converted file holds all"
+        " of it, decodes every sample once and reads it at every pass"
         if run.whole <= run.disk
         else ""
     )
-    too_large = f"the decoded samples take {say_size(run.whole)}, free memory holds {held:.0%}"
+    too_large = f"the decoded samples take {format_size(run.whole)}, free memory holds {held:.0%}"
     even = even_share(run.phases)
     if not even:
         return f"{too_large}: reuse in the first phase decodes less and needs no such room{on_disk}"
     verdict = "decodes less" if held > even else "decodes more"
     return (
         f"{too_large}: a cache in it {verdict} than this reuse, which a cache equals at {even:.0%}"
-        f" ({say_size(round(even * run.whole))}); both together decode least{on_disk}"
+        f" ({format_size(round(even * run.whole))}); both together decode least{on_disk}"
     )

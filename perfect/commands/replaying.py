@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from offload.sizes import say_count
+from offload.sizes import format_count
 from perfect.assembly import (
     Berth,
     berth_in_replay,
@@ -57,7 +57,7 @@ def replay(runs: Sequence[Path], console: Console, *, trust: bool = False) -> st
     }
     with tempfile.TemporaryDirectory(prefix="perfect-replay-") as scratch:
         module, ended = _train(config, berth_in_replay(console, strategy), Path(scratch))
-    said = f"equal: {say_count(strategy.replayed.compared, 'step')}"
+    said = f"equal: {format_count(strategy.replayed.compared, 'step')}"
     if not ended or not finals:
         return said
     for final, theirs in finals.items():

@@ -39,7 +39,7 @@ from perfect.runs.swarm_figures import swarm_table
 from trainers.atomic_checkpoint import written
 from trainers.elastic.errors import ElasticError, Expelled
 from trainers.fleet.jobs.leaving import JobLeft
-from trainers.folder_lock import held
+from trainers.folder_lock import hold_folder
 from trainers.read_checkpoint import CheckpointRefused, going_on_from
 
 log = logging.getLogger(__name__)
@@ -193,7 +193,7 @@ def _hold_folder(folder: RunFolder, stack: ExitStack) -> None:
     folder.path.mkdir(parents=True, exist_ok=True)
     if getattr(rank_zero_only, "rank", 0):
         return
-    if not stack.enter_context(held(folder.path)):
+    if not stack.enter_context(hold_folder(folder.path)):
         raise FolderError(
             f"another process trains in {folder.path}: wait for its end, end it with Ctrl-C, or"
             " give another --out"

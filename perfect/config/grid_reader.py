@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from offload.sizes import say_count
+from offload.sizes import format_count
 from perfect.config.conflicts import value_at
 from perfect.config.grid import (
     Axis,
@@ -246,7 +246,7 @@ class _Reading:
         if fleet.stop is not None and lengths and fleet.stop.first >= min(lengths):
             why = (
                 f"is {fleet.stop.first}, but the shortest job has"
-                f" {say_count(min(lengths), 'step')}, so it would never be judged: lower it"
+                f" {format_count(min(lengths), 'step')}, so it would never be judged: lower it"
             )
             self._add([(("fleet", "stop", "first"), why)])
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from offload.sizes import say_count, say_size
+from offload.sizes import format_count, format_size
 from perfect.config.grid import Grid, Point
 from perfect.config.schema import RunConfig, dump_config
 from perfect.errors import BuildError
@@ -38,7 +38,7 @@ def check_grid(grid: Grid, console: Console) -> int:
     with tempfile.TemporaryDirectory(prefix="perfect-check-") as folder:
         firsts = [group[0] for group in alike]
         fleet = build_fleet(grid, Path(folder), lambda state, _: states.append(state), firsts)
-        log.info("planning %s", say_count(len(firsts), "job"))
+        log.info("planning %s", format_count(len(firsts), "job"))
         try:
             plans = {plan.job: plan for plan in fleet.plan()}
         finally:
@@ -105,7 +105,7 @@ def _table(jobs: Mapping[str, JobState]) -> Table:
             job.name,
             f"{job.step + job.left:,}" if job.left else DASH,
             brief(job.step_seconds) if job.step_seconds else DASH,
-            DASH if memory is None else say_size(memory.host_bytes),
+            DASH if memory is None else format_size(memory.host_bytes),
             job.plan.about or job.why or job.phase.replace("_", " "),
         ]
         table.add_row(*map(Text, cells))
@@ -119,6 +119,6 @@ def _check_first(grid: Grid, jobs: Mapping[str, JobState]) -> None:
     if stop is not None and lengths and stop.first >= min(lengths):
         raise BuildError(
             "fleet.stop.first",
-            f"is {stop.first}, but the shortest job has {say_count(min(lengths), 'step')}, so it"
+            f"is {stop.first}, but the shortest job has {format_count(min(lengths), 'step')}, so it"
             " would never be judged: lower it",
         )

@@ -38,7 +38,7 @@ from perfect.grids.grid_results import (
     widen,
 )
 from perfect.report.fleet_page import write_fleet_page
-from perfect.runs.kept_runs import held
+from perfect.runs.kept_runs import hold_folder
 from trainers.fleet import Fleet
 from trainers.fleet.deciding.events import Event
 from trainers.fleet.deciding.fleet_state import FleetState
@@ -91,7 +91,7 @@ def run_grid(grid: Grid, out: Path, console: Console) -> int:
     folder = GridFolder(out)
     folder.open(grid)
     is_quiet = not log.isEnabledFor(logging.WARNING)  # perfect-train -q
-    with held(out), ExitStack() as stack:
+    with hold_folder(out), ExitStack() as stack:
         timeline = Timeline(folder.timeline)
         shown = Console(quiet=True, force_terminal=False) if is_quiet else console
         board = Board(shown, grid.fleet.metric)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from perfect.errors import FolderError
-from trainers.folder_lock import held
+from trainers.folder_lock import hold_folder
 
 KINDS = ("config.yaml", "grid.yaml")
 """One of these makes a folder that of a run, or of a grid."""
@@ -22,7 +22,7 @@ def is_kept(folder: Path) -> bool:
 
 def is_held(folder: Path) -> bool:
     """Whether a process trains in this folder now."""
-    with held(folder) as free:
+    with hold_folder(folder) as free:
         return not free
 
 

@@ -26,7 +26,7 @@ from perfect.grids import grid_run
 from perfect.grids.grid_fleet import fit_of
 from perfect.runs.kept_runs import put_aside
 from trainers.fleet import Fleet, Halving
-from trainers.folder_lock import held
+from trainers.folder_lock import hold_folder
 
 pytestmark = pytest.mark.cold
 
@@ -161,7 +161,7 @@ def test_resume_refuses_to_begin_and_fresh_renames_what_is_there(
         _, folder = train(recipe)
     assert re.search("test set.*━", capfd.readouterr().err), "the test set has a bar"
     before = (folder / "run.json").read_bytes()
-    with held(folder):
+    with hold_folder(folder):
         assert train(recipe, "--fresh")[0] == 2
         assert "a process trains in" in capfd.readouterr().err
     assert train(recipe, "--fresh")[0] == 0
@@ -184,7 +184,7 @@ def test_resume_refuses_to_begin_and_fresh_renames_what_is_there(
     assert list_runs.main(["rm", str(root)]) == 2
     assert "holds no run" in capfd.readouterr().err
     assert list_runs.main(["rm", str(root / "copy")]) == 2  # nobody can answer here
-    with held(root / "copy"):
+    with hold_folder(root / "copy"):
         assert list_runs.main(["rm", "--yes", str(root / "copy")]) == 2
     assert list_runs.main(["rm", "--yes", *[str(root / "copy")] * 2]) == 0  # named twice
     assert not (root / "copy").exists() and folder.exists()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainers.folder_lock import held
+from trainers.folder_lock import hold_folder
 
 Train = Callable[..., tuple[int, Path]]
 Recipe = dict[str, Any]
@@ -34,7 +34,7 @@ def test_a_folder_in_which_another_process_trains_is_refused(
     train: Train, recipe: Recipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "run").mkdir()
-    with held(tmp_path / "run"):
+    with hold_folder(tmp_path / "run"):
         code, folder = train(recipe)
     assert code == 2
     assert f"another process trains in {folder}: wait for its end" in capfd.readouterr().err

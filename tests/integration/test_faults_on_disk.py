@@ -34,7 +34,7 @@ from trainers.fleet import Fleet, FleetError
 from trainers.fleet.deciding.events import Added
 from trainers.fleet.keeping.journal import Journal
 from trainers.fleet.search.asked_trials import AskedTrials
-from trainers.folder_lock import held
+from trainers.folder_lock import hold_folder
 from trainers.record_file import whole_lines
 
 ERA = Era("x", 1)
@@ -355,7 +355,7 @@ def test_a_journal_that_is_torn_at_any_byte_is_cut_and_written_further(tmp_path:
 def test_a_fork_does_not_hold_the_folder_of_its_parent(tmp_path: Path) -> None:
     """A loader's worker may outlive a run that was killed, which is begun again at once."""
     (begun, begin), (over, end) = os.pipe(), os.pipe()
-    with held(tmp_path) as free:
+    with hold_folder(tmp_path) as free:
         assert free and is_held(tmp_path)
         if not (child := os.fork()):
             os.write(begin, b"x")

@@ -55,10 +55,10 @@ HOLDER = """
 import sys
 from pathlib import Path
 from trainers.fleet.keeping.journal import LOCK
-from trainers.folder_lock import held
+from trainers.folder_lock import hold_folder
 lock = Path(sys.argv[1], LOCK)
 lock.touch()
-with held(lock):
+with hold_folder(lock):
     print("taken", flush=True)
     sys.stdin.read()
 """

@@ -66,7 +66,7 @@ IN_A_FIT = {
 """Of a fit of two batches, at the end of the second."""
 OUTSIDE: dict[str, Callable[[], bool]] = {
     "DeviceHolder": lambda: issubclass(L.LightningModule, s.DeviceHolder),
-    "say_device": lambda: _said_device() == torch.device("meta"),
+    "set_module_device": lambda: _module_device() == torch.device("meta"),
     "begin_with_checkpoint": lambda: _begun_with_checkpoint() == 3,
     "ddp_arguments": lambda: (
         s.ddp_arguments(DDPStrategy(static_graph=True)) == {"static_graph": True}
@@ -80,9 +80,9 @@ OUTSIDE: dict[str, Callable[[], bool]] = {
 }
 
 
-def _said_device() -> torch.device:
+def _module_device() -> torch.device:
     module = BoringModel()
-    s.say_device(module, torch.device("meta"))
+    s.set_module_device(module, torch.device("meta"))
     assert module.layer.weight.device.type == "cpu"
     return module.device
 

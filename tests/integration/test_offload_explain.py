@@ -16,11 +16,11 @@ from offload.planning.wanted import peak_bytes
 from offload.plans.account import (
     at_home,
     dropped,
+    format_seconds,
+    format_share,
     highest,
     lives,
     moved,
-    say_seconds,
-    say_share,
     total,
     unmoved,
     usage,
@@ -28,7 +28,7 @@ from offload.plans.account import (
 from offload.plans.explain import WIDTH, explain
 from offload.plans.plan import Plan, plan
 from offload.plans.role_table import aligned
-from offload.sizes import say_size
+from offload.sizes import format_size
 
 KIB = 1024
 
@@ -134,7 +134,7 @@ def test_the_bytes_of_each_role_are_those_of_its_buffers_and_of_its_copies() -> 
             for node in made.memgraph.nodes:
                 if node.kind == kind and buffers[node.buffer].role is role:
                     nbytes += node.nbytes
-            assert row(text, name)[column] == (say_size(nbytes) if nbytes else "")
+            assert row(text, name)[column] == (format_size(nbytes) if nbytes else "")
         count = sum(buffer.role is role for buffer in made.source.buffers)
         assert row(text, name)["all"].startswith(f"{count} ")
 
@@ -153,10 +153,10 @@ def test_the_budget_and_the_share_of_the_peak_are_said() -> None:
     budget = made.budget[0]
     assert budget is not None
     text = made.explain()
-    assert f"budget {say_size(budget)}" in line(text, "device")
+    assert f"budget {format_size(budget)}" in line(text, "device")
     share = round(100 * made.device_bytes / peak_bytes(graph, 0))
-    assert f"{share} % of the {say_size(peak_bytes(graph, 0))}" in line(text, "device")
-    assert line(text, "host") == f"host        {say_size(made.host_bytes)}, host_budget 64.0 MiB"
+    assert f"{share} % of the {format_size(peak_bytes(graph, 0))}" in line(text, "device")
+    assert line(text, "host") == f"host        {format_size(made.host_bytes)}, host_budget 64.0 MiB"
 
 
 def test_the_smallest_budget_is_the_one_that_a_refusal_names() -> None:
@@ -167,7 +167,7 @@ def test_the_smallest_budget_is_the_one_that_a_refusal_names() -> None:
     with pytest.raises(BudgetTooSmall) as refused:
         plan(graph, 1, placement="copy")
     said = line(planned(graph).explain(), "at least")
-    assert say_size(refused.value.needed) in said
+    assert format_size(refused.value.needed) in said
     assert refused.value.task in said
 
 
@@ -193,10 +193,10 @@ def test_the_predicted_seconds_stand_beside_the_bound_and_the_resident_step() ->
     made = planned(layers(), 0.4, costs=Costs(h2d=1e7, d2h=1e7))
     text = made.explain()
     ratio = made.predicted_seconds / made.resident_seconds
-    assert f"{say_seconds(made.predicted_seconds)} predicted: {ratio:.2f}x" in line(text, "step")
+    assert f"{format_seconds(made.predicted_seconds)} predicted: {ratio:.2f}x" in line(text, "step")
     assert f"{made.bound.lane} binds" in line(text, "bound")
     for lane, seconds in made.simulation.busy.items():
-        share = say_share(seconds, made.predicted_seconds)
+        share = format_share(seconds, made.predicted_seconds)
         assert f"{lane} {share}" in line(text, "busy")
 
 
@@ -293,11 +293,11 @@ def test_a_curve_with_more_moments_than_columns_keeps_its_peak() -> None:
     ],
 )
 def test_seconds_are_said_in_the_unit_that_fits(seconds: float, said: str) -> None:
-    assert say_seconds(seconds) == said
+    assert format_seconds(seconds) == said
 
 
 def test_a_share_that_is_not_nothing_is_not_said_to_be_nothing() -> None:
-    assert say_share(1, 1000) == "<1 %"
-    assert say_share(0, 1000) == "0 %"
-    assert say_share(600, 1000) == "60 %"
-    assert say_share(1, 0) == "0 %"
+    assert format_share(1, 1000) == "<1 %"
+    assert format_share(0, 1000) == "0 %"
+    assert format_share(600, 1000) == "60 %"
+    assert format_share(1, 0) == "0 %"

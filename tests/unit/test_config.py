@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from offload.sizes import parse_size, say_count, say_size
+from offload.sizes import format_count, format_size, parse_size
 from perfect.config.grid_reader import read_recipe
 from perfect.config.schema import RunConfig, dump_config
 from perfect.config.yaml_reader import read_config
@@ -191,7 +191,7 @@ def test_a_configuration_with_a_cache_is_the_same_again_when_it_is_written_out(
 
 
 def test_sizes_are_said_in_the_largest_unit_that_they_fill() -> None:
-    said = [say_size(n) for n in (0, 1023, 1024, 154 << 20, 3 << 29, 5 << 40, 5 << 50)]
+    said = [format_size(n) for n in (0, 1023, 1024, 154 << 20, 3 << 29, 5 << 40, 5 << 50)]
     assert said == ["0 B", "1023 B", "1.0 KiB", "154.0 MiB", "1.5 GiB", "5.0 TiB", "5120.0 TiB"]
 
 
@@ -276,7 +276,7 @@ if __name__ == "__main__":
 
 def test_a_number_agrees_with_its_noun() -> None:
     nouns = ("task", "copy", "batch", "pass")
-    assert [say_count(1, noun) for noun in nouns] == ["1 task", "1 copy", "1 batch", "1 pass"]
-    assert [say_count(2000, noun) for noun in nouns] == [
+    assert [format_count(1, noun) for noun in nouns] == ["1 task", "1 copy", "1 batch", "1 pass"]
+    assert [format_count(2000, noun) for noun in nouns] == [
         "2,000 tasks", "2,000 copies", "2,000 batches", "2,000 passes"
     ]  # fmt: skip

@@ -196,7 +196,7 @@ def test_a_remark_is_shown_once(monkeypatch: pytest.MonkeyPatch) -> None:
     left = DeviceLeft(CUDA, free=GIB, total=GIB)
     monkeypatch.setattr(room, "device_left", lambda device: left)
     monkeypatch.setattr(room, "give_cached_back", lambda device: None)
-    assert [found.remarks.say("could not be page-locked") for _ in range(2)] == [True, False]
+    assert [found.remarks.add("could not be page-locked") for _ in range(2)] == [True, False]
     assert found.explain().count("could not be page-locked") == 1
     with pytest.raises(MemoryTooSmall):
         room.check_room(found, {0: 2 * GIB})

@@ -64,7 +64,7 @@ def test_a_graph_stays_as_it_is_while_its_builder_and_its_lists_grow() -> None:
 
 def test_the_newest_remark_comes_first_and_none_twice() -> None:
     remarks = Remarks()
-    assert [remarks.say(text) for text in ("one", "two", "one")] == [True, True, False]
+    assert [remarks.add(text) for text in ("one", "two", "one")] == [True, True, False]
     assert [*remarks] == ["two", "one"]
 
 
@@ -86,5 +86,5 @@ def test_a_run_adds_to_the_remarks_of_its_plan_and_to_nothing_else(
 def test_two_plans_of_one_graph_have_remarks_of_their_own() -> None:
     graph = built().graph()
     one, other = plan(graph, placement="copy"), plan(graph, placement="copy")
-    one.remarks.say("of the first")
+    one.remarks.add("of the first")
     assert not [*other.remarks] and not [*one.replan(graph).remarks]

@@ -16,7 +16,7 @@ from offload.graph.taskgraph import HOST, Role, TaskGraph
 from offload.live.tape_kernel import TapeKernel
 from offload.lowering.host_updates import host_updates, moves
 from offload.program.kernels import Call, Value
-from offload.sizes import say_size
+from offload.sizes import format_size
 
 MIB = 1 << 20
 
@@ -121,7 +121,7 @@ def test_an_update_on_the_host_needs_no_room_on_the_device() -> None:
     assert least(graph, optimizer="auto") == least(graph, optimizer="host")
     assert "host" in lanes(offload.plan(graph, 3 * MIB, optimizer="auto").graph).values()
     resident = offload.plan(graph, optimizer="auto").explain()
-    assert f"at least    {say_size(least(graph, optimizer='auto'))}" in resident
+    assert f"at least    {format_size(least(graph, optimizer='auto'))}" in resident
 
 
 def test_auto_plans_both_and_keeps_the_faster() -> None:

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torchmetrics import Metric
 
 from offload.torch_seams import pytree
-from trainers.lightning_seams import DeviceHolder, results, say_device
+from trainers.lightning_seams import DeviceHolder, results, set_module_device
 
 STEP = "step"
 """The optimizer's step counter. Torch wants it on the CPU unless its kernels are fused."""
@@ -35,7 +35,7 @@ def set_device(module: torch.nn.Module, device: torch.device) -> None:
     """Set `self.device` of the module and its parts, and move metrics to that device."""
     for part in module.modules():
         if isinstance(part, DeviceHolder):
-            say_device(part, device)
+            set_module_device(part, device)
         if isinstance(part, Metric):
             part.to(device)
 

@@ -113,7 +113,7 @@ class PendingMoves:
             move = self._pop()
             with (
                 session.watch_device(here),
-                session.interrupt.held(),
+                session.interrupt.delay(),
                 self._report_failure(move),
             ):
                 move.done.set_result(self._make(move, session.live, here, relocate))

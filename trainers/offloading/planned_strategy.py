@@ -31,7 +31,7 @@ from offload.live.core import why_no_core
 from offload.memory.file_memory import checked_folder
 from offload.running.drivers.device_loss import device_lost
 from offload.running.runner_memory import Migration
-from offload.sizes import say_size
+from offload.sizes import format_size
 from trainers.lightning_seams import is_accumulating
 from trainers.offloading.devices import (
     drop_results,
@@ -372,7 +372,7 @@ class PlannedStrategy(Strategy):
         moved = Migration(sum(t.nbytes for t in tensors), monotonic() - begun, "by the host")
         self._run.remark = (
             f"moved here from {old.name} before step {self._run.module.trainer.global_step}:"
-            f" {say_size(moved.nbytes)} in {moved.seconds:.2f} s"
+            f" {format_size(moved.nbytes)} in {moved.seconds:.2f} s"
         )
         log.info("the run %s", self._run.remark)
         if old.name != new.name:

@@ -22,7 +22,7 @@ class DelayedInterrupt:
         self._waits = False
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def delay(self) -> Iterator[None]:
         """Note a Ctrl-C in this block instead of raising it. Only the main thread gets signals."""
         before = signal.getsignal(signal.SIGINT)
         main = threading.current_thread() is threading.main_thread()

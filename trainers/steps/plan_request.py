@@ -11,7 +11,7 @@ from lightning.pytorch.plugins.precision import Precision
 import offload
 from offload import BudgetTooSmall, CaptureError, OffloadError, Plan, PlanCache, TaskGraph
 from offload.plans.plan import fullest, reserve_of
-from offload.sizes import is_share, parse_share, parse_size, say_size
+from offload.sizes import format_size, is_share, parse_share, parse_size
 from trainers.steps.target import ENGINES, ON_CPU, Target
 
 RECOMPUTE = ("auto", "never")
@@ -80,7 +80,7 @@ class PlanRequest:
             budget = parse_size(budget) - reserved
             if budget <= 0:
                 raise OffloadError(
-                    f"budget={self.budget!r} is used up by {say_size(reserved)} that are"
+                    f"budget={self.budget!r} is used up by {format_size(reserved)} that are"
                     " reserved for requests of high priority: give a larger budget, or them less"
                 )
         try:
@@ -99,13 +99,13 @@ class PlanRequest:
             why = ""
             if reserved:
                 why += (
-                    f". This budget is budget={self.budget!r} without the {say_size(reserved)} that"
-                    " are reserved for requests of high priority, and those come on top"
+                    f". This budget is budget={self.budget!r} without the {format_size(reserved)}"
+                    " that are reserved for requests of high priority, and those come on top"
                 )
             if whole_bytes:
                 needed = error.needed + reserved - reserve_of(graph)
                 why += (
-                    f". {self.budget} is a share of the {say_size(whole_bytes)} that this step"
+                    f". {self.budget} is a share of the {format_size(whole_bytes)} that this step"
                     f" needs without offloading: give {math.ceil(100 * needed / whole_bytes)}%"
                 )
             if not why:

@@ -48,7 +48,7 @@ class StepPlanner:
 
     def added(self, key: Hashable, plan: Plan) -> None:
         if self._remark:
-            plan.remarks.say(self._remark)
+            plan.remarks.add(self._remark)
         if self._part not in EVALUATIONS:
             self._counted.add(key)
             self._meter.add(key, plan, _shapes(self._inputs), self._part)

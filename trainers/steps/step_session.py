@@ -126,7 +126,7 @@ class StepSession:
         assert self.live is not None
         self._restorable = [(tensor, tensor.clone()) for tensor in restorable]
         self.live.begin(name)
-        self._step.enter_context(self.interrupt.held())
+        self._step.enter_context(self.interrupt.delay())
         self.is_in_step = True
 
     def end(self, keeps: Collection[torch.Tensor] | None = None) -> None:

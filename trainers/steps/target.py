@@ -24,7 +24,7 @@ from offload.memory.host_memory import memory_left
 from offload.program.kernels import CPU
 from offload.running.drivers.cuda import check_cuda
 from offload.running.stage import Stage
-from offload.sizes import say_size
+from offload.sizes import format_size
 
 ENGINES = ("auto", "threads", "cuda", "cudagraph")
 OF_CUDA = ("cuda", "cudagraph")
@@ -69,9 +69,9 @@ class Target:
         needed, left = plan.device_bytes, self.free_bytes()
         if needed > left:
             raise MemoryTooSmall(
-                f"{say_size(needed)} of {self.name} are needed to move there, but only"
-                f" {say_size(left)} are left. Nothing has moved: give a smaller budget, or end what"
-                " else uses memory",
+                f"{format_size(needed)} of {self.name} are needed to move there, but only"
+                f" {format_size(left)} are left. Nothing has moved: give a smaller budget, or end"
+                " what else uses memory",
                 needed=needed,
                 left=left,
             )

@@ -51,7 +51,7 @@ class GroupChoice:
             else f"lanes run {self.size(lanes)} at a time from now on; predicted for a lane {told}"
         )
         for plan in plans:
-            plan.remarks.say(text)
+            plan.remarks.add(text)
 
 
 def _why_alone(plans: Sequence[Plan]) -> str:

@@ -11,7 +11,7 @@ the first one never waits for a job that passed it.
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from offload.sizes import say_size
+from offload.sizes import format_size
 from trainers.fleet.deciding.events import JobMemory
 from trainers.fleet.deciding.fleet_state import FleetSettings, FleetState, JobState
 
@@ -61,15 +61,15 @@ def why_it_never_fits(memory: JobMemory, settings: FleetSettings) -> str:
     need = host_bytes(alone, settings.devices)
     if settings.host_bytes and need > settings.host_bytes:
         return (
-            f"it needs {say_size(need)} of the host's memory, and all jobs together may take"
-            f" {say_size(settings.host_bytes)}: raise host_budget, or make the job smaller"
+            f"it needs {format_size(need)} of the host's memory, and all jobs together may take"
+            f" {format_size(settings.host_bytes)}: raise host_budget, or make the job smaller"
         )
     own = device_bytes(alone, 0, settings)
     if settings.device_bytes and memory.device_bytes and own > settings.device_bytes:
         return (
-            f"it keeps {say_size(memory.device_bytes)} on its device beside an arena of"
-            f" {say_size(settings.arena_bytes)}, and the device has"
-            f" {say_size(settings.device_bytes)}: lower budget, or offload this job"
+            f"it keeps {format_size(memory.device_bytes)} on its device beside an arena of"
+            f" {format_size(settings.arena_bytes)}, and the device has"
+            f" {format_size(settings.device_bytes)}: lower budget, or offload this job"
         )
     return ""
 
@@ -177,11 +177,12 @@ def _place(job: JobState) -> int:
 
 
 def _describe_lack(what: str, need: int, taken: int, size: int, names: Collection[str]) -> str:
-    left = f"{say_size(max(0, size - taken))} of {say_size(size)} left"
+    left = f"{format_size(max(0, size - taken))} of {format_size(size)} left"
     if not names:
-        return f"{what}: {say_size(need)} needed, {left}"
+        return f"{what}: {format_size(need)} needed, {left}"
     verb = "holds" if len(names) == 1 else "hold"
-    return f"{what}: {say_size(need)} needed, {left}, {_join_names(names)} {verb} {say_size(taken)}"
+    holders = f"{_join_names(names)} {verb} {format_size(taken)}"
+    return f"{what}: {format_size(need)} needed, {left}, {holders}"
 
 
 def _join_names(names: Collection[str]) -> str:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from offload.sizes import say_count
+from offload.sizes import format_count
 from trainers.fleet.deciding.fleet_error import FleetError
 
 NOTHING: Mapping[str, float] = MappingProxyType({})
@@ -23,7 +23,7 @@ def deal(
     """Return the jobs of each node, its longest first. `work`: of each job, in any unit. `speeds`:
     the work that each node does in a unit of time. `loads`: the work that nodes have already."""
     if not speeds:
-        raise FleetError(f"there is no node for {say_count(len(work), 'job')}: start one")
+        raise FleetError(f"there is no node for {format_count(len(work), 'job')}: start one")
     for job, amount in work.items():
         if not 0 <= amount < math.inf:
             raise FleetError(f"job {job} was given work={amount!r}: give a number of 0 or more")

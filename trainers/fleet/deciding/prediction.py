@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush, heapreplace
 
-from offload.sizes import say_count, say_size
+from offload.sizes import format_count, format_size
 from trainers.fleet.deciding.admission import HeldMemory, host_bytes, why_it_never_fits
 from trainers.fleet.deciding.decide import decide
 from trainers.fleet.deciding.events import (
@@ -87,16 +87,18 @@ class Prediction:
             ("this fleet", self.ends.fleet, self._cost()),
             ("bound", self.ends.bound, self.binds),
         ]
-        lines = [f"{say_count(self.jobs, 'job')} on {say_count(self.devices, 'device')}"]
+        lines = [f"{format_count(self.jobs, 'job')} on {format_count(self.devices, 'device')}"]
         lines += [f"  {what:<34}{_duration(s):>9}  {more}".rstrip() for what, s, more in rows]
         return "\n".join((*lines, self._memory(), *self._remarks()))
 
     def _memory(self) -> str:
-        room = f"of {say_size(self.host_room)}" if self.host_room else ""
-        return f"  {'host memory, all jobs at once':<34}{say_size(self.host):>9}  {room}".rstrip()
+        room = f"of {format_size(self.host_room)}" if self.host_room else ""
+        return (
+            f"  {'host memory, all jobs at once':<34}{format_size(self.host):>9}  {room}".rstrip()
+        )
 
     def _cost(self) -> str:
-        costs = [say_count(self.moves, "move")] if self.devices > 1 else []
+        costs = [format_count(self.moves, "move")] if self.devices > 1 else []
         if self.swaps > 0:
             costs.append(f"{_duration(self.swaps)} of swaps")
         if self.hidden >= 0.1:
@@ -189,7 +191,7 @@ def _explain_bound(
     if longest >= bound:
         job = max(plans, key=_seconds).job
         return f"job {job}: its steps follow each other"
-    return f"all jobs together, on {say_count(devices, 'device')}"
+    return f"all jobs together, on {format_count(devices, 'device')}"
 
 
 def _end_in_order(seconds: Sequence[float], devices: int) -> float:

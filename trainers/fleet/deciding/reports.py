@@ -7,7 +7,7 @@ restarted from an older checkpoint, keeps the value that it reported first.
 import math
 from dataclasses import replace
 
-from offload.sizes import say_count
+from offload.sizes import format_count
 from trainers.fleet.deciding.admission import why_it_never_fits
 from trainers.fleet.deciding.awaiting import stop_waiting_for
 from trainers.fleet.deciding.events import (
@@ -310,7 +310,7 @@ def _restart(state: FleetState) -> FleetState:
         if job.ended:
             continue
         if job.alive:
-            done = f"starts again; it had done {say_count(job.step, 'step')}"
+            done = f"starts again; it had done {format_count(job.step, 'step')}"
             jobs.append(_park(job, done if job.step else ""))
         else:
             jobs.append(_depart(state, job))

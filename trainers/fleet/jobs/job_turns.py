@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 from offload import Plan, Runner
 from offload.memory.host_needs import swap_seconds
-from offload.sizes import say_size
+from offload.sizes import format_size
 from trainers.fleet.deciding.events import (
     Event,
     JobMemory,
@@ -261,5 +261,5 @@ class JobTurns:
 
 
 def _plan_line(plan: Plan) -> str:
-    device, host = say_size(plan.device_bytes), say_size(plan.host_bytes)
+    device, host = format_size(plan.device_bytes), format_size(plan.host_bytes)
     return f"{device} of the device, {host} of the host, {plan.predicted_seconds:.3g} s a step"

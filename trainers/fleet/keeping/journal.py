@@ -19,7 +19,7 @@ from typing import Any, get_args
 from trainers.fleet.deciding.events import Departed, Event, Planned, StepTimes, TimeChecked
 from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.deciding.fleet_state import FleetSettings
-from trainers.folder_lock import held
+from trainers.folder_lock import hold_folder
 from trainers.plain_values import typed, with_defaults
 from trainers.record_file import RecordFile, read_records
 
@@ -72,7 +72,7 @@ class Journal:
         """Lock the folder for this process."""
         lock.parent.mkdir(parents=True, exist_ok=True)
         lock.touch()
-        if not self._held.enter_context(held(lock)):
+        if not self._held.enter_context(hold_folder(lock)):
             raise FleetError(
                 f"another process runs the fleet of {lock.parent}, or another Fleet of this one"
                 " does: wait for its end, end it with Ctrl-C, or give another folder"

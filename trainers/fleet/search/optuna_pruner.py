@@ -75,7 +75,7 @@ class OptunaPruner:
     def __repr__(self) -> str:
         """Say what decides: a journal keeps this, and is not gone on with under another rule."""
         return (
-            f"OptunaPruner({_said(self.pruner)}, {self.metric!r}, every={self.every},"
+            f"OptunaPruner({_describe_pruner(self.pruner)}, {self.metric!r}, every={self.every},"
             f" mode={self.mode!r})"
         )
 
@@ -169,13 +169,13 @@ class _ToldStudy:
             self._study.tell(self._trials[job], state=self._states.FAIL)
 
 
-def _said(pruner: object) -> str:
+def _describe_pruner(pruner: object) -> str:
     """Return a pruner's class and its settings, which Optuna's pruners do not say. What is no plain
     value and no pruner is left out: its text may have an address."""
     settings = []
     for name, value in sorted(vars(pruner).items()):
         if isinstance(value, import_optuna().pruners.BasePruner):
-            settings.append(f"{name.lstrip('_')}={_said(value)}")
+            settings.append(f"{name.lstrip('_')}={_describe_pruner(value)}")
         elif isinstance(value, bool | int | float | str | None):
             settings.append(f"{name.lstrip('_')}={value!r}")
     return f"{type(pruner).__name__}({', '.join(settings)})"

@@ -219,21 +219,21 @@ class OptunaSearch:
             return  # the user has added it
         if (trial := self._asked[result.name]) is not None:
             with damage_of(self._storage):
-                self._tell_end(trial, result, seen)
+                self._report_end(trial, result, seen)
         self._add_next()
 
-    def _tell_end(self, trial: "Trial", result: JobResult, seen: Mapping[int, float]) -> None:
+    def _report_end(self, trial: "Trial", result: JobResult, seen: Mapping[int, float]) -> None:
         for step, value in sorted(seen.items()):
             trial.report(value, step)
         if result.state == "finished" and result.metric is not None:
-            self._tell(trial, result.metric)
+            self._report_value(trial, result.metric)
         elif result.state == "stopped":
             self.study.tell(trial, state=self._states.PRUNED)
         else:
             trial.set_user_attr("why", result.why or f"it never logged {self._fleet.metric}")
             self.study.tell(trial, state=self._states.FAIL)
 
-    def _tell(self, trial: "Trial", value: float) -> None:
+    def _report_value(self, trial: "Trial", value: float) -> None:
         if math.isnan(value):  # Optuna takes no NaN as a value
             trial.set_user_attr("why", f"its {self._fleet.metric} is NaN")
             self.study.tell(trial, state=self._states.FAIL)
