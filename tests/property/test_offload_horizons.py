@@ -62,5 +62,5 @@ def test_policies_that_look_beyond_the_last_task_make_the_same_plan() -> None:
     plans: dict[Any, Any] = {}
     for policy in policies:
         nodes = build_memgraph(graph, {0: budget}, policy).nodes
-        assert plans.setdefault(policy.within(count), nodes) == nodes
+        assert plans.setdefault(policy.key_for(count), nodes) == nodes
     assert len(plans) < len(policies)
