@@ -26,8 +26,8 @@ from offload.lowering.update_splits import split_updates
 from offload.lowering.whole_updates import whole_updates
 from offload.measuring.kept_costs import KeptCosts, MeasuredCosts
 from offload.measuring.profiling import measured
+from offload.memory.collector import collector_paused
 from offload.memory.cpu_shim import available
-from offload.running.collector import collector_paused
 
 log = logging.getLogger(__name__)
 

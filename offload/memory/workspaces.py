@@ -20,6 +20,7 @@ from contextlib import contextmanager
 
 import torch
 
+from offload.memory.collector import collector_paused
 from offload.torch_seams import clear_cublas_workspaces, set_cudnn_benchmark
 
 SIDE = 64
@@ -46,7 +47,7 @@ def _measure_kept() -> int:
     must not happen once a captured graph knows their addresses or while a call is served."""
     device = torch.device("cuda", torch.cuda.current_device())
     stream = torch.cuda.Stream(device)
-    with torch.cuda.stream(stream):
+    with torch.cuda.stream(stream), collector_paused():  # garbage freed meanwhile would count
         clear_cublas_workspaces()
         before = torch.cuda.memory_allocated(device)
         warm(device)

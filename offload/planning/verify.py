@@ -7,8 +7,7 @@ before:
     formed   edges lead forward, so there is no cycle; each task is there once, with the bytes
              that it touches; copies go from a device to the host or back; all lies in the arenas
     ordered  a path leads between any two nodes of which one writes bytes that the other touches
-    after    a path leads between a task and those in its `after`, and from the last check to every
-             task that writes what outlives the step
+    after    a path leads to each task from those in its `after`
     valued   run in one legal order, every read finds the contents that the program's order gives
 
 Why it asks only neighbours for a path: take one byte and the accesses to it in the order of the

@@ -24,13 +24,13 @@ from offload.errors import MemoryTooSmall
 from offload.gate import stand_aside
 from offload.graph.taskgraph import HOST
 from offload.memory.arenas import Arenas, HostArena
+from offload.memory.collector import collector_paused
 from offload.memory.homes import Homes, resident_bytes
 from offload.memory.placement import PlacementCounts
 from offload.memory.room import check_move, check_room
 from offload.memory.runnable import RunnablePlan
 from offload.memory.waiting_place import WaitingPlace
 from offload.running.binding import Binding
-from offload.running.collector import collector_paused
 from offload.running.stage import Stage
 
 IN_PLACE, BESIDE, BY_HOST = "in place", "beside", "by the host"

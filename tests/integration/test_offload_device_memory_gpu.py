@@ -16,6 +16,7 @@ from offload.graph.builder import GraphBuilder
 from offload.graph.memgraph import TASK, Access, Node, Place
 from offload.graph.taskgraph import HOST, TaskGraph
 from offload.measuring.profiling import measured
+from offload.memory import workspaces
 from offload.memory.arenas import Arenas
 from offload.memory.cuda_shim import available_on, load_on, why_not_on
 from offload.memory.device_memory import device_left
@@ -232,6 +233,29 @@ def test_libraries_keep_what_was_measured_and_no_more_at_a_second_product() -> N
         warm(DEVICE)
         stream.synchronize()
         assert torch.cuda.memory_allocated(DEVICE) == before
+
+
+def test_garbage_on_the_device_does_not_count_as_what_libraries_keep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept = kept_bytes(DEVICE)
+    garbage: list[object] = [torch.zeros(1 << 20, device=DEVICE)]
+    garbage.append(garbage)
+    garbage_left = [garbage]
+    thresholds = gc.get_threshold()
+
+    def warm_and_collect(device: torch.device) -> None:
+        garbage_left.clear()
+        gc.set_threshold(1, 1, 1)
+        _ = [[number] for number in range(1000)]  # so many lists begin a collection
+        warm(device)
+
+    del garbage
+    monkeypatch.setattr(workspaces, "warm", warm_and_collect)
+    try:
+        assert workspaces._measure_kept.__wrapped__() == kept
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 def test_the_shim_answers_for_the_native_allocator() -> None:

@@ -1,8 +1,8 @@
 """What a member does next, from the headers of all members of its generation.
 
     trouble anywhere               -> Stop, all alike
-    some applied the step, some not-> who has not applies the total that it holds: it was voted on
-    all hold one total             -> Apply it: the vote was lost, the sums are equal
+    some applied the step, some not-> the others Apply the total that they hold: the vote was passed
+    all hold the same total        -> Apply it: only the answers to the vote did not arrive
     one member holds other weights -> Rejoin: it takes the state from another one
     members are too few            -> ToGate, until others have come
     nothing is begun, and all have heard of the change that the anchor announced -> ToGate
@@ -80,7 +80,7 @@ def decide(headers: Sequence[Header], rank: int, lanes: Sequence[int], least: in
     first, last = min(h.step for h in headers), max(h.step for h in headers)
     if first < last:
         return _catch_up(headers, mine, first, last)
-    if odd := _odd_ones(headers):
+    if odd := _members_with_other_weights(headers):
         return _settle_difference(headers, mine, odd)
     if mine.held and all(h.held == mine.held for h in headers):
         return Apply()
@@ -121,12 +121,12 @@ def _catch_up(headers: Sequence[Header], mine: Header, first: int, last: int) ->
     return Rejoin(f"step {first} was committed by others, and its total is not here")
 
 
-def _odd_ones(headers: Sequence[Header]) -> list[str]:
-    """The members whose weights differ from those of the most; all of them if there is no most."""
-    found = Counter(h.weights for h in headers if h.weights)
-    if len(found) < 2:
+def _members_with_other_weights(headers: Sequence[Header]) -> list[str]:
+    """Return the members whose weights differ from those of the majority; all if there is none."""
+    weights = Counter(h.weights for h in headers if h.weights)
+    if len(weights) < 2:
         return []
-    (most, votes), (_, second) = found.most_common(2)
+    (most, votes), (_, second) = weights.most_common(2)
     if votes == second:
         return [h.name for h in headers]
     return [h.name for h in headers if h.weights not in ("", most)]
