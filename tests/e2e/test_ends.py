@@ -16,6 +16,7 @@ from offload.measuring import profiling
 from offload.memory import device_memory, room
 from offload.memory.device_memory import DeviceLeft, ProcessShare
 from offload.memory.host_memory import HostMemoryLeft
+from offload.running.stage import Stage
 from perfect.runs.stop import SIGNALS
 from trainers.offloading.planned_strategy import PlannedStrategy
 
@@ -75,7 +76,7 @@ class Fault:
             marks=pytest.mark.full,
         ),
         pytest.param(True, torch, "save", 3, 10, id="offloaded-checkpoint"),
-        pytest.param(True, Runner, "_run", 12, 5, id="offloaded-kernel"),
+        pytest.param(True, Stage, "run", 12, 5, id="offloaded-kernel"),
         pytest.param(
             False, Strategy, "batch_to_device", 12, 5, id="plain-batch", marks=pytest.mark.full
         ),

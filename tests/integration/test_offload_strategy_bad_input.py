@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from offload import BudgetTooSmall
-from offload.running.runner import Runner
+from offload.running.stage import Stage
 from trainers import OffloadStrategy
 
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
@@ -151,17 +151,17 @@ class Saves(L.Callback):
 @contextmanager
 def struck(monkeypatch: pytest.MonkeyPatch, at: int, times: int = 1) -> Iterator[None]:
     """Ctrl-C within the run of a step's nodes."""
-    real, count = Runner._run, 0
+    real, count = Stage.run, 0
 
-    def run(runner: Runner, *given: Any) -> Any:
+    def run(stage: Stage, *given: Any) -> Any:
         nonlocal count
         count += 1
         if count == at:
             for _ in range(times):
                 os.kill(os.getpid(), signal.SIGINT)
-        return real(runner, *given)
+        return real(stage, *given)
 
-    monkeypatch.setattr(Runner, "_run", run)
+    monkeypatch.setattr(Stage, "run", run)
     before = signal.getsignal(signal.SIGINT)
     try:
         yield
