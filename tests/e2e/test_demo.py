@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from trainers import OffloadStrategy
+
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "examples" / "demo"
 SMALL = """
@@ -50,6 +52,24 @@ def demo(monkeypatch: pytest.MonkeyPatch) -> Any:
     found["main"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(found["main"])
     return SimpleNamespace(**found)
+
+
+def test_a_planned_step_runs_before_the_limit_so_that_nothing_is_compiled_below_it(
+    demo: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    runs: list[tuple[Any, int | None]] = []
+
+    class NotedChild:
+        def __init__(self, log: Path, work: Any, strategy: Any, limit: int | None, samples: int):
+            runs.append((strategy, limit))
+
+        def result(self) -> list[float]:
+            return [1.0]
+
+    monkeypatch.setattr(demo.too_large, "Child", NotedChild)
+    demo.too_large.run(tmp_path)
+    planned = [limit for strategy, limit in runs if isinstance(strategy, OffloadStrategy)]
+    assert planned[0] is None and planned[-1] is not None
 
 
 def test_every_promise_is_run_and_the_page_has_them_all(tmp_path: Path) -> None:
