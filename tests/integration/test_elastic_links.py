@@ -1,9 +1,11 @@
 """What peers tell an anchor that has just taken over, over real connections."""
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.secret_files import write_secret
@@ -13,8 +15,10 @@ from benchmarks.swarms.swarm import until
 from trainers.elastic.anchor.anchor import Anchor
 from trainers.elastic.deciding.view import Member, View
 from trainers.elastic.peer.anchor_link import AnchorLink
+from trainers.elastic.wire.channel import Channel
 from trainers.elastic.wire.connection import connect
 from trainers.elastic.wire.secret import read_secret
+from trainers.elastic.wire.wire_errors import ChannelClosed
 
 HEARTBEAT = 4.0
 ALIKE = {"model": "the same"}
@@ -60,3 +64,40 @@ def test_a_newcomer_is_let_in_though_its_donor_came_back_after_it(
         member.close()
     finally:
         newcomer.close()
+
+
+def test_a_peer_that_comes_to_the_gate_while_it_greets_an_anchor_is_at_the_gate(
+    second_anchor: Anchor, secret: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = AnchorLink(
+        [second_anchor.address], read_secret(secret), Member("a", "127.0.0.1", 1), ALIKE
+    )
+    at_gate, leave = threading.Event(), threading.Event()
+
+    def wait_at_gate() -> None:
+        def idle() -> None:
+            at_gate.set()
+            if leave.is_set():
+                raise ChannelClosed("the test ends")
+
+        with contextlib.suppress(ChannelClosed):
+            link.gate(5, idle, planned=False)
+
+    trainer = threading.Thread(target=wait_at_gate)
+    send = Channel.send
+
+    def send_and_come(self: Channel, kind: str, *rest: Any, **fields: Any) -> None:
+        send(self, kind, *rest, **fields)
+        if kind == "hello":
+            trainer.start()
+            assert at_gate.wait(HEARTBEAT)
+
+    monkeypatch.setattr(Channel, "send", send_and_come)
+    try:
+        link.open(0)
+        peers = second_anchor.roster.peers
+        until(lambda: "a" in peers and peers["a"].at_step == 5, "the gate", HEARTBEAT)
+    finally:
+        leave.set()
+        trainer.join()
+        link.close()

@@ -18,11 +18,11 @@ if __name__ == "__main__":
     tls.settimeout(None)
     seen = hashlib.sha256(tls.getpeercert(binary_form=True) or b"").digest()
     mine = b"n" * 32
-    tls.sendall(b"PFEG\0\1" + mine)
+    tls.sendall(b"PFEG\0\2" + mine)
     theirs = tls.recv(38)[6:]
     proved = b"perfect-training elastic wire 1\0client" + mine + theirs + seen
     tls.sendall(hmac.digest(b"the secret of this test", proved, "sha256"))
     assert tls.recv(33)[:1] == b"\1"
     header = json.dumps({"kind": "hello", "fields": {}, "payloads": []}).encode()
-    tls.sendall(b"PFEW" + struct.pack("!HI", 1, len(header)) + header)
+    tls.sendall(b"PFEW" + struct.pack("!HI", 2, len(header)) + header)
     sys.stdin.read()

@@ -257,9 +257,8 @@ class AnchorLink:
 
     def _send_hello(self, channel: Channel) -> None:
         with self._changed:
-            view, at_gate, ready = self._view, self._at_gate, self._ready
-            if self._formed is not None:  # The trainer's thread is about to enter it.
-                view, at_gate, ready = self._formed.view, None, ""
+            # The trainer's thread is about to enter the generation that has formed.
+            view = self._view if self._formed is None else self._formed.view
         channel.send(
             "hello",
             member=asdict(self.member),
@@ -268,13 +267,16 @@ class AnchorLink:
             view=None if view is None else asdict(view),
             step=self.step,
         )
+        with self._changed:
+            self._channel = channel  # The trainer's thread sends by itself from now on.
+            if self._formed is not None:
+                return
+            at_gate, ready = self._at_gate, self._ready
         if ready:
             channel.send("ready", donor=ready)
         elif at_gate is not None:
             generation, step, planned = at_gate
             channel.send("gate", generation=generation, step=step, planned=planned)
-        with self._changed:
-            self._channel = channel
 
     def _listen(self) -> None:
         while True:
