@@ -20,8 +20,7 @@ import torch
 
 from benchmarks.gpu.child import launch
 from benchmarks.gpu.gpu_machine import absent, device_name, record
-from benchmarks.gpu.part import MODULES, Found, Job, Outcome, Part, Step, load
-from benchmarks.gpu.picture import draw
+from benchmarks.gpu.part import MODULES, Found, Job, Part, Step, load
 from benchmarks.gpu.store import Store
 from benchmarks.harness.report import format_table, write_report
 
@@ -120,9 +119,8 @@ def _blame(still: list[str], problem: str, fruitless: int, store: Store) -> None
 
 
 def _written(part: Part, found: Found, args: argparse.Namespace, device: str) -> str:
-    """Report, JSON and picture; the report as text."""
-    outcome: Outcome = part.report(found)
-    report = outcome.report
+    """Write the report as Markdown and JSON, and return its text."""
+    report = part.report(found)
     if found.problems:
         lines = [[cell, problem.replace("|", "/")] for cell, problem in found.problems.items()]
         report.tables["What failed"] = format_table(["cell", "why"], lines)
@@ -132,8 +130,6 @@ def _written(part: Part, found: Found, args: argparse.Namespace, device: str) ->
     report.rows = [{"cell": cell, **row} for cell, row in found.rows.items()]
     report.rows += [{"cell": cell, "problem": why} for cell, why in found.problems.items()]
     stem = args.out / f"{args.date}_gpu_{part.NAME}{'_smoke' if found.smoke else ''}"
-    if said := draw(outcome.panels, stem.with_suffix(".png")):
-        report.remarks.append(said)
     if found.smoke:
         report.remarks.append("A smoke run: that it works. Its numbers say nothing.")
     words = ["benchmarks/gpu/run.sh", args.part, *(["--smoke"] if args.smoke else [])]

@@ -13,8 +13,7 @@ from dataclasses import asdict
 
 import torch
 
-from benchmarks.gpu.part import Found, Job, Outcome, Row, Rows, Step
-from benchmarks.gpu.picture import Panel
+from benchmarks.gpu.part import Found, Job, Row, Rows, Step
 from benchmarks.gpu.timing import Call, each, often, rounds
 from benchmarks.harness.report import Report, Target, format_spread, format_table
 from offload.graph.rates import Sample, costs_of
@@ -135,7 +134,7 @@ def _scaled(values: Sequence[float], unit: str) -> Row:
     return {"median": statistics.median(scaled), "values": scaled, "unit": unit}
 
 
-def report(found: Found) -> Outcome:
+def report(found: Found) -> Report:
     said = Report(NAME, CLAIM, {"warm-up": "1 to 3", "repeats": "3 to 50"})
     order = [cell for cell in (*RATES, *OTHERS) if "values" in found.rows.get(cell, {})]
     rows = [[c, format_spread(found.rows[c]["values"]), found.rows[c]["unit"]] for c in order]
@@ -148,10 +147,7 @@ def report(found: Found) -> Outcome:
         f"allocator shim: {found.rows.get('shim', {}).get('why_not') or 'built, or not yet tried'}",
     ]
     said.asked = [_enough(found), _placed(found)]
-    bytes_ = {c: found.rows[c]["median"] for c in order if found.rows[c]["unit"] == "GB/s"}
-    flops = {c: found.rows[c]["median"] for c in order if found.rows[c]["unit"] == "TFLOP/s"}
-    panels = [Panel("Bytes", "GB/s", bytes_), Panel("Matrix products", "TFLOP/s", flops)]
-    return Outcome(said, panels)
+    return said
 
 
 def _enough(found: Found) -> Target:

@@ -17,7 +17,7 @@ from torch import nn
 
 from benchmarks.gpu.models import TINY, Batch, Case, Kind, language
 from benchmarks.gpu.ours import BUDGETS, ENGINES, MIB, attempt, eager, replayed, stepping
-from benchmarks.gpu.part import Found, Job, Outcome, Row, Rows, Step
+from benchmarks.gpu.part import Found, Job, Row, Rows, Step
 from benchmarks.gpu.pictures import odd_net, resnet18, vit
 from benchmarks.gpu.timing import free
 from benchmarks.harness.report import Report, Target, format_table
@@ -183,7 +183,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
-def report(found: Found) -> Outcome:
+def report(found: Found) -> Report:
     said = Report(NAME, CLAIM, {"steps": STEPS})
     lines = []
     for cell, row in found.rows.items():
@@ -218,7 +218,7 @@ def report(found: Found) -> Outcome:
         " of chance say nothing of ours.",
         "tensors: parameters, buffers, optimizer state. most: the largest difference of a number.",
     ]
-    return Outcome(said)
+    return said
 
 
 def _varies(cell: str, found: Found) -> bool:

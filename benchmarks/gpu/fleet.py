@@ -22,8 +22,7 @@ from typing import Any
 import torch
 
 from benchmarks.fleet_peers.gpt_jobs import GptSize, configurations
-from benchmarks.gpu.part import Found, Job, Outcome, Row, Rows, Step
-from benchmarks.gpu.picture import Panel
+from benchmarks.gpu.part import Found, Job, Row, Rows, Step
 from benchmarks.gpu.timing import free
 from benchmarks.harness.report import Report, Target, format_spread, format_table, round_ratios
 
@@ -186,15 +185,15 @@ def _a_step(stamps: Sequence[tuple[float, int]]) -> float:
 # ---- report -------------------------------------------------------------------------------------
 
 
-def report(found: Found) -> Outcome:
+def report(found: Found) -> Report:
     said = Report(NAME, CLAIM, {"rounds": ROUNDS, "steps not timed": FIRST})
     lines: list[list[str]] = []
-    bars: dict[str, float] = {}
+    ratios: dict[str, float] = {}
     for cell, row in found.rows.items():
         serial = row["seconds"]["serial"]
         for way, seconds in row["seconds"].items():
             over = statistics.median(round_ratios(seconds, serial))
-            bars[f"{cell}; {way}"] = over
+            ratios[f"{cell}; {way}"] = over
             lines.append([cell, way, format_spread([1e3 * one for one in seconds]), f"{over:.3f}"])
     said.tables["A step, all jobs together"] = format_table(["", "way", "ms", "over serial"], lines)
     said.tables["Jobs"] = format_table(
@@ -202,10 +201,10 @@ def report(found: Found) -> Outcome:
     )
     for cell in found.cells:
         asked = TURNS if cell.startswith("turns") else 1.0
-        said.asked.append(Target(f"{cell}: fleet over serial", asked, bars.get(f"{cell}; fleet")))
+        said.asked.append(Target(f"{cell}: fleet over serial", asked, ratios.get(f"{cell}; fleet")))
         said.asked.append(Target(f"{cell}: tensors that differ", 0, found.number(cell, "wrong")))
     said.remarks = [
         "Differences are counted against serial, all rounds and ways; torch's deterministic"
         " algorithms are on.",
     ]
-    return Outcome(said, [Panel("Over one job after the other", "times", bars, limit=1.0)])
+    return said

@@ -16,7 +16,7 @@ ASKED = (
     "name", "driver_version", "memory.total", "clocks.sm", "clocks.mem", "clocks.max.sm",
     "power.draw", "power.limit", "temperature.gpu", "pcie.link.gen.max", "pcie.link.width.max",
 )  # fmt: skip
-WANTED = ("torchvision", "lightning", "numpy", "matplotlib", "pynvml")
+WANTED = ("torchvision", "lightning", "numpy", "pynvml")
 """Modules that a part may do without, or not: those that are missing are named at the start."""
 
 

@@ -2,7 +2,7 @@
 
     steps(smoke) -> Step(run="gpu.ceilings:links", cells=("links h2d", ...), minutes=1)
                        -> a process that yields (cell, row) as they are measured
-    report(found) -> tables, asked numbers, panels of a picture
+    report(found) -> tables, asked numbers
 
 A cell's name is what it is known by when a run goes on: unique in its part, and it says all that
 makes it different from the others.
@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
-from benchmarks.gpu.picture import Panel
 from benchmarks.harness.report import Report
 
 Row = dict[str, Any]
@@ -81,14 +80,6 @@ class Found:
         return None if value is None else float(value)
 
 
-@dataclass(slots=True)
-class Outcome:
-    """A report, and what is to be seen of it."""
-
-    report: Report
-    panels: list[Panel] = field(default_factory=list)
-
-
 class Part(Protocol):
     """A module."""
 
@@ -97,7 +88,7 @@ class Part(Protocol):
 
     def steps(self, smoke: bool) -> Sequence[Step]: ...
 
-    def report(self, found: Found) -> Outcome: ...
+    def report(self, found: Found) -> Report: ...
 
 
 def load(letter: str) -> Part:

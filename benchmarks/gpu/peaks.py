@@ -15,8 +15,7 @@ import torch
 from benchmarks.gpu.memory_watch import MemoryWatch, counter, settled
 from benchmarks.gpu.models import GPT2, TINY, Case, Kind, language
 from benchmarks.gpu.ours import ENGINES, MIB, attempt, eager, stepping
-from benchmarks.gpu.part import Found, Job, Outcome, Row, Rows, Step
-from benchmarks.gpu.picture import Panel
+from benchmarks.gpu.part import Found, Job, Row, Rows, Step
 from benchmarks.gpu.pictures import vit
 from benchmarks.gpu.timing import synchronize
 from benchmarks.harness.report import Report, Target, format_table
@@ -94,7 +93,7 @@ def _one(
     }  # fmt: skip
 
 
-def report(found: Found) -> Outcome:
+def report(found: Found) -> Report:
     said = Report(NAME, CLAIM, {"steps": STEPS, "period": "1 ms"})
     keys = ("budget_mib", "planned_mib", "running_mib", "first_mib", "base_mib")
     lines = [
@@ -113,9 +112,4 @@ def report(found: Found) -> Outcome:
         "base: taken before (context, libraries, loaded kernels).",
         "100 %: the peak of the step without a budget. looks: how often the driver was asked.",
     ]
-    lines_ = {
-        key: [(row["budget_mib"], row[f"{key}_mib"]) for row in found.rows.values()]
-        for key in ("running", "planned", "budget")
-    }
-    panel = Panel("Real peak", "MiB", lines=lines_, across="budget, MiB")
-    return Outcome(said, [panel] if found.rows else [])
+    return said

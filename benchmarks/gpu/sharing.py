@@ -4,7 +4,6 @@
     ours        answers come between two nodes of a step
     threads     the net runs in the threads that ask, in the same process
     process     it runs in a second process, and the driver slices the device's time
-    MPS         the same by the driver's multi-process service, if its daemon can be started
 
     round       steps alone | steps with the guest, or with 10 requests a second
 
@@ -12,14 +11,10 @@ A request's time begins when it is due, drawn beforehand. What its start takes i
 """
 
 import multiprocessing
-import os
-import shutil
 import statistics
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,8 +23,7 @@ import torch
 
 from benchmarks.gpu.models import GPT2, TINY, Batch, Kind, LastWord, Size, decoder, text
 from benchmarks.gpu.ours import replayed, stepping
-from benchmarks.gpu.part import Found, Job, Outcome, Row, Rows, Step
-from benchmarks.gpu.picture import Panel
+from benchmarks.gpu.part import Found, Job, Row, Rows, Step
 from benchmarks.gpu.timing import free, synchronize
 from benchmarks.gpu.workloads import trained, workloads
 from benchmarks.harness.report import Report, Target, format_spread, format_table, round_ratios
@@ -59,22 +53,15 @@ SETTLING = 3
 """A new cut is run by the loop once, captured in the second step, and replayed in the third."""
 GUESTS = ("at rest", "ours")
 """Those ways for which the steps look whether somebody waits."""
-SERVICE = "MPS"
 SERVED = Kind(Size(50257, 768, 12, 12, 3072, 1, 128), "gpt2")
-DAEMON = "nvidia-cuda-mps-control"
 ASKED_SECONDS, ROUNDS = 4.0, 3
 
 
 def steps(smoke: bool) -> Sequence[Step]:
     if smoke:
         return [Step("gpu.sharing:rows", tuple(f"{n}; {way}" for n in SMOKE for way in WAYS))]
-    found = [
+    return [
         Step("gpu.sharing:rows", tuple(f"{name}; {way}" for way in WAYS), minutes=4)
-        for name in TRAINED
-    ]
-    pipes = {"CUDA_MPS_PIPE_DIRECTORY": os.path.join(tempfile.gettempdir(), "perfect-mps")}
-    return found + [
-        Step("gpu.sharing:rows", (f"{name}; {SERVICE}",), minutes=2, environment=pipes)
         for name in TRAINED
     ]
 
@@ -121,18 +108,15 @@ class Training:
 
 def rows(job: Job) -> Rows:
     made: tuple[str, Trainings] | None = None
-    with ExitStack() as whole:
-        if any(cell.endswith(SERVICE) for cell in job.cells):
-            whole.enter_context(_service())  # before this process uses the device
-        for cell in job.cells:
-            name, way = cell.split("; ")
-            if made is None or made[0] != name:
-                made = None
-                free(job.device)
-                made = name, _trainings(name, job)
-            engine = "cudagraph" if way.endswith("cudagraph") else "cuda"
-            with made[1](engine) as training:
-                yield cell, _compared(training, way.partition(",")[0], job)
+    for cell in job.cells:
+        name, way = cell.split("; ")
+        if made is None or made[0] != name:
+            made = None
+            free(job.device)
+            made = name, _trainings(name, job)
+        engine = "cudagraph" if way.endswith("cudagraph") else "cuda"
+        with made[1](engine) as training:
+            yield cell, _compared(training, way.partition(",")[0], job)
 
 
 Trainings = Callable[[str], AbstractContextManager[Training]]
@@ -321,31 +305,17 @@ def _serve_alone(pipe: Any, rate: float, device: str, smoke: bool) -> None:
         pipe.send(end())
 
 
-@contextmanager
-def _service() -> Iterator[None]:
-    """Run the daemon in this block. A process that begins to use the device then, uses it."""
-    if shutil.which(DAEMON) is None:
-        raise FileNotFoundError(f"{DAEMON} is not installed, which comes with the driver")
-    subprocess.run([DAEMON, "-d"], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run([DAEMON], input="quit\n", text=True, check=False)
-
-
 ASKING: Mapping[str, Callable[[Beside], Any]] = {
     "at rest": _at_rest, "ours": _ours, "threads": _threads, "process": _process,
-    SERVICE: _process,
 }  # fmt: skip
 
 
 # ---- report -------------------------------------------------------------------------------------
 
 
-def report(found: Found) -> Outcome:
+def report(found: Found) -> Report:
     said = Report(NAME, CLAIM, {"requests a second": RATE, "rounds": ROUNDS})
     lines: list[list[str]] = []
-    bars: dict[str, float] = {}
     for cell, row in found.rows.items():
         over = round_ratios(row["steps"]["asked"], row["steps"]["alone"])
         waited = [
@@ -359,8 +329,6 @@ def report(found: Found) -> Outcome:
             f"{len(row['answers'])}", f"{row['wrong']}",
         ])  # fmt: skip
         slower = statistics.median(over)
-        if row["answers"]:
-            bars[cell] = 1e3 * Percentiles.of_seconds(row["answers"]).p95
         if "starts" in row:
             start = 1e3 * Percentiles.of_seconds(row["starts"]).p95 if row["starts"] else None
             said.asked.append(Target(f"{cell}: start p95", START, start, "ms"))
@@ -376,7 +344,7 @@ def report(found: Found) -> Outcome:
     said.remarks = [
         "Steps with requests contain the answers' own time: 3 ms at 10 a second are 3 %."
     ]
-    return Outcome(said, [Panel("Answer, p95", "ms", bars)])
+    return said
 
 
 def _parts(times: Sequence[float]) -> tuple[float, float, float]:

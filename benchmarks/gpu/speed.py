@@ -18,8 +18,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.ours import ENGINES, attempt, facts, replayed, stepping
-from benchmarks.gpu.part import Found, Job, Outcome, Row, Rows, Step
-from benchmarks.gpu.picture import Panel
+from benchmarks.gpu.part import Found, Job, Row, Rows, Step
 from benchmarks.gpu.timing import REPEATS, WARM_UP, free, rounds
 from benchmarks.gpu.workloads import Workload, eagerly, workloads
 from benchmarks.harness.report import Report, Target, format_spread, format_table, round_ratios
@@ -122,7 +121,7 @@ def resident_share(made: Plan) -> float:
     return sum(buffers[b].nbytes for b, p in starts.items() if p.arena != HOST) / max(1, every)
 
 
-def report(found: Found) -> Outcome:
+def report(found: Found) -> Report:
     said = Report(NAME, CLAIM, {"warm-up": WARM_UP, "repeats": REPEATS})
     rows = found.rows
     said.tables["A step"] = format_table(HEAD, [_line(cell, row) for cell, row in rows.items()])
@@ -137,12 +136,7 @@ def report(found: Found) -> Outcome:
         "bound, predicted: of the plans of a step's parts, of kernels measured alone.",
         "resident: the share of the weights that stay on the device, of the plan.",
     ]
-    over = {cell: _over(row, "bound_s") for cell, row in rows.items()}
-    eager = {cell: row["over_eager"] for cell, row in rows.items()}
-    return Outcome(said, [
-        Panel("Over the bound", "times", over, limit=COMPUTE),
-        Panel("Over eager without offload", "times", eager, limit=1.0),
-    ])  # fmt: skip
+    return said
 
 
 HEAD = (

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What a GPU machine without network needs, gathered on one that has it:
 #
-#     benchmarks/gpu/wheels.sh few|core|peers|roundpipe DIR      [PYTHON=...] [PY=3.12]
+#     benchmarks/gpu/wheels.sh few|core|roundpipe DIR      [PYTHON=...] [PY=3.12]
 #     DIR/core/install.sh                                         there
 #
 # A part is a folder of its own.
@@ -9,8 +9,6 @@
 #     few         what quarter.sh takes along: what a machine with torch, numpy, matplotlib and rich
 #                 may still lack, 12 MB; quarter.sh unpacks it itself
 #     core        lightning and what it needs, what `perfect` needs, torchmetrics; no torch
-#     peers       deepspeed (built from its sdist: the index's wheel is from 2020), torchao,
-#                 accelerate, and what they need
 #     roundpipe   roundpipe, beartype; it does without transformers where stages are given to it
 #
 # torch and torchvision are never in a part: they must match the machine's CUDA. install.sh says
@@ -18,7 +16,7 @@
 # import of each package, so that what does not work is known at once. Without torchvision only the
 # parts with pictures fall away, and their rows say so.
 set -euo pipefail
-part=${1:?one of: few core peers roundpipe}
+part=${1:?one of: few core roundpipe}
 dir=${2:?a folder}
 python=${PYTHON:-python3}
 target=${PY:-3.12}
@@ -58,23 +56,13 @@ case $part in
       hypothesis==6.170.15 sortedcontainers==2.4.0
     imports=(lightning torchmetrics pydantic yaml rich matplotlib pynvml pytest)
     ;;
-  peers)
-    # From the sdist: no operator is compiled now, the CPU Adam is at its first use (g++).
-    DS_BUILD_OPS=0 DS_ACCELERATOR=cpu "$python" -m pip wheel --quiet --disable-pip-version-check \
-      --no-deps --no-build-isolation --no-binary deepspeed -w "$out" deepspeed==0.19.8
-    fetch einops==0.8.2 hjson==3.1.0 msgpack==1.2.4 ninja==1.13.2 py-cpuinfo==9.0.0 psutil==7.2.2 \
-      torchao==0.18.0 accelerate==1.15.0 safetensors==0.8.0 huggingface-hub==2.4.0 hf-xet==1.8.0 \
-      httpx2==2.16.2 httpcore2==2.16.2 anyio==4.16.0 h11==0.16.0 idna==3.20 click==8.5.1 \
-      filelock==4.2.11
-    imports=(deepspeed torchao accelerate)
-    ;;
   roundpipe)
     fetch roundpipe==0.1.1 beartype==0.23.1 py-cpuinfo==9.0.0 ninja==1.13.2 tqdm==4.70.1 \
       typing-extensions==4.16.0
     imports=(roundpipe)
     ;;
   *)
-    echo "no part $part: few, core, peers, roundpipe" >&2
+    echo "no part $part: few, core, roundpipe" >&2
     exit 2
     ;;
 esac
@@ -106,7 +94,7 @@ if [ ${#wanted[@]} -gt 0 ]; then
   "$python" -m pip install --quiet --disable-pip-version-check --no-index --no-deps "${wanted[@]}"
 fi
 for name in IMPORTS; do
-  # roundpipe asks for a GPU when it is imported, deepspeed for an accelerator.
+  # roundpipe asks for a GPU when it is imported.
   "$python" -c "import importlib, sys; importlib.import_module(sys.argv[1])" "$name" > /dev/null 2> "$name.log" \
     && echo "$name works" || { echo "$name does not work: $(tail -1 "$name.log")"; failed=1; }
 done

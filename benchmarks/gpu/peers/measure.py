@@ -107,16 +107,11 @@ def run(
         "median": statistics.median(seconds), "values": seconds, "counter": who,
         "device_mib": most / MIB, "built_mib": built / MIB,
         "group_mib": group / MIB, "rss_mib": peak_resident() / MIB, "pinned_mib": pinned() / MIB,
-        "first": number(results[0]), "last": number(results[-1]),
+        "first": float(results[0]), "last": float(results[-1]),
     }  # fmt: skip
     if device == "cuda":
         row["torch_mib"] = torch.cuda.max_memory_allocated() / MIB
     return row | facts
-
-
-def number(result: torch.Tensor) -> float:
-    """The loss; of logits the largest."""
-    return float(result.float().max())
 
 
 def in_group() -> int:

@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from benchmarks.gpu.part import Found, Outcome, Step
-from benchmarks.gpu.peers.roster import CEILING, OURS, PEERS, Peer
-from benchmarks.gpu.peers.task import Task, ladder, tasks
-from benchmarks.gpu.picture import Panel
+from benchmarks.gpu.part import Found, Step
+from benchmarks.gpu.peers.roster import CEILING, OURS, PEERS
+from benchmarks.gpu.peers.task import ladder, tasks
 from benchmarks.harness.report import Report, Target, format_spread, format_table
 
 NAME = "peers"
@@ -13,45 +12,37 @@ CLAIM = "Claim: at one budget a planned step is quicker than every peer's"
 BUDGETS: Mapping[str, Sequence[str]] = {
     "7B LoRA 8x1K": ("8 GiB", "16 GiB"),
     "GPT-2 1.5B 8x1K": ("8 GiB",),
-    "13B prefill 8K": ("8 GiB",),
 }
 LARGEST_BUDGET = "16 GiB"
-LARGEST = ("ours, cuda", "ZeRO-3 offload", "FSDP2")
+LARGEST = ("ours, cuda", "FSDP2")
 SMOKE_BUDGET = "1 GiB"
-ENVIRONMENT = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-"""What DeepSpeed's launcher would set: it reads nothing else."""
 COMPARED, TRAINED = "gpu.peers.measure:compared", "gpu.peers.measure:largest"
 
 
 def steps(smoke: bool) -> Sequence[Step]:
-    compared = [cell for name, task in tasks(smoke).items() for cell in _cells(name, task, smoke)]
+    compared = [cell for name in tasks(smoke) for cell in _cells(name, smoke)]
     largest = [
         f"{name}; {SMOKE_BUDGET if smoke else LARGEST_BUDGET}; {peer}"
         for peer in LARGEST
         for name in ladder(smoke)
     ]
     if smoke:  # one process each: starting one is what takes time
-        return [
-            Step(COMPARED, tuple(compared), environment=ENVIRONMENT),
-            Step(TRAINED, tuple(largest), environment=ENVIRONMENT),
-        ]
+        return [Step(COMPARED, tuple(compared)), Step(TRAINED, tuple(largest))]
     # The peers' own kernels are compiled at their first use: minutes, once.
     return [
-        *(Step(COMPARED, (cell,), minutes=2, environment=ENVIRONMENT) for cell in compared),
-        *(Step(TRAINED, (cell,), minutes=2, environment=ENVIRONMENT) for cell in largest),
+        *(Step(COMPARED, (cell,), minutes=2) for cell in compared),
+        *(Step(TRAINED, (cell,), minutes=2) for cell in largest),
     ]
 
 
-def _cells(name: str, task: Task, smoke: bool) -> Iterator[str]:
-    those = {key: p for key, p in PEERS.items() if (p.trains if task.trains else p.prefills)}
-    yield from (f"{name}; none; {key}" for key, p in those.items() if not p.budgets)
+def _cells(name: str, smoke: bool) -> Iterator[str]:
+    yield f"{name}; none; {CEILING}"
     for budget in (SMOKE_BUDGET,) if smoke else BUDGETS[name]:
-        yield from (f"{name}; {budget}; {key}" for key, p in those.items() if p.budgets)
+        yield from (f"{name}; {budget}; {key}" for key, p in PEERS.items() if p.budgets)
 
 
-def report(found: Found) -> Outcome:
+def report(found: Found) -> Report:
     said = Report(NAME, CLAIM, {"warm-up": 3, "repeats": 5, "precision": "bfloat16"})
-    panels: list[Panel] = []
     for (task, budget), peers in _groups(found).items():
         cells = [f"{task}; {budget}; {peer}" for peer in peers]
         if not any(cell in found.rows or cell in found.problems for cell in cells):
@@ -59,14 +50,9 @@ def report(found: Found) -> Outcome:
         title = f"{task}, {budget}"
         said.tables[title] = _table(found, task, budget, peers)
         said.asked += _asked(found, task, budget, peers)
-        bars = {p: m for p in peers if (m := _median(found, task, budget, p)) is not None}
-        if (ceiling := _median(found, task, "none", CEILING)) is not None:
-            bars[CEILING] = ceiling
-        panels.append(Panel(title, "seconds a step", bars))
     said.tables["What fits: seconds a step"] = _what_fits(found)
     said.tables["Who they are"] = format_table(
-        ["peer", "how", "exact"],
-        [[name, p.note, "yes" if p.exact else "no: stale weights"] for name, p in PEERS.items()],
+        ["peer", "how"], [[name, p.note] for name, p in PEERS.items()]
     )
     said.remarks = [
         "Every peer has a process and the same weights, words, attention (SDPA) and checkpoints;"
@@ -78,7 +64,7 @@ def report(found: Found) -> Outcome:
         " 4 GB of 7B, and moves nothing. Its answers are those of rounded weights.",
         "of no offload: its seconds over this row's. bound: of our plan, by this machine's rates.",
     ]
-    return Outcome(said, panels)
+    return said
 
 
 def _groups(found: Found) -> dict[tuple[str, str], list[str]]:
@@ -107,14 +93,9 @@ def _asked(found: Found, task: str, budget: str, peers: Sequence[str]) -> list[T
         theirs, peer = _median(found, task, budget, name), PEERS[name]
         if ours is None or theirs is None or name in OURS or not peer.budgets:
             continue
-        asked.append(
-            Target(f"{task}, {budget}: ours over {name}", _most(task, peer), ours / theirs)
-        )
+        most = 1 / peer.asked if "LoRA" in task else 1.0
+        asked.append(Target(f"{task}, {budget}: ours over {name}", most, ours / theirs))
     return asked
-
-
-def _most(task: str, peer: Peer) -> float:
-    return 1 / peer.asked if peer.asked and "LoRA" in task else 1.0
 
 
 def _table(found: Found, task: str, budget: str, peers: Sequence[str]) -> str:

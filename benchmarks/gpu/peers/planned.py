@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 import offload
-from benchmarks.gpu.ours import without_gradients
-from benchmarks.gpu.peers.task import MIB, Running, Setup, Whole, batch, trained, whole
+from benchmarks.gpu.peers.task import MIB, Running, Setup, batch, trained, whole
 from benchmarks.gpu.timing import free
 from benchmarks.offloading.live_steps import LiveSteps, training_step
 from offload.measuring.calibration import calibrate
@@ -39,12 +38,9 @@ def _planned(setup: Setup, engine: str) -> Iterator[Running]:
     free(setup.device)
     made = partial(offload.plan, budget=setup.budget, costs=costs, optimizer="auto")
     how: dict[str, Any] = {"device": setup.device, "run_by": partial(offload.Runner, engine=engine)}
-    if isinstance(module, Whole):
-        optimizer = torch.optim.AdamW(trained(module), 1e-4, fused=True)
-        step = training_step(module.inner, module.loss, optimizer)
-        steps = LiveSteps(step, made, module, optimizer, **how)
-    else:
-        steps = LiveSteps(without_gradients(module), made, module, **how)
+    optimizer = torch.optim.AdamW(trained(module), 1e-4, fused=True)
+    step = training_step(module.inner, module.loss, optimizer)
+    steps = LiveSteps(step, made, module, optimizer, **how)
     facts: dict[str, Any] = {}
 
     def run() -> torch.Tensor:

@@ -1,18 +1,16 @@
 """RoundPipe: a list of stages over pinned weights, micro-batches, recomputed by stage.
 
-    First (words, angles) -> Middle, a block each -> Last (norm, loss)     what flows is a tuple
-
-`late` is its default: the update runs beside the next step, which has the weights from before it.
+First (words, angles) -> Middle, a block each -> Last (norm, loss)     what flows is a tuple
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 import torch
 from torch import nn
 
 from benchmarks.gpu.models import Decoder, Kind, WordLoss, turns
-from benchmarks.gpu.peers.task import Running, Setup, Whole, batch, whole
+from benchmarks.gpu.peers.task import Running, Setup, batch, whole
 
 MICRO_BATCHES = 2
 Flow = tuple[torch.Tensor, ...]
@@ -61,33 +59,13 @@ def stages(inner: Decoder, kind: Kind, parts: int) -> nn.Sequential:
     )
 
 
-def late(setup: Setup) -> AbstractContextManager[Running]:
-    return _pipe(setup, is_async=True)
-
-
-def waiting(setup: Setup) -> AbstractContextManager[Running]:
-    return _pipe(setup, is_async=False)
-
-
-def in_1(setup: Setup) -> AbstractContextManager[Running]:
-    return _pipe(setup, is_async=False, micro_batches=1)
-
-
-def in_4(setup: Setup) -> AbstractContextManager[Running]:
-    return _pipe(setup, is_async=False, micro_batches=4)
-
-
-def in_8(setup: Setup) -> AbstractContextManager[Running]:
-    return _pipe(setup, is_async=False, micro_batches=8)
-
-
 @contextmanager
-def _pipe(setup: Setup, is_async: bool, micro_batches: int = MICRO_BATCHES) -> Iterator[Running]:
+def waiting(setup: Setup) -> Iterator[Running]:
+    """Its default would begin the next step with weights from before the update."""
     import roundpipe  # pyright: ignore[reportMissingImports]
 
     module = whole(setup, "cpu", checkpointed=False)
-    assert isinstance(module, Whole)
-    parts = min(micro_batches, setup.kind.size.batch)
+    parts = min(MICRO_BATCHES, setup.kind.size.batch)
     run = roundpipe.RoundPipeRunConfig(num_microbatch=parts)
     pipe = roundpipe.RoundPipe(stages(module.inner, setup.kind, parts), model_run_config=run)
     optimizer = torch.optim.AdamW(pipe.optim_parameters(), 1e-4, fused=True)
@@ -99,7 +77,7 @@ def _pipe(setup: Setup, is_async: bool, micro_batches: int = MICRO_BATCHES) -> I
 
     def step() -> torch.Tensor:
         loss = pipe.forward_backward(input_args=inputs)
-        pipe.step(update, is_async=is_async)
+        pipe.step(update, is_async=False)
         return loss
 
     yield Running(step)

@@ -1,7 +1,6 @@
 """What every peer is asked for: a model with weights, a batch, and what a step is.
 
-training   Whole(ids, words) -> loss, AdamW in the parameters' own type, nothing clipped
-prefill    LastWord(ids) -> logits of the next word
+Whole(ids, words) -> loss, AdamW in the parameters' own type, nothing clipped
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +18,6 @@ from benchmarks.gpu.models import (
     Batch,
     Decoder,
     Kind,
-    LastWord,
     WordLoss,
     decoder,
     text,
@@ -37,7 +35,6 @@ LLAMA_30B = Size(32000, 6656, 60, 52, 17920, 1, 1024)
 @dataclass(frozen=True, slots=True)
 class Task:
     kind: Kind
-    trains: bool = True
     host_gib: float = 0.0
     """Of the host's memory that any peer needs for it: weights, gradients, two moments."""
 
@@ -61,7 +58,7 @@ class Running:
     """What a peer gives: a step, again and again on the same batch."""
 
     step: Callable[[], torch.Tensor]
-    """The loss, or what a prefill returns."""
+    """Returns the loss."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What it says of itself, for the table."""
 
@@ -78,7 +75,7 @@ class Whole(nn.Module):
         return self.loss(self.inner(ids), words)
 
 
-def whole(setup: Setup, device: str, checkpointed: bool | None = None) -> Whole | LastWord:
+def whole(setup: Setup, device: str, checkpointed: bool | None = None) -> Whole:
     """With weights, on `device`. `checkpointed`: where a peer has a way of its own for that."""
     kind = setup.kind
     if checkpointed is not None:
@@ -86,18 +83,31 @@ def whole(setup: Setup, device: str, checkpointed: bool | None = None) -> Whole 
     inner = decoder(kind, device)
     if torch.cuda.is_available():
         free("cuda")  # weights are drawn there: what is cached is not left of the budget
-    return Whole(inner) if setup.task.trains else LastWord(inner)
+    return Whole(inner)
 
 
 def batch(setup: Setup, device: str) -> Batch:
     """The same words for every peer."""
     torch.manual_seed(1)
-    found = text(setup.kind.size, device)
-    return found if setup.task.trains else found[:1]
+    return text(setup.kind.size, device)
 
 
 def trained(module: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def eager_step(module: Whole, inputs: Batch) -> Callable[[], torch.Tensor]:
+    """A training step as anybody writes it."""
+    optimizer = torch.optim.AdamW(trained(module), 1e-4, fused=True)
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        loss = module(*inputs)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
 
 
 def _llama(size: Size, rank: int, rows: int, length: int) -> Kind:
@@ -109,12 +119,10 @@ def tasks(smoke: bool) -> dict[str, Task]:
         return {
             "lora": Task(Kind(TINY, lora=4, checkpointed=True)),
             "full": Task(Kind(TINY, "gpt2", checkpointed=True)),
-            "prefill": Task(Kind(TINY), trains=False),
         }
     return {
         "7B LoRA 8x1K": Task(_llama(LLAMA_7B, RANK, 8, 1024), host_gib=14),
         "GPT-2 1.5B 8x1K": Task(Kind(GPT2_XL, "gpt2", checkpointed=True).of(8, 1024), host_gib=13),
-        "13B prefill 8K": Task(Kind(LLAMA_13B).of(1, 8192), trains=False, host_gib=26),
     }
 
 
