@@ -1,7 +1,7 @@
 """The same kill for torchft, hivemind, torchrun and ours: one of three peers, in the middle.
 
 Each of the others trains its own net by its own rules (elastic_peers/), in a virtual environment
-of its own under `--peers DIR`, which is made once. The victim is killed by SIGKILL some time after
+of its own under `--work DIR`, which is made once. The victim is killed by SIGKILL some time after
 it has noted step `AT`, together with all that it has started; then the survivors' next steps are
 timed. Rounds kill at other times of a step. Ours is killed in the middle of a reduce.
 """
@@ -24,6 +24,7 @@ from typing import Any
 from benchmarks.elastic.gaps import gap, happened
 from benchmarks.harness.command import Options
 from benchmarks.harness.report import Report, format_table
+from benchmarks.peers.usage import descendants
 from benchmarks.swarms.swarm import Nursery, Swarm, free_ports
 
 HERE = Path(__file__).resolve().parents[1] / "elastic_peers"
@@ -212,25 +213,10 @@ def patiently(is_so: Callable[[], bool], what: str, said: Path) -> None:
 
 def end(process: subprocess.Popen[bytes]) -> None:
     """Kill it and all that it has started, which may have sessions of their own."""
-    for pid in family_of(process.pid):
+    for pid in (process.pid, *descendants(process.pid)):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     process.wait()
-
-
-def family_of(pid: int) -> list[int]:
-    """A process and all that descend from it."""
-    parents: dict[int, int] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it may have ended
-            # The name in parentheses may have blanks in it.
-            parents[int(folder.name)] = int(
-                (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            )
-    found = [pid]
-    for one in found:
-        found += [child for child, parent in parents.items() if parent == one]
-    return found
 
 
 def measure(options: Options) -> Report:
@@ -262,5 +248,5 @@ def measure(options: Options) -> Report:
         " seconds. Unequal: steps after which the survivors' weights differed in a bit."
     )
     if not options.work:
-        report.remarks.append("The others were not measured: give --peers DIR.")
+        report.remarks.append("The others were not measured: give --work DIR.")
     return report

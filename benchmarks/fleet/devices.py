@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import lightning as L
@@ -22,7 +22,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.harness.command import Options
-from benchmarks.harness.report import Report, Target
+from benchmarks.harness.report import Report, Target, format_spread, format_table
 from trainers.fleet import Fleet
 from trainers.fleet.deciding.events import Departed, Event, Finished, Planned
 from trainers.fleet.deciding.fleet_state import FleetState
@@ -91,28 +91,29 @@ def step_alone(steps: int = 100) -> float:
     return (stamps[-1] - stamps[0]) / (len(stamps) - 1)
 
 
-class Between:
-    """The time from the moment when all jobs are planned to the end of the last one."""
+class FromPlanned:
+    """Notes the time from the moment when all jobs are planned to the end of the last one."""
 
     def __init__(self, jobs: int) -> None:
         self._jobs = jobs
         self._planned: set[str] = set()
-        self.begun = self.ended = 0.0
+        self._begun = (0.0, 0.0)
+        self.wall = self.cpu = 0.0
         self.moves = 0
 
     def __call__(self, state: FleetState, event: Event) -> None:
-        if isinstance(event, Planned):
+        if isinstance(event, Planned) and event.job not in self._planned:
             self._planned.add(event.job)
-            if len(self._planned) == self._jobs and not self.begun:
-                self.begun = perf_counter()
+            if len(self._planned) == self._jobs:
+                self._begun = perf_counter(), process_time()
         if isinstance(event, Finished):
-            self.ended = perf_counter()
+            self.wall, self.cpu = perf_counter() - self._begun[0], process_time() - self._begun[1]
         if isinstance(event, Departed):
             self.moves += state.jobs[event.job].exit.target is not None
 
 
 def in_fleet(grid: Grid) -> tuple[float, int]:
-    watch = Between(len(grid.steps))
+    watch = FromPlanned(len(grid.steps))
     with tempfile.TemporaryDirectory() as folder:
         fleet = Fleet(None, ["cpu"] * grid.devices, folder=folder, watch=watch)
         for number, steps in enumerate(grid.steps):
@@ -121,7 +122,7 @@ def in_fleet(grid: Grid) -> tuple[float, int]:
             )
         result = fleet.fit()
     assert all(job.state == "finished" for job in result.jobs.values()), result.table()
-    return watch.ended - watch.begun, watch.moves
+    return watch.wall, watch.moves
 
 
 def take_jobs(jobs: Any, together: Any, ended: Any) -> None:
@@ -159,7 +160,7 @@ def measure(options: Options) -> Report:
         "jobs of several devices end at the lower bound, which one trial a device misses",
         {"seconds of a step": STEP},
     )
-    lines = ["| grid | bound s | fleet | moves | FIFO |", "|---|---|---|---|---|"]
+    lines = []
     for grid in grids(smoke):
         ours, moves, theirs = [], [], []
         bounds: list[float] = []
@@ -174,12 +175,14 @@ def measure(options: Options) -> Report:
             )
         fleet, other = statistics.median(ours), statistics.median(theirs)
         bound = statistics.median(bounds)
-        lines.append(
-            f"| {grid.name} | {bound:.1f} | {fleet:.3f} ({min(ours):.3f} to {max(ours):.3f})"
-            f" | {statistics.median(moves):g} | {other:.3f} |"
-        )
+        lines.append([
+            grid.name, f"{bound:.1f}", format_spread(ours, ".3f"),
+            f"{statistics.median(moves):g}", f"{other:.3f}",
+        ])  # fmt: skip
         report.asked.append(Target(f"{grid.name}: fleet over the bound", 1.05, fleet))
-    report.tables["time over max(longest, sum / devices)"] = "\n".join(lines)
+    report.tables["time over max(longest, sum / devices)"] = format_table(
+        ["grid", "bound s", "fleet", "moves", "FIFO"], lines
+    )
     report.remarks.append(
         "Steps wait and compute nothing, on both sides, so that two cores can be four devices."
         " The bound is of the seconds that a step takes in one job alone, in the same round."

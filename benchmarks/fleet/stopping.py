@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.fleet_peers.gpt_jobs import GptJob, GptSize
 from benchmarks.harness.command import Options
-from benchmarks.harness.report import Report
+from benchmarks.harness.report import Report, format_table
 from trainers.fleet import Fleet, Halving
 from trainers.fleet.search.optuna_pruner import OptunaPruner
 
@@ -93,21 +93,19 @@ def measure(options: Options) -> Report:
         "device seconds until the best is known",
         {"jobs": jobs, "steps": size.steps, "first": first},
     )
-    lines = [
-        "| rule | best | device s | over none | steps | of all steps |",
-        "|---|---|---|---|---|---|",
-    ]
+    lines = []
     whole, all_steps = 0.0, jobs * size.steps
     for name, rule in rules.items():
         best, seconds, kept = run(size, jobs, rule)
         whole = whole or seconds
         steps = sum(job["step"] for job in kept.values())
         report.rows.append({"rule": name, "best": best, "seconds": seconds, "jobs": kept})
-        lines.append(
-            f"| {name} | {best} | {seconds:.1f} | {seconds / whole:.2f} | {steps}"
-            f" | {steps / all_steps:.2f} |"
-        )
-    report.tables["twelve rates"] = "\n".join(lines)
+        lines.append([
+            name, best, f"{seconds:.1f}", f"{seconds / whole:.2f}", str(steps),
+            f"{steps / all_steps:.2f}",
+        ])  # fmt: skip
+    head = ["rule", "best", "device s", "over none", "steps", "of all steps"]
+    report.tables["twelve rates"] = format_table(head, lines)
     report.remarks.append(
         "Device seconds have what each job's build and capture takes, which early stopping does"
         " not save; the last column has steps alone."

@@ -29,7 +29,7 @@ import torch
 
 from benchmarks.fleet_peers.gpt_jobs import GptSize, configurations, make
 from benchmarks.harness.command import Options
-from benchmarks.harness.report import Report, Target
+from benchmarks.harness.report import Report, Target, format_spread, format_table
 from trainers import OffloadStrategy
 from trainers.fleet import Fleet
 
@@ -151,20 +151,21 @@ def measure(options: Options) -> Report:
             row["ray_tune"] = tune
         report.rows.append(row)
     base = [row["serial_cpu"] for row in report.rows]
-    lines = ["| way | CPU s | over serial | spread | wall s |", "|---|---|---|---|---|"]
+    lines = []
     ratios = {}
     for way in ways:
         each = [row[f"{way}_cpu"] / one for row, one in zip(report.rows, base, strict=True)]
         ratios[way] = statistics.median(each)
         cpu = statistics.median(row[f"{way}_cpu"] for row in report.rows)
         wall = statistics.median(row[f"{way}_wall"] for row in report.rows)
-        spread = f"{min(each):.3f} to {max(each):.3f}"
-        lines.append(f"| {way} | {cpu:.1f} | {ratios[way]:.3f} | {spread} | {wall:.1f} |")
+        lines.append([way, f"{cpu:.1f}", format_spread(each, ".3f"), f"{wall:.1f}"])
     for way, column in (("processes", "processes_wall"), ("Ray Tune", "ray_tune_wall")):
         walls = [row[column] for row in report.rows if column in row]
         said = f"{statistics.median(walls):.1f}" if walls else "not installed: make .venv/ray"
-        lines.append(f"| {way} | | | | {said} |")
-    report.tables["CPU seconds of all jobs"] = "\n".join(lines)
+        lines.append([way, "", "", said])
+    report.tables["CPU seconds of all jobs"] = format_table(
+        ["way", "CPU s", "over serial", "wall s"], lines
+    )
     report.asked = [
         Target("fleet over the jobs one after the other, CPU time", 1.03, ratios["fleet"]),
         Target("tensors with other bits than alone, all rounds and ways", 0, wrong),

@@ -1,29 +1,24 @@
 """Ours against the loaders people use: CPU time an image, rate, memory, start-up and stalls.
 
-Claim   On pictures in files, serving a decoded sample again costs a fraction of any loader that
-        decodes for every serve; a converted, pre-decoded file (FFCV raw) is the peer to beat. On
-        CIFAR-10 nothing is decoded: there we only claim not to lose to a loader per sample.
+Claim   Serving a decoded sample again costs a fraction of any loader that decodes for every serve;
+        a converted, pre-decoded file (FFCV raw) is the peer to beat.
 Method  A random resized crop to 224 (area 0.08 to 1, ratio 3/4 to 4/3) and a flip, shuffled, every
-        peer as it does best; CIFAR-10: pad by 4 and crop, flip, cutout of 8. Every row in a process
-        of its own, opened once; `--repeats` rounds after a warm-up pass, a pass a row and round, in
-        another order each round. CPU: user and system of the process and its workers, from rest to
-        rest. Rate: to the last batch, or to rest for a loader that has then begun the next pass.
-        Memory: peak RSS, and what workers hold alone. Stalls: a consumer that sleeps so long a
-        batch, at multiples of the rate at which we decode without reuse here; the share of wall
-        time for which it waits for batches.
-Run     python benchmarks/loader_vs_peers.py photos FOLDER      FOLDER/CLASS/*.jpg, or in FOLDER/train
-        python benchmarks/loader_vs_peers.py cifar10 FOLDER     FOLDER/cifar-10-batches-py
-        `--smoke` needs no folder and takes seconds. `photos FOLDER --asked` is the short table of
-        what was asked of us, in about five minutes. Peers: pip install 'perfect-training[bench]';
-        what is missing is said in the table with how to get it, also FFCV, which needs headers.
+        peer as it does best. Every row in a process of its own, opened once; `--repeats` rounds
+        after a warm-up pass, a pass a row and round, in another order each round. CPU: user and
+        system of the process and its workers, from rest to rest. Rate: to the last batch, or to
+        rest for a loader that has then begun the next pass. Memory: peak RSS, and what workers hold
+        alone. Stalls: a consumer that sleeps so long a batch, at multiples of the rate at which we
+        decode without reuse here; the share of wall time for which it waits for batches.
+Run     python -m benchmarks.peers FOLDER        FOLDER/CLASS/*.jpg, or in FOLDER/train
+        `--smoke` needs no folder and takes seconds. `FOLDER --asked` is the short table of what was
+        asked of us, in about five minutes. Peers: pip install 'perfect-training[bench]'; what is
+        missing is said in the table with how to get it, also FFCV, which needs headers.
 
-        rows -> a child each -> prepare, open -> rounds of passes -> stalls -> OUT/DATE_loader_vs_peers_SUITE.*
-"""  # noqa: E501
+        rows -> a child each -> prepare, open -> rounds of passes -> stalls -> report
+"""
 
 import argparse
-import datetime
 import os
-import random
 import statistics
 import sys
 import tempfile
@@ -31,21 +26,23 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
-from benchmarks.harness.machine import describe_run
+from benchmarks.harness.command import add_common_options, measure_and_write
+from benchmarks.harness.report import Report
+from benchmarks.harness.rounds import shuffle_rounds
 from benchmarks.peers import folders
 from benchmarks.peers.children import Child, PeerFailed
 from benchmarks.peers.contract import Job, Row
-from benchmarks.peers.report import Seen, write_report
-from benchmarks.peers.rows import SUITES
+from benchmarks.peers.report import Seen, report
+from benchmarks.peers.rows import ROWS
 
-RESULTS = Path(__file__).parent / "results"
-BATCH = {"photos": 64, "cifar10": 512}
-PICTURES = {"photos": 2048, "cifar10": 50_000}
+BATCH, SMOKE_BATCH = 64, 8
+PICTURES, SMOKE_PICTURES = 2048, 24
 LARGE = 12
 """One picture of 1920x1440 for so many others."""
-SMOKE = {"photos": 24, "cifar10": 500}
+CROP, WORKERS = 224, 2
 PACES = (4.0, 3.0, 2.0, 1.0, 0.5)
 """Fastest first: a slower consumer would leave the one after it a stock."""
 PACEMAKER = "ours-1"
@@ -83,13 +80,11 @@ def check(seen: Seen, job: Job) -> None:
         raise PeerFailed("failed: served a picture of one colour")
 
 
-def rounds(seen: dict[str, Seen], living: dict[str, Child], repeats: int, seed: int) -> None:
+def rounds(seen: dict[str, Seen], living: dict[str, Child], repeats: int) -> None:
     """Every row a pass a round, in a fresh order."""
     rested = dict.fromkeys(living, time.monotonic())
-    for number in range(repeats):
-        order = list(living)
-        random.Random(seed + number).shuffle(order)
-        for key in order:
+    for number, order in shuffle_rounds(living, repeats):
+        for key in [key for key in order if key in living]:
             idle_wall = time.monotonic() - rested[key]
             try:
                 measured = living[key].ask("serve")
@@ -109,10 +104,8 @@ def stalls(
     if PACEMAKER not in living or not args.stall_seconds:
         return 0.0
     rate = statistics.median(seen[PACEMAKER].rate)
-    for number in range(args.stall_repeats):
-        order = list(living)
-        random.Random(args.seed + number).shuffle(order)
-        for key in order:
+    for number, order in shuffle_rounds(living, args.stall_repeats):
+        for key in [key for key in order if key in living]:
             for pace in PACES:
                 try:
                     answer = living[key].ask(
@@ -133,15 +126,11 @@ def say(text: str) -> None:
 
 def folder_of(args: argparse.Namespace, work: Path) -> tuple[Path, int]:
     """Where the pictures are, and how many a pass has."""
-    photos = args.suite == "photos"
-    pictures = args.pictures or (SMOKE if args.smoke else PICTURES)[args.suite]
+    pictures = args.pictures or (SMOKE_PICTURES if args.smoke else PICTURES)
     if args.folder is None and not args.smoke:
         raise SystemExit("give the folder of pictures, or --smoke for made-up ones")
     if args.folder is None:
-        make = folders.made_up_photos if photos else folders.made_up_cifar10
-        args.folder = make(work / "made_up", pictures)
-    if not photos:
-        return args.folder, min(pictures, len(folders.cifar10(args.folder, pictures)[1]))
+        args.folder = folders.made_up_photos(work / "made_up", pictures)
     inner = args.folder / "train"
     source = inner if inner.is_dir() else args.folder
     # Links, named by how many there are: conversions of an earlier run fit them.
@@ -151,14 +140,10 @@ def folder_of(args: argparse.Namespace, work: Path) -> tuple[Path, int]:
     return linked, pictures
 
 
-def run(args: argparse.Namespace, rows: Sequence[Row], work: Path) -> None:
-    before = os.getloadavg()[0]
+def run(args: argparse.Namespace, rows: Sequence[Row], work: Path) -> Report:
     folder, pictures = folder_of(args, work)
-    batch = args.batch or (8 if args.smoke else BATCH[args.suite])
-    job = Job(
-        folder, pictures, batch, args.workers, 32 if args.suite == "cifar10" else args.crop,
-        args.stored, args.seed,
-    )  # fmt: skip
+    batch = SMOKE_BATCH if args.smoke else BATCH
+    job = Job(folder, pictures, batch, WORKERS, CROP, seed=0)
     large = job
     if any(row.large for row in rows):
         count = max(batch, pictures // LARGE)
@@ -169,53 +154,39 @@ def run(args: argparse.Namespace, rows: Sequence[Row], work: Path) -> None:
         seen: dict[str, Seen] = {}
         living: dict[str, Child] = {}
         for row in rows:
-            place = work / f"{args.suite}_{pictures}"
+            place = work / f"photos_{pictures}"
             seen[row.key], child = start(row, large if row.large else job, place, stack)
             say(f"{row.name}: {seen[row.key].problem or 'ready'}")
             if child is not None:
                 living[row.key] = child
-        rounds(seen, living, args.repeats, args.seed)
+        rounds(seen, living, args.repeats)
         rate = stalls(seen, living, args, batch)
         for key, child in living.items():
             seen[key].memory = child.ask("memory")
     setting = {k: v for k, v in asdict(job).items() if k != "folder"} | {
         "pictures_of_1920x1440": large.pictures if large is not job else 0,
-        "suite": args.suite, "threads_of_a_library_per_process": 1, "repeats": args.repeats,
+        "threads_of_a_library_per_process": 1, "repeats": args.repeats,
         "stall_seconds": args.stall_seconds,
         "stall_repeats": args.stall_repeats, "pace_of_1x_images_per_second": round(rate),
     }  # fmt: skip
-    machine = describe_run() | {"load_before": before}
-    title = f"Loaders, {args.suite}, {args.date}"
-    name = "asked" if args.asked else args.suite
-    stem = args.out / f"{args.date}_loader_vs_peers_{name}"
-    print(write_report(stem, title, setting, machine, list(seen.values())))
+    return report(setting, list(seen.values()))
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("suite", choices=SUITES)
     parser.add_argument("folder", type=Path, nargs="?")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--work", type=Path, help="keeps conversions for another run")
     parser.add_argument("--only", default="", help="keys of rows, by commas; --only ? lists them")
     parser.add_argument("--repeats", type=int, default=None)
-    parser.add_argument("--batch", type=int)
-    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--pictures", type=int, help="a pass; links repeat a smaller folder")
-    parser.add_argument("--crop", type=int, default=224)
-    parser.add_argument(
-        "--stored", type=int, help="ours: side of stored squares, not full pictures"
-    )
     parser.add_argument("--stall-seconds", type=float, default=None, help="a pace; 0: none")
     parser.add_argument("--stall-repeats", type=int, default=None)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--smoke", action="store_true", help="seconds: few rows, tiny passes")
     parser.add_argument("--asked", action="store_true", help="what was asked of us, without stalls")
-    parser.add_argument("--date", default=datetime.date.today().isoformat())
+    add_common_options(parser)
     args = parser.parse_args()
     args.smoke &= not args.asked
     if args.asked and args.pictures is None:
-        args.pictures = PICTURES[args.suite] // 2
+        args.pictures = PICTURES // 2
     for name, usual, smoke in (
         ("repeats", 7 if args.asked else 5, 1),
         ("stall_seconds", 0 if args.asked else 3, 0.1),
@@ -227,24 +198,24 @@ def arguments() -> argparse.Namespace:
 
 
 def chosen(args: argparse.Namespace) -> list[Row]:
-    rows = SUITES[args.suite]
-    keys = [row.key for row in rows]
-    preset = [row for row in rows if row.asked or not args.asked]
+    keys = [row.key for row in ROWS]
+    preset = [row for row in ROWS if row.asked or not args.asked]
     wanted = [row.key for row in preset if row.smoke or not args.smoke]
     wanted = args.only.split(",") if args.only else wanted
     if unknown := [key for key in wanted if key not in keys]:
         raise SystemExit(f"no row {', '.join(unknown)}; there are {', '.join(keys)}")
-    return [row for row in rows if row.key in wanted]
+    return [row for row in ROWS if row.key in wanted]
 
 
 def main() -> None:
     args = arguments()
     rows = chosen(args)
-    if args.work is not None:
-        args.work.mkdir(parents=True, exist_ok=True)
-        return run(args, rows, args.work.resolve())
-    with tempfile.TemporaryDirectory() as work:
-        run(args, rows, Path(work))
+    name = "asked" if args.asked else "photos"
+    with tempfile.TemporaryDirectory() as place:
+        work = (args.work or Path(place)).resolve()
+        work.mkdir(parents=True, exist_ok=True)
+        stem = args.out / f"{args.date}_loader_vs_peers_{name}"
+        measure_and_write(partial(run, args, rows, work), stem)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,11 @@ fresh order with fresh randomness. Nothing may be decoded, started or imported b
 the file of a peer imports its package at the top, which is how a missing one is noticed.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,30 +17,26 @@ class Job:
     """What every peer of a run is asked for."""
 
     folder: Path
-    """Photos: folder/CLASS/*.jpg. CIFAR-10: the folder that holds its python version's folder."""
+    """FOLDER/CLASS/*.jpg"""
     pictures: int
-    """So many of them; the folder of photos holds no more."""
+    """So many of them; the folder holds no more."""
     batch: int
     workers: int
     crop: int
-    stored: int | None
-    """Ours: side of the stored square; None keeps the full picture."""
     seed: int
 
 
 Batches = Iterable[Any]  # of (pictures, labels): arrays or tensors, each peer has its own
 
 
-class Peer(Protocol):
-    @property
-    def output(self) -> str:
-        """Type and layout of its pictures, and how they were resized."""
-        ...
+class Peer(ABC):
+    output = "uint8 HWC"
+    """Type and layout of its pictures, and how they were resized."""
 
-    def prepare(self, job: Job, work: Path) -> None:
+    def prepare(self, job: Job, work: Path) -> None:  # noqa: B027
         """Convert the folder into `work`, a folder of its own, where the peer wants that."""
-        ...
 
+    @abstractmethod
     def open(self, job: Job, work: Path) -> Batches: ...
 
 
@@ -48,7 +45,7 @@ class Row:
     """A line of the table."""
 
     key: str
-    """What `--only` and `--python` call it."""
+    """What `--only` calls it."""
     name: str
     peer: str
     """module:class of a Peer"""
@@ -59,8 +56,6 @@ class Row:
     """How to get what it imports, beyond this project's own dependencies."""
     serves: int = 1
     """How often a pass serves a picture."""
-    group: str = "peer"
-    """peer, ours or ceiling"""
     converts: bool = False
     smoke: bool = False
     """Part of the smoke preset."""

@@ -2,7 +2,6 @@
 """NVIDIA DALI on the CPU: decoding and cropping fused, uint8."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,7 +9,7 @@ from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
-from benchmarks.peers.contract import Batches, Job
+from benchmarks.peers.contract import Batches, Job, Peer
 from benchmarks.peers.folders import listing
 
 
@@ -44,16 +43,10 @@ class Dali:
             yield batch["image"], batch["label"]
 
 
-@dataclass(frozen=True, slots=True)
-class DaliFused:
-    antialias: bool = True
-
-    @property
-    def output(self) -> str:
-        return f"uint8 HWC, {'antialiased' if self.antialias else 'linear'}"
-
-    def prepare(self, job: Job, work: Path) -> None:
-        pass
+class DaliFused(Peer):
+    def __init__(self, antialias: bool = True) -> None:
+        self.antialias = antialias
+        self.output = f"uint8 HWC, {'antialiased' if antialias else 'linear'}"
 
     def open(self, job: Job, work: Path) -> Batches:
         return Dali(job, self.antialias)

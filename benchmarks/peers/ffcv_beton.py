@@ -8,14 +8,14 @@ from typing import Any, Literal
 import numpy as np
 from ffcv.fields import IntField, RGBImageField
 from ffcv.fields.basics import IntDecoder
-from ffcv.fields.rgb_image import RandomResizedCropRGBImageDecoder, SimpleRGBImageDecoder
+from ffcv.fields.rgb_image import RandomResizedCropRGBImageDecoder
 from ffcv.loader import Loader, OrderOption
-from ffcv.transforms import Cutout, RandomHorizontalFlip, RandomTranslate, Squeeze, ToTensor
+from ffcv.transforms import RandomHorizontalFlip, Squeeze, ToTensor
 from ffcv.writer import DatasetWriter
 from PIL import Image
 
-from benchmarks.peers.contract import Batches, Job
-from benchmarks.peers.folders import cifar10, listing
+from benchmarks.peers.contract import Batches, Job, Peer
+from benchmarks.peers.folders import listing
 
 QUALITY = 85
 """Its writer encodes every picture again: at this quality, to files as large as those we used."""
@@ -33,21 +33,10 @@ class Photos:
             return np.asarray(picture.convert("RGB")), self.labels[index]
 
 
-class Arrays:
-    def __init__(self, job: Job) -> None:
-        self.pixels, self.labels = cifar10(job.folder, job.pictures)
-
-    def __len__(self) -> int:
-        return len(self.pixels)
-
-    def __getitem__(self, index: int) -> tuple[Any, int]:
-        return self.pixels[index], int(self.labels[index])
-
-
 @dataclass(frozen=True, slots=True)
-class FfcvPhotos:
+class FfcvPhotos(Peer):
     mode: Literal["jpg", "raw"]
-    output: str = "uint8 HWC, area"
+    output = "uint8 HWC, area"
 
     def prepare(self, job: Job, work: Path) -> None:
         image = RGBImageField(write_mode=self.mode, jpeg_quality=QUALITY)
@@ -56,20 +45,6 @@ class FfcvPhotos:
     def open(self, job: Job, work: Path) -> Batches:
         decoder = RandomResizedCropRGBImageDecoder((job.crop, job.crop))
         return read(job, work, [decoder, RandomHorizontalFlip(), ToTensor()])
-
-
-@dataclass(frozen=True, slots=True)
-class FfcvCifar10:
-    output: str = "uint8 HWC"
-
-    def prepare(self, job: Job, work: Path) -> None:
-        write(Arrays(job), RGBImageField(write_mode="raw"), job, work)
-
-    def open(self, job: Job, work: Path) -> Batches:
-        return read(job, work, [
-            SimpleRGBImageDecoder(), RandomHorizontalFlip(), RandomTranslate(padding=4),
-            Cutout(8), ToTensor(),
-        ])  # fmt: skip
 
 
 def write(dataset: Any, image: Any, job: Job, work: Path) -> None:

@@ -1,13 +1,11 @@
 """Pictures on disk: which there are, longer passes by links, and made-up ones for smoke runs."""
 
 import os
-import pickle
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-CIFAR10 = "cifar-10-batches-py"
 SUFFIXES = {".jpg", ".jpeg"}
 
 
@@ -61,25 +59,3 @@ def made_up_photos(into: Path, pictures: int) -> Path:
         pixels = rng.integers(0, 256, (12 + number % 3, 16, 3), np.uint8).repeat(8, 0).repeat(8, 1)
         Image.fromarray(pixels).save(place / f"{number:03d}.jpg")
     return into
-
-
-def made_up_cifar10(into: Path, pictures: int) -> Path:
-    rng = np.random.default_rng(0)
-    (into / CIFAR10).mkdir(parents=True, exist_ok=True)
-    for number in range(1, 6):
-        data = rng.integers(0, 256, (pictures // 5, 3072), np.uint8)
-        batch = {b"data": data, b"labels": rng.integers(0, 10, len(data)).tolist()}
-        (into / CIFAR10 / f"data_batch_{number}").write_bytes(pickle.dumps(batch))
-    return into
-
-
-def cifar10(folder: Path, pictures: int) -> tuple[np.ndarray, np.ndarray]:
-    """The first so many training pictures, uint8 [N, 32, 32, 3], and their labels."""
-    batches = []
-    for number in range(1, 6):
-        file = folder / CIFAR10 / f"data_batch_{number}"
-        batches.append(pickle.loads(file.read_bytes(), encoding="bytes"))
-    pixels = np.concatenate([batch[b"data"] for batch in batches])[:pictures]
-    labels = np.concatenate([batch[b"labels"] for batch in batches])[:pictures]
-    pixels = pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    return np.ascontiguousarray(pixels), labels.astype(np.int64)

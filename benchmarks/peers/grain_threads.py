@@ -2,7 +2,6 @@
 """Google's Grain: a map-style data set, read by its threads, shuffled and batched by it."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import grain
 import numpy as np
 
 from benchmarks.peers import cropping
-from benchmarks.peers.contract import Batches, Job
+from benchmarks.peers.contract import Batches, Job, Peer
 from benchmarks.peers.folders import listing
 
 
@@ -35,12 +34,8 @@ class Grain:
         return cropping.decode(path.read_bytes(), self.job.crop, rng.uniform), label
 
 
-@dataclass(frozen=True, slots=True)
-class GrainThreads:
-    output: str = cropping.OUTPUT
-
-    def prepare(self, job: Job, work: Path) -> None:
-        pass
+class GrainThreads(Peer):
+    output = cropping.OUTPUT
 
     def open(self, job: Job, work: Path) -> Batches:
         return Grain(job)

@@ -1,13 +1,12 @@
 """The ceiling of ceilings: gathering a shuffled batch's bytes from memory, and nothing else."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.peers.contract import Batches, Job
+from benchmarks.peers.contract import Batches, Job, Peer
 
 
 class Gather:
@@ -28,12 +27,6 @@ class Gather:
             yield batch, ids
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryCopy:
-    output: str = "uint8 HWC"
-
-    def prepare(self, job: Job, work: Path) -> None:
-        pass
-
+class MemoryCopy(Peer):
     def open(self, job: Job, work: Path) -> Batches:
         return Gather(job)

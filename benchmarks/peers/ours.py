@@ -1,4 +1,4 @@
-"""Ours, through the public interface: `ReuseLoader` over a folder or over arrays, and adopted.
+"""Ours, through the public interface: `ReuseLoader` over a folder, and adopted.
 
 stored "picture"   the full picture is kept, every serve crops it anew and flips it
 stored "short"     the same of pictures whose shorter side was fitted to 256 first: half the memory
@@ -17,16 +17,14 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
-from benchmarks.peers.contract import Batches, Job
-from benchmarks.peers.folders import cifar10, listing
+from benchmarks.peers.contract import Batches, Job, Peer
+from benchmarks.peers.folders import listing
 from loaders import Cache, ReuseLoader
 from loaders.pixels.augmentation import (
     Chain,
-    Cutout,
     Draws,
     Flip,
     Geometric,
-    PadCrop,
     RandomResizedCrop,
 )
 from loaders.pixels.placing import Placing
@@ -68,16 +66,13 @@ class DecodedWhole(Geometric):
 
 
 @dataclass(frozen=True, slots=True)
-class OurPhotos:
+class OurPhotos(Peer):
     reuse: int
     stored: Literal["picture", "short", "crop"] = "picture"
     cache: Literal["ram", "disk"] | None = None
     decoded: bool = False
     whole: bool = False
-    output: str = "uint8 CHW, box mean, linear"
-
-    def prepare(self, job: Job, work: Path) -> None:
-        pass
+    output = "uint8 CHW, box mean, linear"
 
     def open(self, job: Job, work: Path) -> Batches:
         crop = RandomResizedCrop(job.crop)  # torchvision's ranges
@@ -97,25 +92,24 @@ class OurPhotos:
         if not self.decoded:
             if self.stored == "short":
                 return picture_folder(job.folder, SHORT_SIDE, square=False)
-            return picture_folder(job.folder, job.stored)
-        kept = job.crop if self.stored == "crop" else job.stored or mean_side(job.folder)
+            return picture_folder(job.folder)
+        kept = job.crop if self.stored == "crop" else mean_side(job.folder)
         return decoded(job.folder, kept)
 
 
-@dataclass(frozen=True, slots=True)
-class AdoptedPhotos:
+class AdoptedPhotos(Peer):
     """The path that most users take: the DataLoader of an ImageFolder, taken over."""
 
-    reuse: int
-    version: Literal["floats", "v2"]
-    decode: Literal["exact", "scaled"] = "exact"
-
-    @property
-    def output(self) -> str:
-        return f"{'float32' if self.version == 'floats' else 'uint8'} CHW"
-
-    def prepare(self, job: Job, work: Path) -> None:
-        pass
+    def __init__(
+        self,
+        reuse: int,
+        version: Literal["floats", "v2"],
+        decode: Literal["exact", "scaled"] = "exact",
+    ) -> None:
+        self.reuse = reuse
+        self.version: Literal["floats", "v2"] = version
+        self.decode: Literal["exact", "scaled"] = decode
+        self.output = f"{'float32' if version == 'floats' else 'uint8'} CHW"
 
     def open(self, job: Job, work: Path) -> Batches:
         from torchvision.datasets import ImageFolder  # the other peers here do without torchvision
@@ -125,19 +119,3 @@ class AdoptedPhotos:
         dataset = ImageFolder(job.folder, transform=transform(self.version, job.crop))
         theirs = loader(dataset, job)
         return ReuseLoader.from_dataloader(theirs, reuse=self.reuse, decode=self.decode)
-
-
-@dataclass(frozen=True, slots=True)
-class OurCifar10:
-    reuse: int
-    output: str = "uint8 CHW"
-
-    def prepare(self, job: Job, work: Path) -> None:
-        pass
-
-    def open(self, job: Job, work: Path) -> Batches:
-        pixels, labels = cifar10(job.folder, job.pictures)
-        return ReuseLoader(
-            PictureArrays(pixels, labels, tuple("0123456789")), job.batch, reuse=self.reuse,
-            augment=Chain([PadCrop(4), Flip(), Cutout(8)]), workers=job.workers, seed=job.seed,
-        )  # fmt: skip

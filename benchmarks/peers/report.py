@@ -1,24 +1,20 @@
-"""What was measured -> table (markdown), picture (PNG) and everything (JSON), dated.
+"""What was measured -> tables and remarks.
 
 Rounds differ in load, the rows of one round do not: a ratio is taken within a round, and of the
 ratios the median.
 """
 
-import json
 import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
+from benchmarks.harness.report import Report, format_table
 from benchmarks.peers.contract import Row
 from benchmarks.peers.rows import ASKED
 
-COLOURS = {"peer": "#9a9a9a", "ours": "#1f6f9f", "ceiling": "#c9a227"}
-AGAINST = ("threads", "torch-floats", "torch-v1", "ffcv-raw", "ffcv")
+AGAINST = ("threads", "torch-floats", "ffcv-raw")
 BURNS = 0.01
 """Of a core while it should wait: more is said under the table."""
 
@@ -75,12 +71,10 @@ def table(seen: Sequence[Seen]) -> str:
     head += [f"... against: {name}" for name in against]
     head += ["images/s", "peak RSS, MiB: own (before opening) + workers", "open + first batch, s"]
     head += [f"waits at {pace}, %" for pace in paces] + ["conversion"]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    lines = []
     for s in seen:
         if s.row.key not in known:
-            lines.append(
-                f"| {s.row.name} | {s.problem or 'not measured'} |" + " |" * (len(head) - 2)
-            )
+            lines.append([s.row.name, s.problem or "not measured", *[""] * (len(head) - 2)])
             continue
         cells = [s.row.name, s.hello["output"], spread(s.cpu)]
         cells.append(ratio(known.get(without_reuse(s.row.key)), s))
@@ -97,25 +91,23 @@ def table(seen: Sequence[Seen]) -> str:
             if s.conversion
             else ""
         )
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        lines.append(cells)
+    return format_table(head, lines)
 
 
 def asked(seen: Sequence[Seen]) -> str:
     """What was asked of us, beside what was measured. Empty: nothing of it was."""
     known = {s.row.key: s for s in seen if s.passes and not s.problem}
-    lines = [
-        "| CPU time of a served picture | over | median [min, max] | asked |",
-        "|---|---|---|---|",
-    ]
+    lines = []
     for what, ours, theirs, most in ASKED:
         others = [known[key] for key in theirs if key in known]
         if ours not in known or not others:
             continue
         cheapest = min(others, key=lambda one: statistics.median(one.cpu))
         found = ratio(known[ours], cheapest)
-        lines.append(f"| {what} | {cheapest.row.name} | {found} | {most} |")
-    return "\n".join(lines) if len(lines) > 2 else ""
+        lines.append([what, cheapest.row.name, found, str(most)])
+    head = ["CPU time of a served picture", "over", "median [min, max]", "asked"]
+    return format_table(head, lines) if lines else ""
 
 
 def remarks(seen: Sequence[Seen]) -> list[str]:
@@ -126,45 +118,20 @@ def remarks(seen: Sequence[Seen]) -> list[str]:
         share = sum(p["idle"] for p in s.passes) / waited if waited else 0.0
         if share > BURNS:
             said.append(
-                f"- {s.row.name}: used {100 * share:.1f} % of a core while it should wait, which"
+                f"{s.row.name}: used {100 * share:.1f} % of a core while it should wait, which"
                 " its time an image does not have."
             )
     return said
 
 
-def write_report(
-    stem: Path, title: str, setting: dict[str, Any], machine: dict[str, Any], seen: Sequence[Seen]
-) -> str:
-    stem.parent.mkdir(parents=True, exist_ok=True)
+def report(setting: dict[str, Any], seen: Sequence[Seen]) -> Report:
     versions: dict[str, str] = {}
     for s in seen:
         versions |= s.hello.get("versions", {})
-    rows = [asdict(s) | {"cpu_us": s.cpu if s.passes else []} for s in seen]
-    everything = {"setting": setting, "machine": machine, "versions": versions, "rows": rows}
-    stem.with_suffix(".json").write_text(json.dumps(everything, indent=1) + "\n")
-    text = table(seen)
-    facts = "; ".join(f"{k} {v}" for k, v in (setting | machine | versions).items())
-    parts = [f"# {title}", facts, asked(seen), text, "\n".join(remarks(seen))]
-    stem.with_suffix(".md").write_text("\n\n".join(part for part in parts if part) + "\n")
-    plot(stem.with_suffix(".png"), title, seen)
-    return f"{asked(seen)}\n\n{text}"
-
-
-def plot(path: Path, title: str, seen: Sequence[Seen]) -> None:
-    bars = [s for s in seen if s.passes and not s.problem]
-    bars.sort(key=lambda s: -statistics.median(s.cpu))
-    figure = Figure(figsize=(9, 1.2 + 0.27 * len(bars)), layout="constrained")
-    axes = figure.add_subplot()
-    for place, s in enumerate(bars):
-        middle = statistics.median(s.cpu)
-        error = [[middle - min(s.cpu)], [max(s.cpu) - middle]]
-        axes.barh(place, middle, xerr=error, color=COLOURS[s.row.group], ecolor="#444444")
-        axes.annotate(f" {middle:.0f}" if middle >= 100 else f" {middle:.1f}", (max(s.cpu), place),
-                      va="center", fontsize=8)  # fmt: skip
-        if s.row.key == "ceiling":
-            axes.axvline(middle, color=COLOURS["ceiling"], linestyle="--", linewidth=1)
-    axes.set_yticks(range(len(bars)), [s.row.name for s in bars], fontsize=8)
-    axes.set(xlabel="CPU microseconds an image (user + system, workers too)", title=title)
-    axes.margins(x=0.08)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150)
+    tables = {"What was asked": asked(seen), "Loaders": table(seen)}
+    return Report(
+        "loader_vs_peers", "Claim: a decoded sample that is served again costs a fraction",
+        setting | versions, {title: text for title, text in tables.items() if text},
+        remarks=remarks(seen),
+        rows=[asdict(s) | {"cpu_us": s.cpu if s.passes else []} for s in seen],
+    )  # fmt: skip

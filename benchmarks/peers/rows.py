@@ -1,4 +1,4 @@
-"""The lines of the two tables. Nothing is imported here: a peer that is missing is a line too."""
+"""The lines of the table. Nothing is imported here: a peer that is missing is a line too."""
 
 from benchmarks.peers.contract import Row
 
@@ -49,7 +49,6 @@ def _ours(key: str, name: str, **options: object) -> Row:
     assert isinstance(reuse, int)
     return Row(
         key, name, "peers.ours:OurPhotos", options, ("pillow",), serves=reuse,
-        group="ceiling" if "decoded" in options else "ours",
         smoke=key in ("ours-1", "ours-3", "ceiling"),
         asked=key in ("ours-1", "ours-3", "ours-3-whole"),
     )  # fmt: skip
@@ -67,39 +66,23 @@ OURS = (
             reuse=k, cache=where)
       for where in ("ram", "disk") for k in (1, 2, 3)),
     *(Row(f"adopted-{k}", f"ours, reuse {k}, from_dataloader(ImageFolder), v2",
-          "peers.ours:AdoptedPhotos", {"reuse": k, "version": "v2"}, TORCH, serves=k, group="ours",
+          "peers.ours:AdoptedPhotos", {"reuse": k, "version": "v2"}, TORCH, serves=k,
           smoke=k == 3)
       for k in (1, 3, 6)),
     *(Row(f"adopted-{k}-floats", f"ours, reuse {k}, from_dataloader(ImageFolder), Resize, floats",
           "peers.ours:AdoptedPhotos", {"reuse": k, "version": "floats"}, TORCH, serves=k,
-          group="ours", asked=True) for k in (1, 3)),
+          asked=True) for k in (1, 3)),
     *(Row(f"adopted-1-{how}", f"ours, reuse 1, 1920x1440, from_dataloader(ImageFolder), {how}",
           "peers.ours:AdoptedPhotos", {"reuse": 1, "version": "v2", "decode": how}, TORCH,
-          group="ours", large=True, asked=True) for how in ("exact", "scaled")),
+          large=True, asked=True) for how in ("exact", "scaled")),
     _ours("ceiling", "ceiling: decoded already, cropped anew", reuse=1, decoded=True),
     _ours("ceiling-crop", "ceiling: cropped already, flipped", reuse=1, stored="crop",
           decoded=True),
     Row("memory", "ceiling: the batch's bytes, gathered", "peers.memory:MemoryCopy", {},
-        ("numpy",), group="ceiling", smoke=True),
+        ("numpy",), smoke=True),
 )  # fmt: skip
 
-CIFAR10 = (
-    Row("torch-v1", "DataLoader, a sample at a time, v1", "peers.cifar_torch:CifarTorch",
-        {"version": "v1"}, TORCH, smoke=True),
-    Row("torch-v2", "DataLoader, a sample at a time, v2", "peers.cifar_torch:CifarTorch",
-        {"version": "v2"}, TORCH),
-    Row("ffcv", "FFCV", "peers.ffcv_beton:FfcvCifar10", {}, ("ffcv", "numba"), FFCV,
-        converts=True, smoke=True),
-    Row("torch-batched", "torch, a batch at once", "peers.cifar_torch:CifarTorch",
-        {"version": "batched"}, ("torch",), smoke=True),
-    *(Row(f"ours-{k}", f"ours, reuse {k}", "peers.ours:OurCifar10", {"reuse": k}, ("torch",),
-          serves=k, group="ours", smoke=True) for k in (1, 3)),
-    Row("memory", "ceiling: the batch's bytes, gathered", "peers.memory:MemoryCopy", {},
-        ("numpy",), group="ceiling", smoke=True),
-)  # fmt: skip
-
-SUITES = {"photos": (*PEERS, *OURS), "cifar10": CIFAR10}
-
+ROWS = (*PEERS, *OURS)
 DECODE_EVERY_TIME = tuple(
     row.key for row in PEERS if row.asked and not row.large and row.key != "torch-floats"
 )

@@ -6,14 +6,13 @@ With simplejpeg and OpenCV: its own decoder, FFmpeg's, took twice the time in ou
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from spdl.pipeline import PipelineBuilder
 
 from benchmarks.peers import cropping
-from benchmarks.peers.contract import Batches, Job
+from benchmarks.peers.contract import Batches, Job, Peer
 from benchmarks.peers.folders import listing
 
 
@@ -40,12 +39,8 @@ class Spdl:
         return pixels, [self.labels[i] for i in ids]
 
 
-@dataclass(frozen=True, slots=True)
-class SpdlThreads:
-    output: str = cropping.OUTPUT
-
-    def prepare(self, job: Job, work: Path) -> None:
-        pass
+class SpdlThreads(Peer):
+    output = cropping.OUTPUT
 
     def open(self, job: Job, work: Path) -> Batches:
         random.seed(job.seed)

@@ -5,14 +5,13 @@ import random
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.peers import cropping
-from benchmarks.peers.contract import Batches, Job
+from benchmarks.peers.contract import Batches, Job, Peer
 from benchmarks.peers.folders import listing
 
 AHEAD = 3
@@ -52,12 +51,8 @@ class Threads:
             cropping.decode_into(place, self.paths[index].read_bytes())
 
 
-@dataclass(frozen=True, slots=True)
-class ThreadPool:
-    output: str = cropping.OUTPUT
-
-    def prepare(self, job: Job, work: Path) -> None:
-        pass
+class ThreadPool(Peer):
+    output = cropping.OUTPUT
 
     def open(self, job: Job, work: Path) -> Batches:
         random.seed(job.seed)

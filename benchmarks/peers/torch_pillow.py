@@ -4,7 +4,6 @@
 uint8 tensors and stays there. Both resize with antialiasing.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +14,7 @@ from torchvision import transforms
 from torchvision.io import ImageReadMode, decode_jpeg, read_file
 from torchvision.transforms import v2
 
-from benchmarks.peers.contract import Batches, Job
+from benchmarks.peers.contract import Batches, Job, Peer
 from benchmarks.peers.folders import listing
 
 Version = Literal["floats", "v2"]
@@ -41,27 +40,17 @@ class DecodedPictures(Pictures):
         return self.transform(pixels), self.labels[index]
 
 
-@dataclass(frozen=True, slots=True)
-class TorchDecodeJpeg:
-    output: str = "uint8 CHW, antialiased"
-
-    def prepare(self, job: Job, work: Path) -> None:
-        pass
+class TorchDecodeJpeg(Peer):
+    output = "uint8 CHW, antialiased"
 
     def open(self, job: Job, work: Path) -> Batches:
         return loader(DecodedPictures(job.folder, transform("v2", job.crop)), job)
 
 
-@dataclass(frozen=True, slots=True)
-class TorchPillow:
-    version: Version
-
-    @property
-    def output(self) -> str:
-        return f"{'float32' if self.version == 'floats' else 'uint8'} CHW, antialiased"
-
-    def prepare(self, job: Job, work: Path) -> None:
-        pass
+class TorchPillow(Peer):
+    def __init__(self, version: Version) -> None:
+        self.version: Version = version
+        self.output = f"{'float32' if version == 'floats' else 'uint8'} CHW, antialiased"
 
     def open(self, job: Job, work: Path) -> Batches:
         return loader(Pictures(job.folder, transform(self.version, job.crop)), job)

@@ -1,13 +1,12 @@
 """torch's DataLoader with the cheapest decoder and crop, uint8: its processes and nothing else."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch.utils.data import Dataset
 
 from benchmarks.peers import cropping
-from benchmarks.peers.contract import Batches, Job
+from benchmarks.peers.contract import Batches, Job, Peer
 from benchmarks.peers.folders import listing
 from benchmarks.peers.torch_pillow import loader
 
@@ -25,12 +24,8 @@ class Pictures(Dataset[tuple[torch.Tensor, int]]):
         return torch.from_numpy(pixels), self.labels[index]
 
 
-@dataclass(frozen=True, slots=True)
-class TorchSimplejpeg:
-    output: str = cropping.OUTPUT
-
-    def prepare(self, job: Job, work: Path) -> None:
-        pass
+class TorchSimplejpeg(Peer):
+    output = cropping.OUTPUT
 
     def open(self, job: Job, work: Path) -> Batches:
         return loader(Pictures(job), job)

@@ -2,14 +2,13 @@
 """torch's DataLoader over TorchCodec's JPEG decoder and torchvision's transforms v2, uint8.
 TorchCodec replaces torchvision's own decoders, which are deprecated."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torchcodec.decoders import decode_jpeg
 from torchvision.transforms import v2
 
-from benchmarks.peers.contract import Batches, Job
+from benchmarks.peers.contract import Batches, Job, Peer
 from benchmarks.peers.torch_pillow import Pictures, loader
 
 
@@ -18,12 +17,8 @@ class DecodedPictures(Pictures):
         return self.transform(decode_jpeg(self.paths[index], mode="RGB")), self.labels[index]
 
 
-@dataclass(frozen=True, slots=True)
-class TorchTorchcodec:
-    output: str = "uint8 CHW, antialiased"
-
-    def prepare(self, job: Job, work: Path) -> None:
-        pass
+class TorchTorchcodec(Peer):
+    output = "uint8 CHW, antialiased"
 
     def open(self, job: Job, work: Path) -> Batches:
         crop = v2.Compose([v2.RandomResizedCrop(job.crop), v2.RandomHorizontalFlip()])

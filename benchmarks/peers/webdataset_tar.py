@@ -12,7 +12,7 @@ import numpy as np
 import webdataset as wds
 
 from benchmarks.peers import cropping
-from benchmarks.peers.contract import Batches, Job
+from benchmarks.peers.contract import Batches, Job, Peer
 from benchmarks.peers.folders import listing
 
 SHARDS, SHUFFLED = 16, 1000
@@ -33,9 +33,8 @@ def collate(samples: list[tuple[Any, int]]) -> tuple[Any, Any]:
     return np.stack(pixels), np.array(labels)
 
 
-@dataclass(frozen=True, slots=True)
-class WebDatasetTar:
-    output: str = cropping.OUTPUT
+class WebDatasetTar(Peer):
+    output = cropping.OUTPUT
 
     def prepare(self, job: Job, work: Path) -> None:
         paths, labels = listing(job.folder)

@@ -49,11 +49,11 @@ STRETCHES = 3
 
 
 class CountingGate(NotingGate):
-    """Also counts the CPU seconds of threads, whatever else the machine does."""
+    """Also counts the CPU seconds of answers, whatever else the machine does."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.answers = self.hand_overs = 0.0
+        self.answers = 0.0
 
     @contextmanager
     def granted(self, priority: int = 0, *, inside: bool = False) -> Iterator[Guest]:
@@ -61,11 +61,6 @@ class CountingGate(NotingGate):
             begin = thread_time()
             yield guest
             self.answers += thread_time() - begin
-
-    def pass_on(self) -> None:
-        begin = thread_time()
-        super().pass_on()
-        self.hand_overs += thread_time() - begin
 
 
 class Stretches(L.Callback):
@@ -87,7 +82,6 @@ class Stretches(L.Callback):
         self._guest: HighPriority | None = None
         self._opener: threading.Thread | None = None
         self._requests: Requests | None = None
-        self._calls = 0.0
         self._stamps: list[tuple[float, float]] = []
 
     @property
@@ -120,20 +114,14 @@ class Stretches(L.Callback):
         if self._opener is not None:
             self._opener.join()
         self._gate.guests.clear()
-        self._gate.answers = self._gate.hand_overs = self._calls = 0.0
+        self._gate.answers = 0.0
         if self._kinds[self._number] == "asked":
-            number = self._number
-            self._requests = Requests(self._ask, self._x, self._right, self._rate, number)
+            assert self._guest is not None
+            asked = self._guest, self._x, self._right, self._rate, self._number
+            self._requests = Requests(*asked)
             self._requests.begin()
         self._stamps = []
         self._stamp()
-
-    def _ask(self, x: torch.Tensor) -> torch.Tensor:
-        assert self._guest is not None
-        begin = thread_time()
-        answer = self._guest(x)
-        self._calls += thread_time() - begin
-        return answer
 
     def _stamp(self) -> None:
         if self._requests is not None:
@@ -163,8 +151,7 @@ class Stretches(L.Callback):
                 "count": sum(begin[0] <= one.granted < end[0] for one in guests),
             })  # fmt: skip
         self.found[-1] |= {
-            "wrong": wrong, "requests": len(guests), "answers_cpu": self._gate.answers,
-            "hand_overs_cpu": self._gate.hand_overs, "calls_cpu": self._calls,
+            "wrong": wrong, "requests": len(guests), "answers_cpu": self._gate.answers
         }  # fmt: skip
         guest, self._guest, self._opener = self._guest, None, None
         if guest is not None:
@@ -222,7 +209,6 @@ def measure(options: Options) -> Report:
             for kind in ("no guest", "at rest", "paused", "asked")
         ],
     )
-    report.tables["A request, by the CPU clocks of the threads"] = parts_of_a_request(rows)
     rest = [a / b for a, b in zip(of("at rest", "cpu"), of("no guest", "cpu"), strict=True)]
     report.asked = [
         Target("a guest at rest over no guest, CPU time", 1.01, statistics.median(rest)),
@@ -270,21 +256,3 @@ def median_of(values: list[float]) -> float | None:
 
 def listed(values: list[float]) -> str:
     return ", ".join(f"{value:.2f}" for value in values) or "no request came"
-
-
-def parts_of_a_request(rows: list[dict[str, Any]]) -> str:
-    """A table of the CPU milliseconds of a request."""
-    ends = [row for row in rows if row.get("requests") and row["calls_cpu"]]
-    if not ends:
-        return "No request came."
-    count = sum(row["requests"] for row in ends)
-    answers, calls, hands = (
-        1e3 * sum(row[key] for row in ends) / count
-        for key in ("answers_cpu", "calls_cpu", "hand_overs_cpu")
-    )
-    lines = [
-        ["the answer, with the gate", f"{answers:.3f}"],
-        ["the rest of the call, before and after", f"{calls - answers:.3f}"],
-        ["the training's thread, to stand aside and go on", f"{hands:.3f}"],
-    ]
-    return format_table(["what", "CPU ms"], lines)

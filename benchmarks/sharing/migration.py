@@ -5,9 +5,7 @@
     in use  the same to memory that was written before
 
 ViT-B/16 goes back and forth between two plans; 100 moves are compared with as many steps of eager.
-The models of Table 2.1 of the SwitchFlow thesis say how much state there is to move: it
-counted weights, and here AdamW's state moves too. On the CPU two stages stand for two devices, and
-both are ordinary memory.
+On the CPU two stages stand for two devices, and both are ordinary memory.
 """
 
 import gc
@@ -38,14 +36,6 @@ MOST = 1.2
 """Times the seconds of the copies."""
 COPIES: Mapping[str, str] = MappingProxyType({"copies": "new memory", "in use": "memory in use"})
 MOVES = 100
-TABLE = (
-    ("ResNet50", "resnet50"), ("VGG16", "vgg16"), ("VGG19", "vgg19"),
-    ("DenseNet121", "densenet121"), ("DenseNet169", "densenet169"),
-    ("MobileNetV2", "mobilenet_v2"), ("InceptionV3", "inception_v3"),
-)  # fmt: skip
-"""The thesis also has InceptionResNetV2, which torchvision lacks."""
-PIXELS = 96
-"""Of a side. What moves between two steps does not depend on it, and a step takes less long."""
 
 
 def measure(options: Options) -> Report:
@@ -67,16 +57,9 @@ def measure(options: Options) -> Report:
     lost = run_in_fresh_process(differing_steps, count)
     report.rows.append({"case": f"{count} moves", "differing": lost})
     report.asked.append(Target(f"steps lost or made twice in {count} moves", 0, lost))
-    for title, model in TABLE[-2:-1] if smoke else TABLE:
-        one = run_in_fresh_process(state_of, model, repeats)
-        report.rows.append({"case": title} | one)
-        lines.append([title, f"{one['weights'] / MIB:.1f}", *_cells(one)])
     head = ["model", "weights MiB", "moved MiB", "ours ms", "copies ms", "in use ms"]
     report.tables["A move"] = format_table(head, lines)
     report.remarks = [
-        f"{name} goes between two plans of different budgets, the models of the thesis to another"
-        " device of the kind, with the plan that they have.",
-        "Where tensors are many and small, a move takes longer than its copies.",
         "The arena of the new plan is taken within `ours`, and its pages are touched there for the"
         " first time, as those of `copies` are. On a device memory has no first time.",
         "Planning is not within: it is done ahead.",
@@ -180,26 +163,6 @@ def back_and_forth(smoke: bool, repeats: int) -> dict[str, Any]:
         steps.move_to(plans[0])
         ways = [partial(steps.move_to, plans[(n + 1) % 2]) for n in range(2 * repeats)]
         return _moves(job, steps, ways)
-
-
-def state_of(name: str, repeats: int) -> dict[str, Any]:
-    """In a process of its own: a whole model between two stages."""
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    # Its second head would need larger pictures, and the thesis counted it without.
-    headless = {"aux_logits": False, "init_weights": False} if name == "inception_v3" else {}
-    model = torchvision.models.get_model(name, weights=None, **headless)
-    job = Job(model, torch.randn(2, 3, PIXELS, PIXELS), torch.zeros(2, dtype=torch.long))
-    with (
-        Stage(CPU, "threads") as one,
-        Stage(CPU, "threads") as other,
-        job.stepping(one) as steps,
-    ):
-        stages = (other, one)
-        whole = steps.plan
-        return _moves(
-            job, steps, [partial(steps.move_to, whole, stages[n % 2]) for n in range(repeats)]
-        )
 
 
 def differing_steps(count: int) -> int:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter, process_time
 from types import MappingProxyType
 from typing import Any
 
@@ -25,7 +24,7 @@ import lightning as L
 import torch
 from torch import nn
 
-from benchmarks.fleet.devices import QUIET
+from benchmarks.fleet.devices import QUIET, FromPlanned
 from benchmarks.harness.command import Options
 from benchmarks.harness.report import Report, Target, format_spread, format_table
 from benchmarks.sharing.photos import pictures
@@ -33,8 +32,6 @@ from loaders import ReuseLoader
 from loaders.augment import Chain, Flip, RandomResizedCrop
 from loaders.workers import precedence
 from trainers.fleet import Fleet
-from trainers.fleet.deciding.events import Event, Finished, Planned
-from trainers.fleet.deciding.fleet_state import FleetState
 
 WORKERS = 2
 BATCH = 50
@@ -71,24 +68,6 @@ class Looks(L.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), 0.01)
-
-
-class FromPlanned:
-    """Notes the time from the moment when all jobs are planned to the end of the last one."""
-
-    def __init__(self, jobs: int) -> None:
-        self._left = jobs
-        self._planned: set[str] = set()
-        self._begun = (0.0, 0.0)
-        self.wall = self.cpu = 0.0
-
-    def __call__(self, state: FleetState, event: Event) -> None:
-        if isinstance(event, Planned):
-            self._planned.add(event.job)
-            if len(self._planned) == self._left:
-                self._begun = perf_counter(), process_time()
-        if isinstance(event, Finished):
-            self.wall, self.cpu = perf_counter() - self._begun[0], process_time() - self._begun[1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 lone     three ReuseLoaders with a seed in common, each in the thread of its consumer
 shared   three views of one SharedStream, in three threads
 one      one lone loader: what no sharing can be cheaper than
-TensorSocket   a process that loads, with the same loader, and one for each consumer
 
 A consumer only looks at its batches, so decoding is what all wait for. All ways have the same
 number of decoding threads altogether. Before anything is timed, every way runs once, and what its
@@ -15,7 +14,6 @@ import statistics
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
@@ -23,7 +21,6 @@ from typing import Any
 from benchmarks.harness.command import Options
 from benchmarks.harness.report import Report, Target, format_spread, format_table
 from benchmarks.sharing.photos import pictures
-from benchmarks.sharing.tensorsocket_peer import tensorsocket
 from loaders import ReuseLoader, SharedStream
 from loaders.augment import Chain, Flip, RandomResizedCrop
 
@@ -53,11 +50,8 @@ def _report(folder: Path, options: dict[str, Any], are_photos: bool, repeats: in
     )
     got = {way: run(True)[0] for way, run in ways.items()}
     wrong = sum(digest != got["one"][0] for digests in got.values() for digest in digests)
-    right = lone(folder, {**options, "drop_last": True}, 1, False)[0][0]
     for number in range(repeats):
         row: dict[str, Any] = {"round": number}
-        if find_spec("tensorsocket"):
-            row |= _peer(folder, options, right)
         for way in list(ways)[:: -1 if number % 2 else 1]:
             wall, cpu = perf_counter(), process_time()
             _, decodes = ways[way](False)
@@ -83,14 +77,6 @@ def _tell(report: Report, wrong: int) -> None:
         ]
         for way in ("lone", "shared", "one")
     ]
-    there = [row for row in rows if "peer_wall" in row]
-    cpus, walls = [row["peer_cpu"] for row in there], [row["peer_wall"] for row in there]
-    peer = (
-        [format_spread(cpus), format_spread(walls)]
-        if there
-        else ["not installed: the extra `bench`", ""]
-    )
-    lines.append(["TensorSocket", *peer, ""])
     head = ["way", "CPU s", "wall s", "decodes a sample and pass"]
     report.tables["Three consumers"] = format_table(head, lines)
     decodes = statistics.median(row["shared_decodes"] for row in rows)
@@ -106,20 +92,6 @@ def _tell(report: Report, wrong: int) -> None:
         "Decodes are those that were served. A loader also decodes the first batches of a pass that"
         " nobody asks for; that is in the seconds of every way."
     )
-    if there:
-        other = sum(row["peer_wrong"] for row in there)
-        report.remarks.append(
-            "TensorSocket's processes are timed from the moment when all are there, and its loader"
-            " drops what is left of a pass. Through its sockets go pickled batches; on a GPU only"
-            f" handles would. Consumers that missed a batch or saw it written over: {other} of"
-            f" {CONSUMERS * len(there)}."
-        )
-
-
-def _peer(folder: Path, options: dict[str, Any], right: str) -> dict[str, Any]:
-    peer = tensorsocket(folder, options, PASSES, CONSUMERS, WORKERS)
-    wrong = sum(digest != right for digest in peer.pop("digests"))
-    return {f"peer_{key}": value for key, value in peer.items()} | {"peer_wrong": wrong}
 
 
 def lone(

@@ -1,4 +1,4 @@
-"""Lightning modules in the shape of eight public ones: examples, a library's, users'."""
+"""Lightning modules in the shape of five public ones: examples, a library's, users'."""
 
 import copy
 from typing import Any
@@ -40,64 +40,6 @@ class AutoEncoder(L.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.Adam(self.parameters(), lr=1e-3)
-
-
-class Backbone(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.l1 = nn.Linear(PIXELS * PIXELS, 32)
-        self.l2 = nn.Linear(32, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x.view(x.size(0), -1)
-        return torch.relu(self.l2(torch.relu(self.l1(x))))
-
-
-class Classifier(L.LightningModule):
-    """Lightning's backbone image classifier example."""
-
-    def __init__(self, backbone: nn.Module, learning_rate: float = 1e-3) -> None:
-        super().__init__()
-        self.save_hyperparameters(ignore=["backbone"])
-        self.backbone = backbone
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.backbone(x)
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        x, y = batch
-        return functional.cross_entropy(self(x), y)
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        x, y = batch
-        self.log("valid_loss", functional.cross_entropy(self(x), y), on_step=True)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.Adam(self.parameters(), lr=self.hparams["learning_rate"])
-
-
-class LanguageModel(L.LightningModule):
-    """Lightning's transformer language model, around the transformer of its demos."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        demos = library("lightning.pytorch.demos")
-        self.model = demos.Transformer(vocab_size=64, ninp=32, nhead=2, nhid=32, nlayers=2)
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        words, target = batch
-        loss = functional.nll_loss(self.model(words, target), target.view(-1))
-        self.log("train_loss", loss, prog_bar=True)
-        return loss
-
-    def validation_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        words, target = batch
-        loss = functional.nll_loss(self.model(words, target), target.view(-1))
-        self.log("val_loss", loss, prog_bar=True)
-        return loss
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 class Gan(L.LightningModule):
@@ -246,41 +188,8 @@ class TextClassifier(L.LightningModule):
         return [optimizer], [{"scheduler": warm_up, "interval": "step", "frequency": 1}]
 
 
-class Segmenter(L.LightningModule):
-    """A fine-tuning of Segformer: its own loss, and the accuracy of the enlarged answer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        transformers = library("transformers")
-        config = transformers.SegformerConfig(
-            depths=[1, 1, 1, 1], hidden_sizes=[8, 16, 16, 32], num_attention_heads=[1, 2, 2, 4],
-            decoder_hidden_size=16, num_labels=5,
-        )  # fmt: skip
-        self.model = transformers.SegformerForSemanticSegmentation(config)
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        outputs = self.model(pixel_values=batch["pixel_values"], labels=batch["labels"])
-        size = batch["labels"].shape[-2:]
-        enlarged = functional.interpolate(
-            outputs.logits, size=size, mode="bilinear", align_corners=False
-        )
-        right = enlarged.argmax(dim=1) == batch["labels"]
-        self.log("train_loss", outputs.loss)
-        self.log("train_acc", right.float().mean())
-        return outputs.loss
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        learned = [p for p in self.parameters() if p.requires_grad]
-        return torch.optim.AdamW(learned, lr=2e-3, eps=1e-8)
-
-
 def _digits() -> Any:
     return torch.randn(6, 1, PIXELS, PIXELS), torch.randint(0, 10, (6,))
-
-
-def _text() -> Any:
-    words = torch.randint(0, 64, (4, 13))
-    return words[:, :-1].contiguous(), words[:, 1:].contiguous()
 
 
 def _views() -> Any:
@@ -288,19 +197,11 @@ def _views() -> Any:
     return views, torch.zeros(6, dtype=torch.long), [f"{n}.png" for n in range(6)]
 
 
-def _masks() -> Any:
-    masks = torch.randint(0, 5, (2, 32, 32)).masked_fill(torch.rand(2, 32, 32) < 0.1, 255)
-    return {"pixel_values": torch.randn(2, 3, 32, 32), "labels": masks}
-
-
 CASES = (
     Case("autoencoder example", "lightning", AutoEncoder, _digits),
-    Case("image classifier example", "lightning", lambda: Classifier(Backbone()), _digits),
-    Case("language model example", "lightning", LanguageModel, _text),
     Case("GAN example", "lightning", Gan, _digits),
     Case("SimCLR", "lightly", SimClr, _views),
     Case("MoCo", "lightly", MoCo, _views),
     Case("BERT sequence classifier", "transformers", TextClassifier,
          lambda: padded_text("classes")),
-    Case("Segformer", "transformers", Segmenter, _masks),
 )  # fmt: skip

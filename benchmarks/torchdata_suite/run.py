@@ -2,28 +2,18 @@
 
     python -m benchmarks.torchdata_suite.run CHECKOUT [--files test_dataloader.py] [--out FILE]
 
-CHECKOUT is a checkout of torchdata's repository; nothing is fetched. Its tests need the packages
-expecttest, psutil and parameterized. A test that fails on torch's DataLoader, too, says nothing
-about us and is left out. `REASONS` says why each of the others fails; a failure without a reason
-ends the script with an error. (On torch's DataLoader, which has no state_dict, no test of
-test_state_dict.py says anything, so those are counted against torchdata's own loader: all pass.)
+CHECKOUT is a checkout of torchdata's repository. Its tests need the packages expecttest, psutil and
+parameterized. (On torch's DataLoader, which has no state_dict, no test of test_state_dict.py says
+anything, so those are counted against torchdata's own loader: all pass.)
 """
 
 import argparse
-import json
-import os
-import subprocess
-import sys
 import tempfile
-from collections import Counter
 from pathlib import Path
-from typing import Any
-from xml.etree import ElementTree
 
-import torch
+from benchmarks.harness.foreign_tests import Outcomes, end_with, run_tests, tell_differences
 
 FILES = ("test_dataloader.py", "test_state_dict.py")
-ROOT = Path(__file__).parent.parent.parent
 LIMIT = "300"
 """The seconds that a test may take."""
 
@@ -61,8 +51,8 @@ REASONS = {
 """By a part of the name of a test and its failure: why it fails."""
 
 
-def outcomes(tests: Path, files: list[str], ours: bool) -> dict[str, str]:
-    """Run the tests; return by test its failure, empty if it passed."""
+def run_file(tests: Path, file: str, ours: bool) -> Outcomes:
+    """Run a file of tests, which import torchdata's loader, on another one."""
     with tempfile.TemporaryDirectory() as folder:
         shim = Path(folder, "torchdata", "stateful_dataloader")
         shim.mkdir(parents=True)
@@ -70,26 +60,7 @@ def outcomes(tests: Path, files: list[str], ours: bool) -> dict[str, str]:
         (shim / "__init__.py").write_text(
             "from benchmarks.torchdata_suite.adopting import Stateful, StatefulDataLoader\n"
         )
-        report = Path(folder, "report.xml")
-        paths = [folder, str(ROOT), os.environ.get("PYTHONPATH", "")]
-        env = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OURS": str(int(ours))}
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-        command += ["--timeout", LIMIT, f"--junit-xml={report}", *files]
-        subprocess.run(command, cwd=tests, env=env, check=False, stdout=subprocess.DEVNULL)
-        return dict(map(_outcome, ElementTree.parse(report).iter("testcase")))
-
-
-def _outcome(case: ElementTree.Element) -> tuple[str, str]:
-    name = f"{case.get('classname', '').split('.')[-1]}::{case.get('name')}"
-    for kind in ("failure", "error"):
-        if (found := case.find(kind)) is not None:
-            return name, (found.get("message") or found.text or kind).strip()
-    return name, "" if case.find("skipped") is None else "skipped"
-
-
-def reason(name: str, failure: str) -> str:
-    said = f"{name} {failure}"
-    return next((why for part, why in REASONS.items() if part in said), "")
+        return run_tests(tests, ["--timeout", LIMIT, file], folder, OURS=str(int(ours)))
 
 
 def main() -> None:
@@ -101,25 +72,12 @@ def main() -> None:
     tests = given.checkout.resolve() / "test" / "stateful_dataloader"
     if not (tests / FILES[0]).exists():
         parser.error(f"{given.checkout} has no test/stateful_dataloader/{FILES[0]}")
-    unexplained = 0
-    results: dict[str, Any] = {"torch": str(torch.__version__)}
+    results = {}
     for file in given.files:
-        ours = outcomes(tests, [file], True)
-        plain = outcomes(tests, [file], False) if file == FILES[0] else {}
-        alone = {name for name, failure in plain.items() if failure not in ("", "skipped")}
-        failed = {n: f for n, f in ours.items() if f not in ("", "skipped") and n not in alone}
-        passed = sum(not failure for failure in ours.values())
-        print(f"{file}: {passed} pass, {len(failed)} differ, {len(alone)} fail on torch's, too")
-        whys = Counter(reason(*each) for each in failed.items())
-        for why, count in whys.most_common():
-            print(f"  {count:3}  {why or 'NO REASON IS KNOWN'}")
-        for name, failure in failed.items():
-            print(f"       {name}: {failure.splitlines()[0][:120]}")
-        unexplained += whys[""]
-        results[file] = {"passed": passed, "alone": sorted(alone), "differ": failed}
-    if given.out:
-        given.out.write_text(json.dumps(results, indent=1) + "\n")
-    sys.exit(unexplained > 0)
+        print(file)
+        plain = run_file(tests, file, False) if file == FILES[0] else {}
+        results[file] = tell_differences(run_file(tests, file, True), plain, REASONS)
+    end_with(results, given.out)
 
 
 if __name__ == "__main__":
