@@ -30,6 +30,7 @@ import torch
 from benchmarks.fleet_peers.gpt_jobs import GptSize, configurations, make
 from benchmarks.harness.command import Options
 from benchmarks.harness.report import Report, Target, format_spread, format_table
+from benchmarks.harness.rounds import alternate_rounds
 from trainers import OffloadStrategy
 from trainers.fleet import Fleet
 
@@ -132,8 +133,7 @@ def measure(options: Options) -> Report:
         {"jobs": len(configs), "steps": size.steps, "budget": BUDGET},
     )
     wrong = 0
-    for number in range(repeats):
-        order = list(ways) if number % 2 == 0 else list(ways)[::-1]
+    for number, order in alternate_rounds(ways, repeats):
         found = {way: timed(ways[way]) for way in order}
         wrong += sum(
             not torch.equal(value, found[way][0][job][key])

@@ -25,6 +25,7 @@ from benchmarks.fleet_peers.gpt_jobs import GptSize, configurations
 from benchmarks.gpu.part import Found, Job, Row, Rows, Step
 from benchmarks.gpu.timing import free
 from benchmarks.harness.report import Report, Target, format_spread, format_table, round_ratios
+from benchmarks.harness.rounds import alternate_rounds
 
 NAME = "fleet"
 CLAIM = "Claim: turns cost at most 3 %, and host tails are hidden under other jobs' steps"
@@ -84,8 +85,7 @@ def _compared(setting: Setting, job: Job) -> Row:
     size, repeats = (TINY, 1) if job.smoke else (setting.size, job.arguments.get("rounds", ROUNDS))
     seen: dict[str, list[float]] = {way: [] for way in setting.ways}
     wrong = 0
-    for number in range(repeats):
-        order = setting.ways if number % 2 == 0 else setting.ways[::-1]
+    for _, order in alternate_rounds(setting.ways, repeats):
         found: dict[str, Trained] = {}
         for way in order:
             free(job.device)

@@ -10,22 +10,21 @@ resident set. Between two looks more may have been taken: `looks` says how many 
 import ctypes
 import gc
 import importlib.util
-import re
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
 
 import torch
 
+from benchmarks.harness.process import read_memory_mib
+
 NVML = "libnvidia-ml.so.1"
-STATUS = Path("/proc/self/status")
 
 
 def counter(device: str) -> tuple[str, Callable[[], int]]:
     """Who counts, and how many bytes are taken now."""
     if device != "cuda":
-        return "resident set", resident
+        return "resident set", lambda: round(read_memory_mib(peak=False) * 1024**2)
     if importlib.util.find_spec("pynvml") is not None and _is_there(NVML):
         return "NVML", lambda: int(torch.cuda.device_memory_used())
     return "cudaMemGetInfo", _taken
@@ -42,12 +41,6 @@ def _is_there(library: str) -> bool:
 def _taken() -> int:
     free, total = torch.cuda.mem_get_info()
     return total - free
-
-
-def resident() -> int:
-    text = STATUS.read_text(encoding="ascii") if STATUS.is_file() else ""
-    found = re.search(r"VmRSS:\s+(\d+) kB", text)
-    return int(found[1]) * 1024 if found else 0
 
 
 class MemoryWatch:

@@ -1,23 +1,19 @@
-"""Part j: a training that answers requests, beside other ways to share one GPU.
+"""Part j: a training that answers requests.
 
     at rest     a guest is open, and nobody asks
     ours        answers come between two nodes of a step
-    threads     the net runs in the threads that ask, in the same process
-    process     it runs in a second process, and the driver slices the device's time
 
     round       steps alone | steps with the guest, or with 10 requests a second
 
-A request's time begins when it is due, drawn beforehand. What its start takes is known only to us.
+A request's time begins when it is due, drawn beforehand.
 """
 
-import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -28,7 +24,7 @@ from benchmarks.gpu.timing import free, synchronize
 from benchmarks.gpu.workloads import trained, workloads
 from benchmarks.harness.report import Report, Target, format_spread, format_table, round_ratios
 from benchmarks.offloading.live_steps import LiveSteps
-from benchmarks.sharing.setting import NotingGate, Requests
+from benchmarks.sharing.setting import NotingGate, Requests, Took
 from offload import Costs
 from offload.graph.rates import costs_of
 from offload.measuring.calibration import take_samples
@@ -48,11 +44,9 @@ TRAINED: Mapping[str, str] = {"llama-7b lora 8x1K": "8GiB", "gpt2-1.5b full 8x1K
 SMALL = "gpt2-small full 8x1K"
 """What quarter.sh has time for."""
 SMOKE: Mapping[str, str] = {"llama lora": "minimum"}
-WAYS = ("at rest", "ours, cuda", "ours, cudagraph", "threads", "process")
+WAYS = ("at rest", "ours, cuda", "ours, cudagraph")
 SETTLING = 3
 """A new cut is run by the loop once, captured in the second step, and replayed in the third."""
-GUESTS = ("at rest", "ours")
-"""Those ways for which the steps look whether somebody waits."""
 SERVED = Kind(Size(50257, 768, 12, 12, 3072, 1, 128), "gpt2")
 ASKED_SECONDS, ROUNDS = 4.0, 3
 
@@ -143,171 +137,59 @@ def _trainings(name: str, job: Job) -> Trainings:
     return training
 
 
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """What requests come to."""
-
-    training: Training
-    rate: float
-    device: str
-    smoke: bool
-
-    def served(self) -> tuple[torch.nn.Module, torch.Tensor]:
-        return _served(self.device, self.smoke)
-
-
 def _compared(training: Training, way: str, job: Job) -> Row:
-    """Rounds of steps alone and of steps with requests, in one process and with one plan."""
+    """Rounds of steps alone and of steps with a guest, in one process and with one plan."""
     rounds = job.arguments.get("rounds", ROUNDS)
-    seconds, repeats = (0.2, 1) if job.smoke else (ASKED_SECONDS, rounds)
-    beside = Beside(training, 50.0 if job.smoke else RATE, job.device, job.smoke)
+    seconds, repeats, rate = (0.2, 1, 50.0) if job.smoke else (ASKED_SECONDS, rounds, RATE)
+    kind = Kind(TINY) if job.smoke else SERVED
+    net = LastWord(decoder(kind, job.device, seed=7)).eval()
+    torch.manual_seed(7)
+    x = text(kind.size, job.device)[0]
+    right = _answer(net, x)
     training.step_seconds(seconds)  # what is captured or measured first is no part of it
     seen: dict[str, list[float]] = {"alone": [], "asked": []}
-    answers: list[float] = []
-    wrong = 0
+    took: list[Took] = []
     starts: list[float] = []
-    with ASKING[way](beside) as asked:
+    with _guest(training, net, x) as serve:
         for number in range(repeats):
             training.expect_guests(False)
             seen["alone"].append(training.step_seconds(seconds))
-            training.expect_guests(way in GUESTS)
+            training.expect_guests(True)
             training.gate.guests.clear()
-            end = asked(number)
+            requests = Requests(serve, x, right, rate, number)
+            if way == "ours":
+                requests.begin()
             seen["asked"].append(training.step_seconds(seconds))
-            found, differing = end()
-            answers += found
-            wrong += differing
+            requests.end()
+            took += requests.took
             starts += [guest.granted - guest.asked for guest in training.gate.guests]
-    row: Row = {"steps": seen, "answers": answers, "wrong": wrong}
+    row: Row = {
+        "steps": seen, "answers": [one.seconds for one in took],
+        "wrong": sum(not one.right for one in took),
+    }  # fmt: skip
     if way == "ours":
         row |= {"starts": starts, "replayed": replayed(training.steps.runner)}
     return row
 
 
-# ---- ways to ask --------------------------------------------------------------------------------
-
-Ended = Callable[[], tuple[list[float], int]]
-"""Ends the requests. Returns the seconds of each answer, and how many had other bits."""
-
-
-def _served(device: str, smoke: bool) -> tuple[torch.nn.Module, torch.Tensor]:
-    kind = Kind(TINY) if smoke else SERVED
-    net = LastWord(decoder(kind, device, seed=7)).eval()
-    torch.manual_seed(7)
-    return net, text(kind.size, device)[0]
-
-
-def _right(net: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+def _answer(net: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         return net(x)
 
 
 @contextmanager
-def _at_rest(beside: Beside) -> Iterator[Callable[[int], Ended]]:
-    def asked(_: int) -> Ended:
-        return lambda: ([], 0)
-
-    with _guest(beside):
-        yield asked
-
-
-@contextmanager
-def _ours(beside: Beside) -> Iterator[Callable[[int], Ended]]:
-    with _guest(beside) as (serve, x, right):
-        yield lambda number: _begun(serve, x, right, beside.rate, number)
-
-
-@contextmanager
-def _guest(beside: Beside) -> Iterator[tuple[HighPriority, torch.Tensor, torch.Tensor]]:
-    training = beside.training
-    net, x = beside.served()
-    right = _right(net, x)
-
+def _guest(training: Training, net: torch.nn.Module, x: torch.Tensor) -> Iterator[HighPriority]:
     session = GuestSession(training, net, (), None, borrows=False)
-    serve = HighPriority(session, partial(_right, net), on_close=lambda _: None)
+    serve = HighPriority(session, partial(_answer, net), on_close=lambda _: None)
     training.gate.close()
     with serve:
         for _ in range(2):  # the second one is planned, while no step runs
             serve(x)
         training.gate.open()
         try:
-            yield serve, x, right
+            yield serve
         finally:
             training.gate.close()
-
-
-@contextmanager
-def _threads(beside: Beside) -> Iterator[Callable[[int], Ended]]:
-    net, x = beside.served()
-    right = _right(net, x)
-
-    def ask(x: torch.Tensor) -> torch.Tensor:
-        stream = torch.cuda.Stream(priority=-1)
-        with torch.cuda.stream(stream):
-            answer = _right(net, x)
-        stream.synchronize()
-        return answer
-
-    yield lambda number: _begun(ask, x, right, beside.rate, number)
-
-
-def _begun(
-    ask: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, right: torch.Tensor,
-    rate: float, number: int,
-) -> Ended:  # fmt: skip
-    requests = Requests(ask, x, right, rate, number)
-    requests.begin()
-
-    def end() -> tuple[list[float], int]:
-        requests.end()
-        return [one.seconds for one in requests.took], sum(not one.right for one in requests.took)
-
-    return end
-
-
-@contextmanager
-def _process(beside: Beside) -> Iterator[Callable[[int], Ended]]:
-    spawn = multiprocessing.get_context("spawn")
-    near, far = spawn.Pipe()
-    given = far, beside.rate, beside.device, beside.smoke
-    child = spawn.Process(target=_serve_alone, args=given, daemon=True)
-    child.start()
-    far.close()
-    near.recv()  # it is ready
-
-    def asked(number: int) -> Ended:
-        near.send(number)
-        return end
-
-    def end() -> tuple[list[float], int]:
-        near.send(None)
-        return near.recv()
-
-    try:
-        yield asked
-    finally:
-        near.close()
-        child.join()
-
-
-def _serve_alone(pipe: Any, rate: float, device: str, smoke: bool) -> None:
-    """The second process, until the pipe is closed."""
-    net, x = _served(device, smoke)
-    right = _right(net, x)
-    pipe.send(None)
-    while True:
-        try:
-            number = pipe.recv()
-        except EOFError:
-            return
-        end = _begun(partial(_right, net), x, right, rate, number)
-        pipe.recv()
-        pipe.send(end())
-
-
-ASKING: Mapping[str, Callable[[Beside], Any]] = {
-    "at rest": _at_rest, "ours": _ours, "threads": _threads, "process": _process,
-}  # fmt: skip
 
 
 # ---- report -------------------------------------------------------------------------------------

@@ -5,11 +5,12 @@ in one round does not.
 """
 
 import gc
-import random
 import time
 from collections.abc import Callable, Mapping
 
 import torch
+
+from benchmarks.harness.rounds import shuffle_rounds
 
 Call = Callable[[], object]
 WARM_UP, REPEATS = 3, 5
@@ -40,8 +41,8 @@ def rounds(
 ) -> dict[str, list[float]]:
     """Seconds of each, round by round."""
     seen: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(-warm_up, repeats):
-        for name in random.Random(number).sample(list(calls), len(calls)):
+    for number, order in shuffle_rounds(calls, repeats, warm_up):
+        for name in order:
             took = timed(calls[name], device)
             if number >= 0:
                 seen[name].append(took)

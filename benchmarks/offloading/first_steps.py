@@ -29,6 +29,7 @@ from benchmarks.harness.report import (
     round_ratios,
 )
 from benchmarks.harness.rounds import alternate_rounds
+from benchmarks.strategy.nets import pictures, vit
 from offload.live.core import load_core
 from offload.live.session import LiveSession
 
@@ -59,15 +60,8 @@ class AnyLength(nn.Module):
         return self.scores(self.layers(self.words(text)))
 
 
-def vit() -> nn.Module:
-    return torchvision.models.VisionTransformer(
-        image_size=32, patch_size=4, num_layers=12, num_heads=3, hidden_dim=192, mlp_dim=768,
-        num_classes=10,
-    )  # fmt: skip
-
-
-def pictures() -> Pairs:
-    return [(torch.randn(8, 3, 32, 32), torch.randint(10, (8,))) for _ in range(3)]
+def three_pictures() -> Pairs:
+    return [pictures(8) for _ in range(3)]
 
 
 def text(rows: int, words: int, lengths: Sequence[int]) -> Pairs:
@@ -76,10 +70,11 @@ def text(rows: int, words: int, lengths: Sequence[int]) -> Pairs:
 
 CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Pairs], tuple[float | None, ...]]] = {
     "MobileNetV3-small": (
-        partial(torchvision.models.mobilenet_v3_small, num_classes=10), pictures, (6, None, None),
+        partial(torchvision.models.mobilenet_v3_small, num_classes=10), three_pictures,
+        (6, None, None),
     ),
     "LSTM LM": (Lstm, partial(text, 2, 8192, [128] * 3), (4, None, None)),
-    "ViT": (vit, pictures, (2.5, None, None)),
+    "ViT": (partial(vit, 12), three_pictures, (2.5, None, None)),
     "24 lengths": (AnyLength, partial(text, 8, 1000, LENGTHS), (None, 1.5, None)),
 }  # fmt: skip
 """What is trained on what, and what is asked of steps (of passes) 1, 2 and 3."""

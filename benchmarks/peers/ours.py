@@ -1,13 +1,11 @@
 """Ours, through the public interface: `ReuseLoader` over a folder, and adopted.
 
-stored "picture"   the full picture is kept, every serve crops it anew and flips it
-stored "short"     the same of pictures whose shorter side was fitted to 256 first: half the memory
-stored "crop"      the cropped sample is kept, every serve flips it
+reuse              the full picture is kept, every serve crops it anew and flips it
 cache              decoded pictures stay, so that a later pass decodes nothing (the first pass,
                    which warms it, is not measured)
 whole              pictures are decoded and kept whole, as where the first step is no crop
-decoded            the ceiling: an array of squares as large as the pictures on average, or of
-                   crops, served straight out of it: nothing to decode or to move
+decoded            the ceiling: an array of squares as large as the pictures on average, served
+                   straight out of it: nothing to decode or to move
 """
 
 from dataclasses import dataclass
@@ -30,7 +28,6 @@ from loaders.pixels.augmentation import (
 from loaders.pixels.placing import Placing
 from loaders.sources.datasets import PictureArrays, PictureFiles, picture_folder
 
-SHORT_SIDE = 256
 CACHE_BYTES = 1 << 34
 """A bound that no run here comes near."""
 
@@ -68,7 +65,6 @@ class DecodedWhole(Geometric):
 @dataclass(frozen=True, slots=True)
 class OurPhotos(Peer):
     reuse: int
-    stored: Literal["picture", "short", "crop"] = "picture"
     cache: Literal["ram", "disk"] | None = None
     decoded: bool = False
     whole: bool = False
@@ -78,8 +74,6 @@ class OurPhotos(Peer):
         crop = RandomResizedCrop(job.crop)  # torchvision's ranges
         first = DecodedWhole(crop) if self.whole else crop
         options: dict[str, Any] = {"augment": Chain([first, Flip()])}
-        if self.stored == "crop":
-            options = {"augment": Flip()} | ({} if self.decoded else {"once": crop})
         if self.cache is not None:
             folder = work if self.cache == "disk" else None
             options["cache"] = Cache(self.cache, CACHE_BYTES, folder)
@@ -89,12 +83,9 @@ class OurPhotos(Peer):
         )  # fmt: skip
 
     def dataset(self, job: Job) -> PictureFiles | PictureArrays:
-        if not self.decoded:
-            if self.stored == "short":
-                return picture_folder(job.folder, SHORT_SIDE, square=False)
-            return picture_folder(job.folder)
-        kept = job.crop if self.stored == "crop" else mean_side(job.folder)
-        return decoded(job.folder, kept)
+        if self.decoded:
+            return decoded(job.folder, mean_side(job.folder))
+        return picture_folder(job.folder)
 
 
 class AdoptedPhotos(Peer):

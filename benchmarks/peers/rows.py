@@ -57,11 +57,6 @@ def _ours(key: str, name: str, **options: object) -> Row:
 OURS = (
     *(_ours(f"ours-{k}", f"ours, reuse {k}, cropped anew", reuse=k) for k in (1, 2, 3, 4, 6)),
     _ours("ours-3-whole", "ours, reuse 3, pictures decoded and kept whole", reuse=3, whole=True),
-    *(_ours(f"ours-{k}-short", f"ours, reuse {k}, short side 256, cropped anew", reuse=k,
-            stored="short")
-      for k in (1, 3, 6)),
-    *(_ours(f"ours-{k}-crop", f"ours, reuse {k}, crop stored", reuse=k, stored="crop")
-      for k in (1, 2, 3, 6)),
     *(_ours(f"ours-{k}-{where}", f"ours, reuse {k}, decoded cache in {where}, warm",
             reuse=k, cache=where)
       for where in ("ram", "disk") for k in (1, 2, 3)),
@@ -76,8 +71,6 @@ OURS = (
           "peers.ours:AdoptedPhotos", {"reuse": 1, "version": "v2", "decode": how}, TORCH,
           large=True, asked=True) for how in ("exact", "scaled")),
     _ours("ceiling", "ceiling: decoded already, cropped anew", reuse=1, decoded=True),
-    _ours("ceiling-crop", "ceiling: cropped already, flipped", reuse=1, stored="crop",
-          decoded=True),
     Row("memory", "ceiling: the batch's bytes, gathered", "peers.memory:MemoryCopy", {},
         ("numpy",), smoke=True),
 )  # fmt: skip

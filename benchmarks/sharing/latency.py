@@ -24,6 +24,7 @@ import torch
 from benchmarks.harness.command import Options
 from benchmarks.harness.process import run_in_fresh_process
 from benchmarks.harness.report import Report, Target, format_spread, format_table
+from benchmarks.harness.rounds import alternate_rounds
 from benchmarks.sharing.setting import (
     SIZE,
     TINY,
@@ -152,8 +153,7 @@ def rounds(smoke: bool, repeats: int) -> list[dict[str, Any]]:
     """In a process of its own, bound to one core."""
     one_core()
     rows = []
-    for number in range(repeats):
-        order = WAYS if number % 2 == 0 else WAYS[::-1]
+    for number, order in alternate_rounds(WAYS, repeats):
         found = {way: one(way, smoke, number) for way in order}
         first = found["ours"]["weights"]
         for way in WAYS:

@@ -27,6 +27,7 @@ from torch import nn
 from benchmarks.fleet.devices import QUIET, FromPlanned
 from benchmarks.harness.command import Options
 from benchmarks.harness.report import Report, Target, format_spread, format_table
+from benchmarks.harness.rounds import alternate_rounds
 from benchmarks.sharing.photos import pictures
 from loaders import ReuseLoader
 from loaders.augment import Chain, Flip, RandomResizedCrop
@@ -158,8 +159,8 @@ def _one_case(
     for rule in RULES:
         ways[rule] = lambda rule=rule: in_turns(folder, jobs, smoke, rule)
     rows: dict[str, list[Trained]] = {way: [] for way in ways}
-    for number in range(repeats):
-        for way in list(ways)[:: -1 if number % 2 else 1]:
+    for number, order in alternate_rounds(ways, repeats):
+        for way in order:
             rows[way].append(ways[way]())
         right = rows["alone"][-1].weights
         for way, found in rows.items():

@@ -22,6 +22,7 @@ from benchmarks.fleet_peers.gpt_jobs import GptJob
 from benchmarks.harness.command import Options
 from benchmarks.harness.process import run_in_fresh_process
 from benchmarks.harness.report import Report, Target, format_spread, format_table
+from benchmarks.harness.rounds import alternate_rounds
 from benchmarks.sharing.setting import SIZE, TINY, data, one_core
 from trainers.fleet import Fleet
 from trainers.fleet.deciding.events import Planned, TurnEnded
@@ -117,8 +118,8 @@ def rounds(smoke: bool, repeats: int) -> list[dict[str, Any]]:
     """In a process of its own, bound to one core."""
     one_core()
     rows = []
-    for number in range(repeats):
-        found = {way: one(way, smoke, number) for way in (WAYS if number % 2 == 0 else WAYS[::-1])}
+    for number, order in alternate_rounds(WAYS, repeats):
+        found = {way: one(way, smoke, number) for way in order}
         first = found[WAYS[0]]["weights"]
         for way in WAYS:
             weights = found[way].pop("weights")

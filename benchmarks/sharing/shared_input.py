@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks.harness.command import Options
 from benchmarks.harness.report import Report, Target, format_spread, format_table
+from benchmarks.harness.rounds import alternate_rounds
 from benchmarks.sharing.photos import pictures
 from loaders import ReuseLoader, SharedStream
 from loaders.augment import Chain, Flip, RandomResizedCrop
@@ -50,9 +51,9 @@ def _report(folder: Path, options: dict[str, Any], are_photos: bool, repeats: in
     )
     got = {way: run(True)[0] for way, run in ways.items()}
     wrong = sum(digest != got["one"][0] for digests in got.values() for digest in digests)
-    for number in range(repeats):
+    for number, order in alternate_rounds(ways, repeats):
         row: dict[str, Any] = {"round": number}
-        for way in list(ways)[:: -1 if number % 2 else 1]:
+        for way in order:
             wall, cpu = perf_counter(), process_time()
             _, decodes = ways[way](False)
             row |= {f"{way}_wall": perf_counter() - wall, f"{way}_cpu": process_time() - cpu}

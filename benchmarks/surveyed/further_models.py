@@ -62,25 +62,6 @@ def _of_mixed_tokens(net: Any, batch: Any) -> torch.Tensor:
     return mixed + functional.cross_entropy(tokens.mean(1), batch[1])
 
 
-class NearestNeighbours(nn.Module):
-    """NNCLR, as lightly's documents build it of its parts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.backbone = _net("timm", "create_model", "convnext_atto", **FEATURES)()
-        heads = library("lightly.models.modules")
-        self.projection = heads.NNCLRProjectionHead(16, 16, 8)
-        self.prediction = heads.NNCLRPredictionHead(8, 16, 8)
-        self.bank = heads.NNMemoryBankModule(size=(32, 8))
-        self.loss = library("lightly.loss").NTXentLoss()
-
-    def forward(self, views: Any) -> torch.Tensor:
-        projected = [self.projection(self.backbone(view)) for view in views]
-        predicted = [self.prediction(one) for one in projected]
-        near = [self.bank(one.detach(), update=n == 0) for n, one in enumerate(projected)]
-        return (self.loss(near[0], predicted[1]) + self.loss(near[1], predicted[0])) / 2
-
-
 def _remembering() -> Any:
     """Embeddings compared with those of earlier steps, the hardest pairs of them."""
     losses = library("pytorch_metric_learning.losses")
@@ -144,30 +125,6 @@ def _graph() -> Any:
     return torch.randn(NODES, 8), edges, torch.randint(0, 4, (NODES,))
 
 
-class TemporalGraph(Wrapped):
-    """The temporal graph network of PyTorch Geometric's example."""
-
-    def __init__(self) -> None:
-        super().__init__(nn.Module(), lambda _, batch: self._loss(*batch))
-        parts = library("torch_geometric.nn.models.tgn")
-        said, last = parts.IdentityMessage(4, 8, 8), parts.LastAggregator()
-        self.memory = parts.TGNMemory(NODES, 4, 8, 8, said, last)
-        self.near = parts.LastNeighborLoader(NODES, size=3)
-        self.gnn = library(GRAPHS).TransformerConv(8, 8, heads=2, concat=False)
-
-    def _loss(self, src: Any, dst: Any, other: Any, times: Any, said: Any) -> torch.Tensor:
-        nodes, edges, _ = self.near(torch.cat([src, dst, other]).unique())
-        known = self.gnn(self.memory(nodes)[0], edges)
-        ends = [known[torch.searchsorted(nodes, one)] for one in (src, dst, other)]
-        self.memory.update_state(src, dst, times, said)
-        self.near.insert(src, dst)
-        there, not_there = ((ends[0] * end).sum(-1) for end in ends[1:])
-        return functional.softplus(-there).mean() + functional.softplus(not_there).mean()
-
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.memory.detach()
-
-
 def _measurements() -> Any:
     return torch.rand(12, 2), torch.randn(12, 1)
 
@@ -185,8 +142,6 @@ CASES: tuple[Case, ...] = (
     _detector("FCOS", "anchor_generator", (1.0,)),
     wrapped("VOLO, mixed tokens", "timm", _net("timm.models.volo", "VOLO", **VOLO), pictures,
             _of_mixed_tokens),
-    wrapped("NNCLR", "lightly", NearestNeighbours,
-            lambda: [torch.randn(4, 3, 32, 32), torch.randn(4, 3, 32, 32)], _called),
     wrapped("CrossBatchMemory", "pytorch_metric_learning", _remembering, lambda: pictures(32, 8),
             lambda net, batch: net[1](net[0](batch[0]), batch[1] % 3)),
     wrapped("Unet, LovaszLoss", "segmentation_models_pytorch",
@@ -214,8 +169,6 @@ CASES: tuple[Case, ...] = (
     wrapped("GAE", "torch_geometric",
             lambda: _net(GRAPHS, "GAE", _net(GRAPHS, "GCN", 8, 16, 2)())(),
             _graph, lambda net, batch: net.recon_loss(net.encode(*batch[:2]), batch[1])),
-    Case("TGNMemory", "torch_geometric", TemporalGraph, lambda: (
-        *torch.randint(0, NODES, (3, 6)), torch.randint(0, 50, (6,)), torch.randn(6, 4))),
     wrapped("SingleTaskGP", "botorch",
             lambda: library("botorch.models").SingleTaskGP(*_measurements()),
             _measurements, _evidence),

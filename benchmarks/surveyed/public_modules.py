@@ -1,4 +1,4 @@
-"""Lightning modules in the shape of five public ones: examples, a library's, users'."""
+"""Lightning modules in the shape of four public ones: examples, a library's, users'."""
 
 import copy
 from typing import Any
@@ -100,27 +100,6 @@ def convolutions() -> nn.Module:
     )  # fmt: skip
 
 
-class SimClr(L.LightningModule):
-    """SimCLR as lightly's documentation has it, with its head and its loss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.backbone = convolutions()
-        heads = library("lightly.models.modules.heads")
-        self.projection_head = heads.SimCLRProjectionHead(16, 16, 16)
-        self.criterion = library("lightly.loss").NTXentLoss()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.projection_head(self.backbone(x).flatten(start_dim=1))
-
-    def training_step(self, batch: Any, batch_index: int) -> torch.Tensor:
-        x0, x1 = batch[0]
-        return self.criterion(self(x0), self(x1))
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.06)
-
-
 class MoCo(L.LightningModule):
     """MoCo as lightly's documentation has it: a momentum encoder, and a bank of negatives."""
 
@@ -200,7 +179,6 @@ def _views() -> Any:
 CASES = (
     Case("autoencoder example", "lightning", AutoEncoder, _digits),
     Case("GAN example", "lightning", Gan, _digits),
-    Case("SimCLR", "lightly", SimClr, _views),
     Case("MoCo", "lightly", MoCo, _views),
     Case("BERT sequence classifier", "transformers", TextClassifier,
          lambda: padded_text("classes")),

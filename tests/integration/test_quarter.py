@@ -63,15 +63,6 @@ def test_a_part_that_is_over_its_time_is_ended_and_the_next_one_begins(tmp_path:
     assert "late\tnot begun" in said
 
 
-def test_what_a_part_says_when_it_is_interrupted_is_kept(tmp_path: Path) -> None:
-    said, _ = lines(
-        tmp_path,
-        "slow() { bash -c 'trap \"sleep 1; echo heard; exit\" INT; while :; do sleep 0.1; done'; };"
-        "GRACE=4; part slow $((SECONDS + 6)) slow",
-    ).communicate()
-    assert packed(tmp_path, "slow.log") == "heard\n", said
-
-
 def test_what_was_written_is_packed_when_the_script_is_ended(tmp_path: Path) -> None:
     process = lines(
         tmp_path,

@@ -22,6 +22,7 @@ from benchmarks.gpu.part import Job, Row, Rows
 from benchmarks.gpu.peers.roster import PEERS, Peer
 from benchmarks.gpu.peers.task import GIB, MIB, Running, Setup, Task, ladder, tasks
 from benchmarks.gpu.timing import REPEATS, WARM_UP, timed
+from benchmarks.harness.process import read_memory_mib
 from offload import OffloadError
 from offload.memory.host_memory import memory_left
 
@@ -106,7 +107,7 @@ def run(
     row: Row = {
         "median": statistics.median(seconds), "values": seconds, "counter": who,
         "device_mib": most / MIB, "built_mib": built / MIB,
-        "group_mib": group / MIB, "rss_mib": peak_resident() / MIB, "pinned_mib": pinned() / MIB,
+        "group_mib": group / MIB, "rss_mib": read_memory_mib(), "pinned_mib": pinned() / MIB,
         "first": float(results[0]), "last": float(results[-1]),
     }  # fmt: skip
     if device == "cuda":
@@ -123,11 +124,6 @@ def in_group() -> int:
         if (folder / "memory.current").is_file():
             return int((folder / "memory.current").read_text())
     return 0
-
-
-def peak_resident() -> int:
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 def pinned() -> int:
