@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from importlib.util import find_spec
 from multiprocessing.synchronize import Barrier
@@ -39,41 +39,54 @@ SIZE = GptSize(layers=2, width=128, heads=4, length=64, words=1024, batch=8, ste
 TINY = GptSize(layers=1, width=32, heads=2, length=16, words=64, batch=2, steps=4)
 
 
-def serial(configs: list[dict[str, Any]]) -> dict[str, Any]:
-    return {f"job{n}": train(config) for n, config in enumerate(configs)}
+Weights = Mapping[str, Mapping[str, torch.Tensor]]
+"""By job and name."""
 
 
-def train(config: dict[str, Any]) -> dict[str, torch.Tensor]:
-    given = make(config)
+def train(given: Mapping[str, Any], device: str = "cpu", **offload: Any) -> dict[str, torch.Tensor]:
+    """Train one job by itself. `given`: arguments of `Fleet.add`."""
     L.seed_everything(given["seed"], verbose=False)
     module = given["module"]()
-    trainer = L.Trainer(
-        **given["trainer"], strategy=OffloadStrategy(budget=BUDGET), accelerator="cpu", devices=1,
-        enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
-    trainer.fit(module, given["train"]())
-    return {key: value.clone() for key, value in module.state_dict().items()}
+    strategy = OffloadStrategy(budget=BUDGET, **offload)
+    L.Trainer(
+        **given["trainer"], strategy=strategy, accelerator="gpu" if device == "cuda" else "cpu",
+        devices=1, enable_progress_bar=False, enable_model_summary=False,
+    ).fit(module, given["train"]())  # fmt: skip
+    return {key: value.cpu().clone() for key, value in module.state_dict().items()}
 
 
-def in_fleet(configs: list[dict[str, Any]], quantum: int | None = None) -> dict[str, Any]:
+def in_fleet(
+    jobs: Mapping[str, Mapping[str, Any]], quantum: int | None = None, device: str = "cpu",
+    **offload: Any,
+) -> Weights:  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        fleet = Fleet(BUDGET, "cpu", metric="loss", quantum=quantum, folder=folder)
-        for number, config in enumerate(configs):
-            fleet.add(f"job{number}", **make(config))
+        devices = ["cuda:0"] if device == "cuda" else ["cpu"]
+        fleet = Fleet(BUDGET, devices, metric="loss", quantum=quantum, folder=folder)
+        for name, given in jobs.items():
+            fleet.add(name, **given, offload=offload)
         result = fleet.fit()
         failed = [job.details for job in result.jobs.values() if job.state != "finished"]
         assert not failed, failed[0]
         return {
-            name: torch.load(job.folder / "final.ckpt", weights_only=False)["state_dict"]
+            name: torch.load(job.folder / "final.ckpt", map_location="cpu")["state_dict"]
             for name, job in result.jobs.items()
         }
+
+
+def differing(one: Weights, other: Weights) -> int:
+    """Return how many tensors differ."""
+    return sum(
+        not torch.equal(value, other[name][key])
+        for name, weights in one.items()
+        for key, value in weights.items()
+    )
 
 
 def alone(config: dict[str, Any], together: Barrier, seconds: Any) -> None:
     """Run in a process: train one model as soon as all processes are ready."""
     together.wait()
     begun = perf_counter()
-    train(config)
+    train(make(config))
     seconds.put((begun, perf_counter()))
 
 
@@ -111,7 +124,7 @@ def ray_tune(jobs: int, size: GptSize) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def timed(run: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], float, float]:
+def timed(run: Callable[[], Weights]) -> tuple[Weights, float, float]:
     wall, cpu = perf_counter(), process_time()
     weights = run()
     return weights, perf_counter() - wall, process_time() - cpu
@@ -121,12 +134,13 @@ def measure(options: Options) -> Report:
     smoke, repeats = options.smoke, options.rounds
     size = TINY if smoke else SIZE
     configs = configurations(3 if smoke else 12, size)
-    ways: dict[str, Callable[[], dict[str, Any]]] = {
-        "serial": lambda: serial(configs),
-        "fleet": lambda: in_fleet(configs),
-        "alternate": lambda: in_fleet(configs, 1),
+    jobs = {f"job{number}": make(config) for number, config in enumerate(configs)}
+    ways: dict[str, Callable[[], Weights]] = {
+        "serial": lambda: {name: train(given) for name, given in jobs.items()},
+        "fleet": lambda: in_fleet(jobs),
+        "alternate": lambda: in_fleet(jobs, 1),
     }
-    serial(configs[:1])  # what is loaded and compiled once is nobody's
+    train(jobs["job0"])  # what is loaded and compiled once is nobody's
     report = Report(
         "turns",
         "a fleet costs no more than training one after the other",
@@ -135,12 +149,7 @@ def measure(options: Options) -> Report:
     wrong = 0
     for number, order in alternate_rounds(ways, repeats):
         found = {way: timed(ways[way]) for way in order}
-        wrong += sum(
-            not torch.equal(value, found[way][0][job][key])
-            for way in ways
-            for job, weights in found["serial"][0].items()
-            for key, value in weights.items()
-        )
+        wrong += sum(differing(found["serial"][0], found[way][0]) for way in ways)
         row: dict[str, Any] = {"round": number}
         for way, (_, wall, cpu) in found.items():
             row |= {f"{way}_wall": wall, f"{way}_cpu": cpu}

@@ -12,16 +12,16 @@ two steps' ends, whichever jobs they are of, counts for the later one, hand-over
 """
 
 import statistics
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-import torch
+import lightning as L
 
-from benchmarks.fleet_peers.gpt_jobs import GptSize, configurations
+from benchmarks.fleet.turns import BUDGET, Weights, differing, in_fleet, train
+from benchmarks.fleet_peers.gpt_jobs import GptSize, configurations, make
 from benchmarks.gpu.part import Found, Job, Row, Rows, Step
 from benchmarks.gpu.timing import free
 from benchmarks.harness.report import Report, Target, format_spread, format_table, round_ratios
@@ -30,7 +30,6 @@ from benchmarks.harness.rounds import alternate_rounds
 NAME = "fleet"
 CLAIM = "Claim: turns cost at most 3 %, and host tails are hidden under other jobs' steps"
 TURNS = 1.03
-BUDGET = "70%"
 FIRST = 5
 """Steps of each job that are not timed."""
 ROUNDS = 2
@@ -73,95 +72,37 @@ def rows(job: Job) -> Rows:
         yield cell, _compared({**SETTINGS, **QUICK}[cell], job)
 
 
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """What jobs became, and how long a step of theirs took."""
-
-    weights: Mapping[str, Mapping[str, torch.Tensor]]
-    seconds: float
-
-
 def _compared(setting: Setting, job: Job) -> Row:
     size, repeats = (TINY, 1) if job.smoke else (setting.size, job.arguments.get("rounds", ROUNDS))
     seen: dict[str, list[float]] = {way: [] for way in setting.ways}
     wrong = 0
     for _, order in alternate_rounds(setting.ways, repeats):
-        found: dict[str, Trained] = {}
+        found: dict[str, Weights] = {}
         for way in order:
             free(job.device)
-            found[way] = WAYS[way](setting, size, job.device)
-            seen[way].append(found[way].seconds)
-        wrong += sum(_wrong(found["serial"], found[way]) for way in setting.ways)
+            found[way], seconds = _trained(way, setting, size, job.device)
+            seen[way].append(seconds)
+        wrong += sum(differing(found["serial"], found[way]) for way in setting.ways)
     shape = f"{size.layers} layers, {size.width} wide, {size.batch} x {size.length}, bf16-mixed"
     return {"seconds": seen, "wrong": wrong, "setting": f"{shape}, budget {BUDGET}"}
 
 
-def _wrong(one: Trained, other: Trained) -> int:
-    return sum(
-        not torch.equal(value, other.weights[name][key])
-        for name, weights in one.weights.items()
-        for key, value in weights.items()
-    )
-
-
-# ---- ways ---------------------------------------------------------------------------------------
-
-
-def _serial(setting: Setting, size: GptSize, device: str) -> Trained:
-    import lightning as L
-
-    from trainers import OffloadStrategy
-
+def _trained(way: str, setting: Setting, size: GptSize, device: str) -> tuple[Weights, float]:
+    """What the jobs became, and the mean seconds of their steps."""
     stamps: list[tuple[float, int]] = []
-    weights: dict[str, dict[str, torch.Tensor]] = {}
-    for name, given in _jobs(setting, size, device, stamps).items():
-        L.seed_everything(given["seed"], verbose=False)
-        module = given["module"]()
-        strategy = OffloadStrategy(budget=BUDGET, **setting.offload)
-        L.Trainer(
-            **given["trainer"], strategy=strategy, accelerator="gpu" if device == "cuda" else "cpu",
-            devices=1, enable_progress_bar=False, enable_model_summary=False,
-        ).fit(module, given["train"]())  # fmt: skip
-        weights[name] = {key: value.cpu().clone() for key, value in module.state_dict().items()}
-    return Trained(weights, _a_step(stamps))
-
-
-def _fleet(setting: Setting, size: GptSize, device: str, quantum: int | None = None) -> Trained:
-    from trainers.fleet import Fleet
-
-    stamps: list[tuple[float, int]] = []
-    devices = ["cuda:0"] if device == "cuda" else ["cpu"]
-    with tempfile.TemporaryDirectory() as folder:
-        fleet = Fleet(BUDGET, devices, metric="loss", quantum=quantum, folder=folder)
-        for name, given in _jobs(setting, size, device, stamps).items():
-            fleet.add(name, **given, offload=setting.offload)
-        result = fleet.fit()
-        for job in result.jobs.values():
-            if job.state != "finished":
-                raise RuntimeError(f"job {job.name} is {job.state}: {job.why} {job.details}")
-        weights = {
-            name: torch.load(job.folder / "final.ckpt", map_location="cpu")["state_dict"]
-            for name, job in result.jobs.items()
-        }
-    return Trained(weights, _a_step(stamps))
-
-
-def _alternate(setting: Setting, size: GptSize, device: str) -> Trained:
-    return _fleet(setting, size, device, 1)
-
-
-WAYS: Mapping[str, Callable[[Setting, GptSize, str], Trained]] = {
-    "serial": _serial, "fleet": _fleet, "alternate": _alternate,
-}  # fmt: skip
+    jobs = _jobs(setting, size, device, stamps)
+    if way == "serial":
+        weights = {name: train(given, device, **setting.offload) for name, given in jobs.items()}
+    else:
+        quantum = 1 if way == "alternate" else None
+        weights = in_fleet(jobs, quantum, device, **setting.offload)
+    return weights, _a_step(stamps)
 
 
 def _jobs(
     setting: Setting, size: GptSize, device: str, stamps: list[tuple[float, int]]
 ) -> dict[str, dict[str, Any]]:
     """Return arguments of `Fleet.add` by job. `stamps` gets the end of every step."""
-    import lightning as L
-
-    from benchmarks.fleet_peers.gpt_jobs import make
 
     class Stamps(L.Callback):
         def on_train_batch_end(self, trainer: L.Trainer, *_: Any, **__: Any) -> None:

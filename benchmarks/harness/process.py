@@ -1,4 +1,4 @@
-"""A fresh process for what must not be disturbed by what ran before; time and memory of a call.
+"""A fresh process for what must not be disturbed by what ran before; the memory of a call.
 
 Memory is the peak resident set since `reset_peak_memory()`. (`ru_maxrss` would begin with that of
 the process that started this one.)
@@ -6,7 +6,6 @@ the process that started this one.)
 
 import multiprocessing
 import re
-import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -20,13 +19,6 @@ def run_in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawn) as pool:
         return pool.submit(function, *arguments).result()
-
-
-def time_call(function: Callable[[], Any]) -> tuple[float, float, Any]:
-    """CPU seconds of the whole process, wall seconds, and what the function returned."""
-    cpu, wall = time.process_time(), time.perf_counter()
-    result = function()
-    return time.process_time() - cpu, time.perf_counter() - wall, result
 
 
 def reset_peak_memory() -> None:

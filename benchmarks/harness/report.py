@@ -96,8 +96,3 @@ def format_spread(values: Sequence[float], form: str = ".3g") -> str:
 def round_ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
     """The ratio within each round."""
     return [a / b for a, b in zip(ours, theirs, strict=True)]
-
-
-def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """The median of the ratios within a round."""
-    return statistics.median(round_ratios(ours, theirs))

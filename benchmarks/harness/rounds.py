@@ -5,10 +5,7 @@ ratios the median.
 """
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
-
-from benchmarks.harness.process import time_call
+from collections.abc import Iterable, Iterator
 
 
 def shuffle_rounds(
@@ -25,17 +22,3 @@ def alternate_rounds(names: Iterable[str], rounds: int) -> Iterator[tuple[int, l
     every = list(names)
     for number in range(rounds):
         yield number, every[:: -1 if number % 2 else 1]
-
-
-def time_rounds(
-    calls: Mapping[str, Callable[[], Any]], rounds: int, warm_up: int = 1
-) -> dict[str, dict[str, list[float]]]:
-    """CPU and wall seconds of each call, round by round."""
-    seconds: dict[str, dict[str, list[float]]] = {name: {"cpu": [], "wall": []} for name in calls}
-    for number, order in shuffle_rounds(calls, rounds, warm_up):
-        for name in order:
-            cpu, wall, _ = time_call(calls[name])
-            if number >= 0:
-                seconds[name]["cpu"].append(cpu)
-                seconds[name]["wall"].append(wall)
-    return seconds

@@ -2,7 +2,7 @@
 of a sample that the survey found, for every peer that leaves the decoder to its user."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import cv2  # pyright: ignore[reportMissingImports]
@@ -11,43 +11,31 @@ import simplejpeg  # pyright: ignore[reportMissingImports]
 from numpy.typing import NDArray
 
 OUTPUT = "uint8 HWC, linear"
-Uniform = Callable[[float, float], float]
 SCALE, LOG_RATIO = (0.08, 1.0), (float(np.log(3 / 4)), float(np.log(4 / 3)))
 
 
-def box(height: int, width: int, uniform: Uniform) -> tuple[int, int, int, int]:
+def box(height: int, width: int) -> tuple[int, int, int, int]:
     """(top, left, height, width), drawn as torchvision's RandomResizedCrop does."""
     for _ in range(10):
-        area = height * width * uniform(*SCALE)
-        ratio = float(np.exp(uniform(*LOG_RATIO)))
+        area = height * width * random.uniform(*SCALE)
+        ratio = float(np.exp(random.uniform(*LOG_RATIO)))
         wide, tall = round((area * ratio) ** 0.5), round((area / ratio) ** 0.5)
         if 0 < wide <= width and 0 < tall <= height:
-            top, left = uniform(0, height - tall + 1), uniform(0, width - wide + 1)
+            top, left = random.uniform(0, height - tall + 1), random.uniform(0, width - wide + 1)
             return int(top), int(left), tall, wide
     side = min(height, width)
     return (height - side) // 2, (width - side) // 2, side, side
 
 
-def decode_into(out: NDArray[np.uint8], data: bytes, uniform: Uniform = random.uniform) -> None:
-    crop_into(out, simplejpeg.decode_jpeg(data), uniform)
-
-
-def crop_into(
-    out: NDArray[np.uint8], pixels: NDArray[np.uint8], uniform: Uniform = random.uniform
-) -> None:
-    top, left, tall, wide = box(pixels.shape[0], pixels.shape[1], uniform)
+def decode_into(out: NDArray[np.uint8], data: bytes) -> None:
+    pixels = simplejpeg.decode_jpeg(data)
+    top, left, tall, wide = box(pixels.shape[0], pixels.shape[1])
     crop = pixels[top : top + tall, left : left + wide]
     size = (out.shape[1], out.shape[0])
-    if uniform(0, 1) < 0.5:
+    if random.uniform(0, 1) < 0.5:
         cv2.flip(cv2.resize(crop, size, interpolation=cv2.INTER_LINEAR), 1, dst=out)
     else:
         cv2.resize(crop, size, dst=out, interpolation=cv2.INTER_LINEAR)
-
-
-def decode(data: bytes, size: int, uniform: Uniform = random.uniform) -> NDArray[np.uint8]:
-    out = np.empty((size, size, 3), np.uint8)
-    decode_into(out, data, uniform)
-    return out
 
 
 def decode_files(paths: Sequence[Path], size: int) -> NDArray[np.uint8]:

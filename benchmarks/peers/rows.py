@@ -21,8 +21,6 @@ PEERS = (
         "pip install 'torchcodec>=0.16'", smoke=True, asked=True),
     Row("torch-large", "DataLoader, 1920x1440, decode_jpeg, transforms v2, uint8",
         "peers.torch_pillow:TorchDecodeJpeg", {}, TORCH, large=True, asked=True),
-    Row("torch-simplejpeg", "DataLoader, simplejpeg, OpenCV",
-        "peers.torch_simplejpeg:TorchSimplejpeg", {}, ("torch", *JPEG), CV2, asked=True),
     Row("threads", "thread pool, simplejpeg, OpenCV", "peers.thread_pool:ThreadPool", {}, JPEG,
         CV2, smoke=True, asked=True),
     Row("dali", "DALI, CPU, fused", "peers.dali_fused:DaliFused", {},
@@ -36,11 +34,6 @@ PEERS = (
     Row("spdl", "SPDL, simplejpeg, OpenCV", "peers.spdl_threads:SpdlThreads", {},
         ("spdl-core", *JPEG), "pip install spdl-core opencv-python-headless", smoke=True,
         asked=True),
-    Row("grain", "Grain, threads, simplejpeg, OpenCV", "peers.grain_threads:GrainThreads", {},
-        ("grain", *JPEG), "pip install grain opencv-python-headless", smoke=True, asked=True),
-    Row("webdataset", "WebDataset, simplejpeg, OpenCV", "peers.webdataset_tar:WebDatasetTar", {},
-        ("webdataset", *JPEG), "pip install webdataset opencv-python-headless", converts=True,
-        smoke=True),
 )  # fmt: skip
 
 

@@ -5,27 +5,21 @@ Method   A data set that has a length and makes tiny samples, so that nothing bu
          reports the seconds, and how much its memory grew beyond that of a loader over nine
          batches. Then a second loader loads a state from the middle of the pass and takes a batch.
          Rank 500 of 1,000 is simulated with `rank=`.
-Baseline Opening a folder of empty files is measured beside torchvision's `ImageFolder`, in CPU
-         seconds and in turns, after one round of each: the walk of both is linear in the files.
 """
 
 import statistics
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.command import Options
 from benchmarks.harness.process import read_memory_mib, run_in_fresh_process
-from benchmarks.harness.report import Report, Target, format_spread, format_table, median_ratio
-from benchmarks.harness.rounds import time_rounds
+from benchmarks.harness.report import Report, Target, format_table
 
 ROUNDS = 5
 BATCH = 128
 FULL = [(10**6, 1), (10**8, 1), (10**8, 1000)]
 SMOKE = [(10**5, 1), (10**6, 100)]
 """Samples, ranks."""
-FILES_A_FOLDER = 1000
 
 
 class TinySamples:
@@ -83,53 +77,25 @@ def measure_passes(options: Options) -> list[dict[str, Any]]:
     ]
 
 
-def measure_walks(files: int, rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Seconds of opening the same folder, ours and torchvision's."""
-    from torchvision.datasets import ImageFolder
-
-    from loaders.sources.datasets import picture_folder
-
-    with tempfile.TemporaryDirectory() as root:
-        for folder in range(-(-files // FILES_A_FOLDER)):
-            inside = Path(root, f"n{folder:08d}")
-            inside.mkdir()
-            for n in range(min(FILES_A_FOLDER, files - folder * FILES_A_FOLDER)):
-                (inside / f"{inside.name}_{n:06d}.JPEG").touch()
-        assert len(picture_folder(Path(root))) == len(ImageFolder(root)) == files
-        calls = {"ours": lambda: picture_folder(Path(root)), "theirs": lambda: ImageFolder(root)}
-        return time_rounds(calls, rounds)
-
-
 def measure(options: Options) -> Report:
-    files = 2_000 if options.smoke else 100_000
     rows = measure_passes(options)
-    walks = measure_walks(files, options.rounds)
     cells = [
         [f"{r['samples']:,}", f"{r['ranks']:,}", str(r["reuse"]), f"{r['first_s']:.3f}",
          f"{r['first_mib']:.1f}", f"{r['resume_s']:.3f}", f"{r['resume_mib']:.1f}"]
         for r in rows
     ]  # fmt: skip
     head = ["samples", "ranks", "reuse", "first batch, s", "MiB", "resume at half, s", "MiB"]
-    opened = [
-        [name, format_spread([1e6 * s / files for s in walks[who]["cpu"]])]
-        for name, who in (("ours", "ours"), ("torchvision ImageFolder", "theirs"))
-    ]
     worst = {key: max(row[key] for row in rows) for key in ("first_s", "first_mib", "resume_s")}
-    over = median_ratio(walks["ours"]["cpu"], walks["theirs"]["cpu"])
     return Report(
         "loader_scale",
         "Claim: a pass begins and resumes anywhere in a second and 100 MiB at 100 million samples",
-        {"batch": BATCH, "rounds": options.rounds, "files": files},
-        {
-            "A pass": format_table(head, cells),
-            "A folder, CPU us a file": format_table(["", "us"], opened),
-        },
+        {"batch": BATCH, "rounds": options.rounds},
+        {"A pass": format_table(head, cells)},
         [
             Target("first batch", 1.0, worst["first_s"], "s"),
             Target("memory of the first batch", 100.0, worst["first_mib"], "MiB"),
             Target("resume at half a pass", 1.0, worst["resume_s"], "s"),
-            Target("opening a folder", 1.5, over, "x torchvision"),
         ],
         ["Seconds are wall time: those of a busy machine are upper bounds."],
-        [*rows, {"walks": walks}],
+        rows,
     )

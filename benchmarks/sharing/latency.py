@@ -32,6 +32,7 @@ from benchmarks.sharing.setting import (
     BetweenSteps,
     NotingGate,
     Requests,
+    compared,
     fitted,
     one_core,
     served,
@@ -155,13 +156,7 @@ def rounds(smoke: bool, repeats: int) -> list[dict[str, Any]]:
     rows = []
     for number, order in alternate_rounds(WAYS, repeats):
         found = {way: one(way, smoke, number) for way in order}
-        first = found["ours"]["weights"]
-        for way in WAYS:
-            weights = found[way].pop("weights")
-            found[way]["weights that differ"] = sum(
-                not torch.equal(value, first[key]) for key, value in weights.items()
-            )
-        rows += [{"round": number, **found[way]} for way in WAYS]
+        rows += compared(number, [found[way] for way in WAYS])
     return rows
 
 

@@ -23,7 +23,7 @@ from benchmarks.harness.command import Options
 from benchmarks.harness.process import run_in_fresh_process
 from benchmarks.harness.report import Report, Target, format_spread, format_table
 from benchmarks.harness.rounds import alternate_rounds
-from benchmarks.sharing.setting import SIZE, TINY, data, one_core
+from benchmarks.sharing.setting import SIZE, TINY, compared, data, one_core
 from trainers.fleet import Fleet
 from trainers.fleet.deciding.events import Planned, TurnEnded
 from trainers.fleet.deciding.fleet_state import FleetState
@@ -120,11 +120,7 @@ def rounds(smoke: bool, repeats: int) -> list[dict[str, Any]]:
     rows = []
     for number, order in alternate_rounds(WAYS, repeats):
         found = {way: one(way, smoke, number) for way in order}
-        first = found[WAYS[0]]["weights"]
-        for way in WAYS:
-            weights = found[way].pop("weights")
-            differ = sum(not torch.equal(value, first[key]) for key, value in weights.items())
-            rows.append({"round": number, **found[way], "weights that differ": differ})
+        rows += compared(number, [found[way] for way in WAYS])
     return rows
 
 

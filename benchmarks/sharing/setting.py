@@ -157,3 +157,13 @@ def fitted(
     )  # fmt: skip
     trainer.fit(module, data(size, steps))
     return {key: value.clone() for key, value in module.state_dict().items()}
+
+
+def compared(number: int, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of a round, with how many of their weights differ from the first one's."""
+    first = rows[0]["weights"]
+    for row in rows:
+        weights = row.pop("weights")
+        differ = sum(not torch.equal(value, first[key]) for key, value in weights.items())
+        row |= {"round": number, "weights that differ": differ}
+    return rows

@@ -12,10 +12,6 @@ from benchmarks.surveyed.transformers_models import BERT, WORDS
 
 NODES, GRAPHS = 12, "torch_geometric.nn"
 FEATURES = {"depths": (1, 1, 1, 1), "dims": (8, 8, 16, 16), "num_classes": 0}
-VOLO = {
-    "img_size": 32, "layers": (1, 1, 1, 1), "embed_dims": (16, 32, 32, 32), "num_classes": 10,
-    "num_heads": (2,) * 4, "mlp_ratio": (2,) * 4, "stem_hidden_dim": 16, "use_mix_token": True,
-}  # fmt: skip
 CODES = {
     "dim": 16, "codebook_dim": 8, "num_quantizers": 3, "codebook_size": 16, "kmeans_init": True,
     "threshold_ema_dead_code": 2, "quantize_dropout": True,
@@ -56,12 +52,6 @@ def _boxed_pictures() -> Any:
     return [torch.rand(3, 64, 64), torch.rand(3, 64, 72)], wanted
 
 
-def _of_mixed_tokens(net: Any, batch: Any) -> torch.Tensor:
-    whole, tokens, _ = net.forward_train(batch[0])
-    mixed = functional.cross_entropy(whole, batch[1].flip(0))
-    return mixed + functional.cross_entropy(tokens.mean(1), batch[1])
-
-
 def _remembering() -> Any:
     """Embeddings compared with those of earlier steps, the hardest pairs of them."""
     losses = library("pytorch_metric_learning.losses")
@@ -75,22 +65,6 @@ def _self_conditioned() -> nn.Module:
     sizes = {"attn_dim_head": 4, "attn_heads": 2, "full_attn": (False, True)}
     unet = parts.Unet(8, dim_mults=(1, 2), self_condition=True, **sizes)
     return parts.GaussianDiffusion(unet, image_size=16, timesteps=50)
-
-
-class Tagger(nn.Module):
-    """BERT and a conditional random field."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        models = library("transformers")
-        self.words = models.BertModel(models.BertConfig(**BERT), add_pooling_layer=False)
-        self.tags = nn.Linear(32, 5)
-        self.field = library("torchcrf").CRF(5, batch_first=True)
-
-    def forward(self, batch: Any) -> torch.Tensor:
-        words, mask = batch["input_ids"], batch["attention_mask"]
-        said = self.tags(self.words(words, attention_mask=mask).last_hidden_state)
-        return -self.field(said, words % 5, mask=mask.bool(), reduction="mean")
 
 
 class Adapted(Wrapped):
@@ -140,8 +114,6 @@ CASES: tuple[Case, ...] = (
     _detector("MaskRCNN", "rpn_anchor_generator"),
     _detector("RetinaNet", "anchor_generator"),
     _detector("FCOS", "anchor_generator", (1.0,)),
-    wrapped("VOLO, mixed tokens", "timm", _net("timm.models.volo", "VOLO", **VOLO), pictures,
-            _of_mixed_tokens),
     wrapped("CrossBatchMemory", "pytorch_metric_learning", _remembering, lambda: pictures(32, 8),
             lambda net, batch: net[1](net[0](batch[0]), batch[1] % 3)),
     wrapped("Unet, LovaszLoss", "segmentation_models_pytorch",
@@ -156,7 +128,6 @@ CASES: tuple[Case, ...] = (
             _loss("monai.losses", "HausdorffDTLoss", sigmoid=True)),
     wrapped("GaussianDiffusion", "denoising_diffusion_pytorch", _self_conditioned,
             lambda: torch.rand(2, 3, 16, 16), _called),
-    wrapped("BERT, CRF", "pytorch-crf", Tagger, padded_text, _called),
     Case("AdaLoraModel", "peft", Adapted, padded_text),
     wrapped("Decoder, layer dropout", "x_transformers", _decoder,
             lambda: torch.randint(0, WORDS, (4, 16)), _called),

@@ -27,7 +27,7 @@ TABLES: dict[str, tuple[Case, ...]] = {
 LIBRARIES = (
     "lightning", "lightly", "timm", "transformers", "torchvision", "diffusers", "botorch", "monai",
     "peft", "torch_geometric", "segmentation_models_pytorch", "pytorch_metric_learning",
-    "x_transformers", "vector_quantize_pytorch", "denoising_diffusion_pytorch", "pytorch-crf",
+    "x_transformers", "vector_quantize_pytorch", "denoising_diffusion_pytorch",
 )  # fmt: skip
 SMOKE = "autoencoder example", "VisionTransformer"
 

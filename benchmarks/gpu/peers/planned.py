@@ -5,29 +5,31 @@ everybody's do. Updates run where they are faster.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 
 import offload
-from benchmarks.gpu.peers.task import MIB, Running, Setup, batch, trained, whole
+from benchmarks.gpu.peers.task import MIB, Running, Setup, batch, eager_step, trained, whole
 from benchmarks.gpu.timing import free
 from benchmarks.offloading.live_steps import LiveSteps, training_step
 from offload.measuring.calibration import calibrate
 
 
 @contextmanager
-def loop(setup: Setup) -> Iterator[Running]:
-    with _planned(setup, "cuda") as running:
-        yield running
+def on_the_device(setup: Setup) -> Iterator[Running]:
+    """The ceiling: all of it on the device, eager."""
+    yield Running(eager_step(whole(setup, setup.device), batch(setup, setup.device)))
 
 
-@contextmanager
-def graph(setup: Setup) -> Iterator[Running]:
-    with _planned(setup, "cudagraph") as running:
-        yield running
+def loop(setup: Setup) -> AbstractContextManager[Running]:
+    return _planned(setup, "cuda")
+
+
+def graph(setup: Setup) -> AbstractContextManager[Running]:
+    return _planned(setup, "cudagraph")
 
 
 @contextmanager

@@ -27,7 +27,7 @@ OURS = ("ours, cuda", "ours, cudagraph")
 
 PEERS: Mapping[str, Peer] = {
     CEILING: Peer(
-        "gpu.peers.everything:on_the_device", "everything on the device, eager", budgets=False
+        "gpu.peers.planned:on_the_device", "everything on the device, eager", budgets=False
     ),
     "ours, cuda": Peer(
         "gpu.peers.planned:loop", "its Python in every step, plan(budget, optimizer='auto')"
