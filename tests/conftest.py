@@ -22,10 +22,14 @@ import hypothesis
 import numpy as np
 import pytest
 from PIL import Image
-from slow_tests import SlowTests
+from support.slow_tests import SlowTests
 from support.warm_python import WarmPython
 
 HERE = Path(__file__).parent
+# Processes that tests start import `support`, and the packages beside these tests.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(HERE), str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
 SMOKE = (
     # a loader: against torchvision's folder, in a Trainer, in processes, resumed, cached
     "integration/test_plug_in.py::test_a_folder_and_a_tar_of_pictures_give_what_image_folder_gives",

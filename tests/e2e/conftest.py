@@ -1,6 +1,5 @@
 """Small real runs: tiny JPEG pictures on disk, a YAML over them, and the CLI to run it."""
 
-import importlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import yaml
 from PIL import Image
+from support import elastic_programs
 
 from perfect.train import main
 
@@ -135,14 +135,13 @@ def nursery() -> Iterator[Any]:
     """Forks the programs of a swarm. It imports for seconds, once."""
     from benchmarks.swarms.swarm import Nursery
 
-    with Nursery(str(HERE / "program_nursery.py")) as nursery:
+    with Nursery(str(HERE.parent / "support" / "program_nursery.py")) as nursery:
         yield nursery
 
 
 @pytest.fixture
-def programs(nursery: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.syspath_prepend(str(HERE))
-    found = importlib.import_module("elastic_programs").Programs(nursery, tmp_path)
+def programs(nursery: Any, tmp_path: Path) -> Iterator[Any]:
+    found = elastic_programs.Programs(nursery, tmp_path)
     yield found
     for process in found.begun:
         process.kill()

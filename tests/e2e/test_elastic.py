@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from elastic_programs import Programs, Recipe, equal
+from support.elastic_programs import Programs, Recipe, equal
 from support.secret_files import write_secret
 
 from benchmarks.swarms.swarm import free_ports, until

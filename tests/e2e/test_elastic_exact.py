@@ -1,6 +1,6 @@
 """With `sum: exact` a run of peers that come and die is that of one process, bit for bit."""
 
-from elastic_programs import Programs, Recipe, equal
+from support.elastic_programs import Programs, Recipe, equal
 
 HEARTBEAT = 10.0
 """A new anchor waits as long before a run begins, and a busy machine expels nobody."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from elastic_programs import Programs, Recipe, equal
+from support.elastic_programs import Programs, Recipe, equal
 
 from benchmarks.swarms.swarm import until
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from products import only_first
+from support.products import only_first
 
 from perfect.assembly import run
 from perfect.runs.stop import StopSignal

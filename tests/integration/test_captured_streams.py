@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from graph_edits import with_task, without_edge
-from products import every_pair
 from support import stream_graphs as graphs
 from support import stream_runs
 from support.fake_gpu import (
@@ -23,6 +21,8 @@ from support.fake_gpu import (
     needs_late_streams,
     only_on_a_fake_gpu,
 )
+from support.graph_edits import with_task, without_edge
+from support.products import every_pair
 from support.stream_runs import CUDA, HELD, SHAPES, Bytes, ours, planned, smallest, works
 
 from offload.errors import DeviceLost

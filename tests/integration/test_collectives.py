@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import collective_ranks
 import pytest
+from support import collective_ranks
 
 SCRIPT = Path(collective_ranks.__file__)
 

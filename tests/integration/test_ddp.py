@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).with_name("two_ranks.py")
+SCRIPT = Path(__file__).parents[1] / "support" / "two_ranks.py"
 
 
 @pytest.fixture(scope="module")

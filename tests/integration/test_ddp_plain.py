@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).with_name("plain_ranks.py")
+SCRIPT = Path(__file__).parents[1] / "support" / "plain_ranks.py"
 SAVED_AT = 20
 # 41 samples on 2 ranks are 21 each: 16 batches of 4 at reuse 3, 11 at the 2 that rank 0 wants.
 LENGTHS = [16, 16, 11]

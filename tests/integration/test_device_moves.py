@@ -3,7 +3,6 @@
 "cuda:1" is the CPU by another name, and with another engine: torch.device("cpu", 1), serial.
 """
 
-import importlib
 import random
 import threading
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from integration import test_budget_moves as budget_moves
 from lightning.pytorch.callbacks import ModelCheckpoint
 from support.accelerators import here
 from torch import nn
@@ -30,7 +30,6 @@ from trainers.offloading.run import StrategyRun
 from trainers.steps import target
 from trainers.steps.target import Target
 
-budget_moves = importlib.import_module("test_budget_moves")
 assert_same = budget_moves.assert_same
 pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]
 STEPS = 10

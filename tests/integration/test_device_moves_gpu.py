@@ -1,17 +1,16 @@
 """`strategy.move_to(device=)`: a Lightning run goes from a GPU to the host, and to another GPU."""
 
-import importlib
 from concurrent.futures import Future
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
+from integration import test_budget_moves as budget_moves
 from torch.utils.data import DataLoader, TensorDataset
 
 from trainers import OffloadStrategy
 
-budget_moves = importlib.import_module("test_budget_moves")
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),

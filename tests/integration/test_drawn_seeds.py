@@ -12,7 +12,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from gloo_ranks import WORLD, main
+from support.gloo_ranks import WORLD, main
 from torch.utils.data import DataLoader, RandomSampler
 
 from loaders import ReuseLoader

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from elastic_swarms import HEARTBEAT, assert_exact, by_step, fault, hold, peer_alone
-from products import only_first
+from support.elastic_swarms import HEARTBEAT, assert_exact, by_step, fault, hold, peer_alone
+from support.products import only_first
 
 from benchmarks.swarms.network import Network, available
 from benchmarks.swarms.swarm import Nursery, Process, Swarm, free_ports, until

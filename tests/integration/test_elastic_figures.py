@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from elastic_swarms import HEARTBEAT, fault, hold
+from support.elastic_swarms import HEARTBEAT, fault, hold
 
 from benchmarks.swarms.peer import Net
 from benchmarks.swarms.swarm import Nursery, Process, Swarm

@@ -13,7 +13,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from dealt_peer import (
+from support.dealt_peer import (
     LANES,
     SAMPLES,
     Bare,
@@ -24,7 +24,7 @@ from dealt_peer import (
     assert_same,
     dealt,
 )
-from planned_peer import alone, assert_equal, data
+from support.planned_peer import alone, assert_equal, data
 from torch.utils.data import TensorDataset
 
 import offload

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from elastic_swarms import HEARTBEAT, assert_exact, by_step, fault, hold, peer_alone
-from products import every_value
+from support.elastic_swarms import HEARTBEAT, assert_exact, by_step, fault, hold, peer_alone
+from support.products import every_value
 
 from benchmarks.swarms.faults import PHASES
 from benchmarks.swarms.swarm import Nursery, Swarm, until

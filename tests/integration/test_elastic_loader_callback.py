@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from elastic_swarms import HEARTBEAT, assert_exact, by_step, fault, hold
+from support.elastic_swarms import HEARTBEAT, assert_exact, by_step, fault, hold
 
 from benchmarks.swarms.swarm import Nursery, Process, Swarm, until
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from elastic_swarms import CHECKED, HEARTBEAT, assert_exact, by_step, fault, peer_alone
+from support.elastic_swarms import CHECKED, HEARTBEAT, assert_exact, by_step, fault, peer_alone
 
 from benchmarks.swarms.swarm import Nursery, Process, Swarm
 

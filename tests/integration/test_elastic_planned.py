@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from elastic_swarms import HEARTBEAT, assert_exact, by_step, fault, hold
-from planned_peer import CLIPS, Classifier, alone, assert_equal, replayed
+from support.elastic_swarms import HEARTBEAT, assert_exact, by_step, fault, hold
+from support.planned_peer import CLIPS, Classifier, alone, assert_equal, replayed
 
 from benchmarks.swarms.swarm import Nursery, Process, Swarm
 from offload import BudgetTooSmall

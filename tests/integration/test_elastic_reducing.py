@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from elastic_groups import (
+from support.elastic_groups import (
     FOR_EVER,
     HOST,
     TRANSFER,
@@ -24,7 +24,7 @@ from elastic_groups import (
     left_over,
     tasks,
 )
-from elastic_jobs import (
+from support.elastic_jobs import (
     BIG,
     DTYPES,
     SIZES,
@@ -37,7 +37,7 @@ from elastic_jobs import (
     reduces,
     reduces_for_ever,
 )
-from products import only_first
+from support.products import only_first
 from support.wire_ends import few_descriptors
 
 from benchmarks.swarms.swarm import Nursery, until

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from elastic_swarms import HEARTBEAT
+from support.elastic_swarms import HEARTBEAT
 from support.secret_files import write_secret
 
 from benchmarks.swarms.swarm import Nursery, Process, Swarm, free_ports, until

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from elastic_swarms import CHECKED, HEARTBEAT, STEPS, assert_exact, by_step, fault, hold
+from support.elastic_swarms import CHECKED, HEARTBEAT, STEPS, assert_exact, by_step, fault, hold
 
 from benchmarks.swarms.swarm import Nursery, Process, Swarm
 

@@ -114,15 +114,13 @@ def test_a_table_keeps_its_name_when_it_is_used() -> None:
 
 def test_another_process_gives_the_same_name() -> None:
     source = (
-        "import test_identity as t\n"
+        "from unit import test_identity as t\n"
         "print([t.fingerprint(t.Holds([make(0) for make in t.CHANGES.values()]))])"
     )
-    tests = str(Path(__file__).parents[1] / "unit")
-    root = str(Path(__file__).parents[2])
     said = {
         subprocess.run(
             [sys.executable, "-c", source],
-            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": f"{root}:{tests}"},
+            env={**os.environ, "PYTHONHASHSEED": seed},
             capture_output=True, text=True, check=True,
         ).stdout
         for seed in ("1", "2")

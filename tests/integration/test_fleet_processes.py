@@ -1,6 +1,5 @@
 """Devices in processes of their own: the same bits, and a process that dies harms no other job."""
 
-import importlib
 import logging
 import multiprocessing
 import signal
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import fleet_deaths
 from support.fleet_outcomes import states, wrong
 
 from benchmarks.jobs.fleet_jobs import BUDGET, KINDS, QUIET, Outcome, add, alone
@@ -43,7 +43,7 @@ def test_a_program_is_not_written_through_a_link_that_was_put_there(tmp_path: Pa
     (tmp_path / "others.txt").write_text("another's")
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / PROGRAM).symlink_to(tmp_path / "others.txt")
-    program = importlib.import_module("fleet_deaths").write_levels
+    program = fleet_deaths.write_levels
     job = HostedJob(program, tmp_path / "a", RandomState.capture(torch.device("cpu")))
     there = pickle_program("a", job).program
     assert isinstance(there, PickledProgram) and there.path == tmp_path / "a" / PROGRAM
@@ -65,7 +65,7 @@ def test_jobs_on_two_devices_have_their_own_bits_and_come_back_to_the_callers_mo
     for name in ("sgd", "plain"):
         kind = JOBS[name]
         add(fleet, name, kind, kind.module, train=kind.train, val=kind.val)
-    fleet.add_program("levels", importlib.import_module("fleet_deaths").write_levels)
+    fleet.add_program("levels", fleet_deaths.write_levels)
     monkeypatch.setattr(logging.getLogger("perfect"), "level", logging.DEBUG)  # as -v, and as -q
     monkeypatch.setattr(logging.getLogger(), "level", logging.ERROR)
     logging.captureWarnings(True)
@@ -91,7 +91,7 @@ def test_a_job_that_ends_its_process_twice_fails_and_the_others_go_on_in_another
     fleet = made(tmp_path, watch=see, checkpoint_minutes=1e-9)
     for name, kind in JOBS.items():
         add(fleet, name, kind)
-    add(fleet, "deadly", KINDS["plain"], importlib.import_module("fleet_deaths").deadly)
+    add(fleet, "deadly", KINDS["plain"], fleet_deaths.deadly)
     result = fleet.fit()
     assert states(result) == {**dict.fromkeys(JOBS, "finished"), "deadly": "failed"}
     assert ended == ["its process was ended by SIGSEGV"] * 2

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fleet_loaders import COUNT, Counting, NotSent, reads
+from support.fleet_loaders import COUNT, Counting, NotSent, reads
 from support.fleet_outcomes import wrong
 
 from benchmarks.jobs.fleet_jobs import BUDGET, QUIET, Outcome, alone

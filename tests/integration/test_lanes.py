@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from eventually import eventually
+from support.eventually import eventually
 from support.lane_peers import CROP, Bits, a_pass, bits, loader, reference
 from support.loader_datasets import Pictures, pixels
 

@@ -6,7 +6,6 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from products import every_value
 from support.lightning_runs import (
     BATCHES,
     SAMPLES,
@@ -20,6 +19,7 @@ from support.lightning_runs import (
     make_trainer,
     passes_of,
 )
+from support.products import every_value
 from torch.utils.data import DataLoader
 
 from loaders.errors import StateError

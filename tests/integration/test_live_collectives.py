@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import live_ranks
 import pytest
 import torch
-from live_ranks import STEPS
+from support import live_ranks
 from support.live_loops import Loop
+from support.live_ranks import STEPS
 from torch import distributed
 
 from offload.live.core import why_no_core

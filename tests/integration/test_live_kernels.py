@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from products import every_pair, every_value
 from support import offload_models as models
 from support import offload_training as training
 from support.live_training import LiveTraining
+from support.products import every_pair, every_value
 from torch import nn
 from torch.ao import quantization
 from torch.nn import functional

@@ -13,9 +13,9 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
-from products import every_value
 from support import offload_lightning as ol
 from support.accelerators import GPU, here, kept_of_each, on_each_accelerator, only_on_gpu
+from support.products import every_value
 
 from offload import BudgetTooSmall, CaptureError, OffloadError
 from offload.live.core import why_no_core

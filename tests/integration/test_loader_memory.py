@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from products import every_value
 from support import loader_datasets as sets
+from support.products import every_value
 
 from loaders import ReuseLoader, Workers
 from loaders.errors import BufferTooSmall

@@ -11,9 +11,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from products import examples
 from support import loader_datasets as sets
 from support.numbered_samples import in_threads
+from support.products import examples
 from torch.utils.data import SubsetRandomSampler, WeightedRandomSampler
 
 from loaders import Cache, Device, ReuseLoader, Workers

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from products import every_value
 from support import loader_datasets as sets
+from support.products import every_value
 from torch.utils.data import DataLoader
 
 from loaders import LoaderError, ReuseLoader, Workers
@@ -27,7 +27,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
 ]
 
-TESTS = Path(__file__).parents[1]
 AUGMENT = Chain([PadCrop(2), Flip()])
 
 
@@ -189,7 +188,6 @@ def test_a_consumer_that_stops_leaves_nothing(end: str) -> None:
 
 INTERRUPTED = """
 import multiprocessing, sys, threading
-sys.path.insert(0, {here!r})
 from support import loader_datasets
 from loaders import LoaderError, ReuseLoader, Workers
 
@@ -218,11 +216,10 @@ def test_a_ctrl_c_ends_the_pass_and_leaves_nothing(
     kind: str, again: bool, watch: Any, tmp_path: Path
 ) -> None:
     script = tmp_path / "script.py"
-    script.write_text(INTERRUPTED.format(here=str(TESTS), kind=kind, again=again))
-    environment = {**os.environ, "PYTHONPATH": str(TESTS.parent)}
+    script.write_text(INTERRUPTED.format(kind=kind, again=again))
     child = subprocess.Popen(
         [sys.executable, str(script)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
         assert child.stdout is not None
@@ -274,8 +271,10 @@ def test_a_loader_goes_to_a_child_at_any_moment_and_the_parents_is_not_disturbed
 
     if method == "spawn":
         # The child imports this module by its name, as it does those of a script.
-        pytest.importorskip("test_loader_processes")
-        globals()["serve_in_a_child"] = sys.modules["test_loader_processes"].serve_in_a_child
+        pytest.importorskip("integration.test_loader_processes")
+        globals()["serve_in_a_child"] = sys.modules[
+            "integration.test_loader_processes"
+        ].serve_in_a_child
     if moment == "before":
         child()
     for pictures, labels in loader:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from offload_ranks import BUDGETS, RUNS
+from support.offload_ranks import BUDGETS, RUNS
 
 from offload.live.core import why_no_core
 
-SCRIPT = Path(__file__).with_name("offload_ranks.py")
+SCRIPT = Path(__file__).parents[1] / "support" / "offload_ranks.py"
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).with_name("offload_ranks_faults.py")
+SCRIPT = Path(__file__).parents[1] / "support" / "offload_ranks_faults.py"
 LIMIT = 240.0
 """Seconds; gloo itself gives up after 300."""
 

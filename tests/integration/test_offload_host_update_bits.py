@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from plan_amounts import least
 from support.live_training import LiveTraining, training_graph
+from support.plan_amounts import least
 from torch import nn
 from torch.nn import functional
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from products import every_value
 from support import offload_models as models
 from support import offload_training as training
 from support.live_training import LiveTraining, training_graph
+from support.products import every_value
 from torch import nn
 
 import offload

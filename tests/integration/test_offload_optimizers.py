@@ -7,9 +7,9 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
-import own_optimizers as own
 import pytest
 import torch
+from support import own_optimizers as own
 from support.optimizer_twins import Twins, batch, loss_of, made_by, net
 from torch import nn, optim
 

@@ -9,8 +9,8 @@ import matplotlib.image
 import numpy as np
 import pytest
 import torch
-from counted_calls import calls_of
 from matplotlib.colors import to_rgb
+from support.counted_calls import calls_of
 from support.live_training import training_graph
 
 from offload.errors import GraphError

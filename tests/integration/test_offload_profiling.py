@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from graph_edits import grown
+from support.graph_edits import grown
 
 from offload.graph.builder import GraphBuilder
 from offload.graph.memgraph import ALIGNMENT

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from graph_edits import with_task
 from support import offload_hand_made as hand
+from support.graph_edits import with_task
 
 from offload.errors import GraphError, OffloadError, StepError
 from offload.graph.builder import GraphBuilder

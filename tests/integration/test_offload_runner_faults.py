@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from graph_edits import grown, with_task
 from support import offload_hand_made as hand
+from support.graph_edits import grown, with_task
 from support.stream_runs import Fault
 
 import offload

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from graph_edits import grown
 from support import offload_hand_made as hand
+from support.graph_edits import grown
 from torch import nn
 
 import offload

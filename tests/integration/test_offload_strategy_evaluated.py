@@ -7,10 +7,10 @@ import pytest
 import torch
 import torchmetrics
 from lightning.pytorch.callbacks import BasePredictionWriter
-from products import every_value
 from support import offload_lightning as ol
 from support.accelerators import here, on_each_accelerator
 from support.offload_evaluation import METHODS, both, run
+from support.products import every_value
 from torch import nn
 
 from trainers import OffloadStrategy

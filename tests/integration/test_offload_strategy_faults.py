@@ -5,11 +5,11 @@ import re
 from typing import Any
 
 import lightning as L
-import own_optimizers as own
 import pytest
 import torch
-from products import every_value
 from support import offload_lightning as ol
+from support import own_optimizers as own
+from support.products import every_value
 from torch import nn
 from torch.utils.data import DataLoader
 

@@ -17,8 +17,8 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.tuner.tuning import Tuner
-from products import only_first
 from support import offload_lightning as ol
+from support.products import only_first
 from torch import nn
 from torch.optim import lr_scheduler
 

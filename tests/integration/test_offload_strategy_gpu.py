@@ -13,8 +13,8 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from products import every_value
 from support import offload_lightning as ol
+from support.products import every_value
 from torch import nn
 
 from offload import OffloadError

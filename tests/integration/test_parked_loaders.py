@@ -12,7 +12,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from eventually import eventually
+from support.eventually import eventually
 from support.loader_datasets import Pictures
 
 from benchmarks.jobs.fleet_jobs import QUIET

@@ -9,7 +9,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from products import only_first
+from support.products import only_first
 from torch import nn
 from torch.utils.data import DataLoader
 

@@ -4,9 +4,9 @@ A guest comes as often as it can, borrows some of the device's arena and fills i
 """
 
 import pytest
-from products import every_value
 from support.fake_gpu import only_on_a_fake_gpu
 from support.offload_training import trained_once
+from support.products import every_value
 from support.stage_jobs import DEVICES
 
 from benchmarks.jobs.intruder import Intruder

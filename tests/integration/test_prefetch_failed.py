@@ -4,7 +4,7 @@ import threading
 from collections.abc import Sequence
 
 import pytest
-from test_prefetch import pool, serve, work
+from integration.test_prefetch import pool, serve, work
 
 
 def test_after_a_failure_nothing_of_the_next_pass_is_decoded() -> None:

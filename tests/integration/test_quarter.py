@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from eventually import eventually
+from support.eventually import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 GPU = ROOT / "benchmarks" / "gpu"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).with_name("rank_samplers.py")
+SCRIPT = Path(__file__).parents[1] / "support" / "rank_samplers.py"
 SAMPLES = 101
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import lightning as L
 import pytest
-import ray_nodes
-from ray_nodes import STORE_BYTES, job, need_ray
+from support import ray_nodes
+from support.ray_nodes import STORE_BYTES, job, need_ray
 
 from trainers.fleet import Fleet, FleetError
 from trainers.fleet.ray_cluster import tune_trainable

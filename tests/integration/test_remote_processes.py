@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from support.loader_datasets import served
+from support.remote_consumers import consume, share, take_and_stay
+from support.shared_streams import BATCHES, SIZE, Counted, lone, passes
 
 from loaders import SharedStream
 from loaders.errors import PassEnded
-
-sys.path.insert(0, str(Path(__file__).parent))
-from remote_consumers import consume, share, take_and_stay
-from support.loader_datasets import served
-from support.shared_streams import BATCHES, SIZE, Counted, lone, passes
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="remote views need Linux"),

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faulty_server import Faults, served
-from stream_shards import AUGMENT, decoded, take, watch, write_shards, write_tar
+from support.faulty_server import Faults, served
+from support.stream_shards import AUGMENT, decoded, take, watch, write_shards, write_tar
 
 from loaders import ReuseLoader
 from loaders.errors import DecodeError, LoaderError, SourceError

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from stream_shards import (
+from support.stream_shards import (
     AUGMENT,
     Counted,
     Stateful,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from stream_shards import AUGMENT, Counted, Stateful, numbers, picture, shards, take, watch
+from support.stream_shards import AUGMENT, Counted, Stateful, numbers, picture, shards, take, watch
 
 from loaders import ReuseLoader
 from loaders.errors import LoaderError, SourceError, StateError

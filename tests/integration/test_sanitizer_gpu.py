@@ -13,7 +13,7 @@ import pytest
 from support.fake_gpu import not_on_a_fake_gpu
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = Path(__file__).parent / "sanitized_plan.py"
+SCRIPT = Path(__file__).parents[1] / "support" / "sanitized_plan.py"
 TOOLKITS = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer")
 FOUND = 99
 """What it exits with if it found something."""

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_fleet import Killed
-from fake_fleet import SearchedFleet as Fleet
+from support.fake_fleet import Killed
+from support.fake_fleet import SearchedFleet as Fleet
 
 from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.search import OptunaSearch

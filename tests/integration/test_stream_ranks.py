@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stream_shards import write_shards
+from support.stream_shards import write_shards
 
-SCRIPT = Path(__file__).with_name("stream_ranks.py")
+SCRIPT = Path(__file__).parents[1] / "support" / "stream_ranks.py"
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from graph_edits import without_edge
-from products import every_pair
 from support import stream_graphs as graphs
 from support.fake_gpu import host_function, needs_late_streams
+from support.graph_edits import without_edge
+from support.products import every_pair
 from support.stream_runs import (
     CUDA,
     HELD,

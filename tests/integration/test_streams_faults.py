@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from products import every_value
 from support import stream_graphs as graphs
 from support.fake_gpu import LAUNCH_FAILURE, losable_device, lose_device, only_on_a_fake_gpu
+from support.products import every_value
 from support.stream_runs import CUDA, HELD, driver, faulty, ours, planned, smallest, works
 
 from offload.errors import DeviceLost, StepError

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from products import every_value, only_first
 from support.fake_gpu import only_on_a_fake_gpu
 from support.live_training import LiveTraining, training_graph
 from support.offload_training import trained_once
+from support.products import every_value, only_first
 from support.stream_runs import CUDA, HELD, driver
 from torch import nn
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_text import write_vocabulary
+from integration.test_text import write_vocabulary
 from torch.nn import functional
 
 from loaders.errors import SourceError

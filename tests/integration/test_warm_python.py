@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from products import every_value
+from support.products import every_value
 from support.warm_python import WarmPython
 
 FACTS = """

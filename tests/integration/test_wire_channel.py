@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support import wire_peer
 from support.wire_ends import LOOPBACK, SECRET, Pair, plain
 
 from trainers.elastic.wire import listener
@@ -28,8 +28,6 @@ from trainers.elastic.wire.message import MAGIC, MOST_HEADER_BYTES, PREFIX, VERS
 from trainers.elastic.wire.stream import TlsStream
 from trainers.elastic.wire.tensors import payloads_of, tensors_of
 from trainers.elastic.wire.wire_errors import BadFrame, ChannelClosed, Unreachable, WireTimeout
-
-HERE = Path(__file__).parent
 
 
 @pytest.fixture
@@ -228,7 +226,7 @@ def peer() -> Iterator[tuple[subprocess.Popen[bytes], Channel]]:
     with (
         Listener(LOOPBACK, 0, SECRET, send_seconds=0.3) as anchor,
         subprocess.Popen(
-            [sys.executable, "-S", str(HERE / "wire_peer.py"), str(anchor.address.port)],
+            [sys.executable, "-S", wire_peer.__file__, str(anchor.address.port)],
             stdin=subprocess.PIPE,
         ) as process,
     ):

@@ -18,7 +18,6 @@ from loaders.errors import LoaderError, PassEnded, SourceError, WorkerDied
 from loaders.slots.leaves import Chunk
 from loaders.workers.processes import StartMethod, WorkerProcess
 
-TESTS = Path(__file__).parents[1]
 every_method = pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 # A spawned process is as one of the fork server's, but for the second that it takes to start.
 without_spawning = pytest.mark.parametrize("method", ["fork", "forkserver"])
@@ -252,7 +251,6 @@ def test_a_thread_of_the_data_set_does_not_keep_its_process(watch: Any) -> None:
 # end, as a loader does with its own.
 PROGRAM = """
 import sys, threading
-sys.path.insert(0, {here!r})
 from support.worker_datasets import Faulty
 from loaders.workers.processes import WorkerProcess
 
@@ -275,7 +273,7 @@ def program(tmp_path: Path) -> Iterator[Any]:
 
     def start(method: str) -> subprocess.Popen[str]:
         script = tmp_path / "program.py"
-        script.write_text(PROGRAM.format(here=str(TESTS), method=method))
+        script.write_text(PROGRAM.format(method=method))
         pipe = subprocess.PIPE
         started.append(
             subprocess.Popen(
@@ -332,7 +330,6 @@ def test_a_ctrl_c_ends_parent_and_workers_without_a_word_from_these(
 
 UNGUARDED = """
 import sys
-sys.path.insert(0, {here!r})
 from support.worker_datasets import Faulty
 from loaders.workers.processes import WorkerProcess
 WorkerProcess(Faulty(), {method!r}, "reader").read([1])
@@ -341,7 +338,7 @@ WorkerProcess(Faulty(), {method!r}, "reader").read([1])
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_a_script_that_cannot_be_imported_is_told_what_to_do(method: str, tmp_path: Path) -> None:
-    (tmp_path / "unguarded.py").write_text(UNGUARDED.format(here=str(TESTS), method=method))
+    (tmp_path / "unguarded.py").write_text(UNGUARDED.format(method=method))
     done = subprocess.run(
         [sys.executable, str(tmp_path / "unguarded.py")],
         capture_output=True,

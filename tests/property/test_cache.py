@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from products import examples
+from support.products import examples
 
 from loaders.cache.cache import DecodedCache, RamCache
 from loaders.cache.disk_cache import DiskCache

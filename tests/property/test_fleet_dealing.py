@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
-from products import examples
+from support.products import examples
 
 from trainers.fleet.deciding.dealing import deal
 from trainers.fleet.deciding.fleet_error import FleetError

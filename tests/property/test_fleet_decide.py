@@ -9,10 +9,10 @@ import math
 import random
 from collections.abc import Callable
 
-from fleet_simulator import PaperFleet, PaperJob
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from products import examples
+from support.fleet_simulator import PaperFleet, PaperJob
+from support.products import examples
 
 from trainers.fleet.deciding.events import JobMemory, StopAsked, TurnEnded
 from trainers.fleet.deciding.fleet_state import FleetSettings

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
-from fleet_simulator import PaperFleet, PaperJob, bound
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from products import examples
+from support.fleet_simulator import PaperFleet, PaperJob, bound
+from support.products import examples
 
 from trainers.fleet.deciding.fleet_state import FleetSettings
 from trainers.fleet.deciding.schedule import Runnable, assign_shares

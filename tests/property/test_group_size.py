@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from hypothesis import given, settings
 from hypothesis import strategies as some
-from products import examples
+from support.products import examples
 
 from trainers.elastic.work.group_choice import FASTER, SIZES, best_size, next_size, together
 

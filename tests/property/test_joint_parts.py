@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from products import examples
+from support.products import examples
 
 from loaders import ReuseLoader
 from loaders.augment import CentreCrop, Chain, Flip, PadCrop, RandomCrop, RandomResizedCrop

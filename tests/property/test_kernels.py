@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from products import examples
+from support.products import examples
 
 from loaders.pixels import kernels
 from loaders.pixels.kernels import Pictures, resized_crop, window

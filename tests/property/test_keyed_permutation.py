@@ -16,8 +16,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from products import examples
 from support.computed_ids import count_computed_ids
+from support.products import examples
 
 from loaders.order.keyed_permutation import KeyedPermutation, shuffled
 from loaders.order.source_order import samples_per_rank, source_order

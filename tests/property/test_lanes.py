@@ -1,20 +1,16 @@
 """Laws of lanes: whoever serves them, in whatever deal, the bits are those of one peer."""
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from products import examples
 from support.numbered_samples import Served, loader, settings_of_a_loader, take
+from support.products import examples
 
 from loaders.lanes.lane_loader import LaneLoader
 from loaders.lanes.lane_order import LanePass, LaneWalk

@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from products import examples
 from support.numbered_samples import (
     Made,
     Numbered,
@@ -17,6 +16,7 @@ from support.numbered_samples import (
     take,
     watch,
 )
+from support.products import examples
 from torch.utils.data import DataLoader
 
 from loaders.order.reuse import MODES

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from products import examples
 from support.any_graphs import bound, expected, graphs
+from support.products import examples
 
 import offload
 from offload.memory.shifts import ASIDE, BACK, CREEPING, STRAIGHT, Shift, in_order

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from products import examples
+from support.products import examples
 
 from offload.graph.memgraph import ALIGNMENT
 from offload.graph.taskgraph import TaskGraph

@@ -6,8 +6,8 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from products import examples
 from support.any_graphs import graphs
+from support.products import examples
 
 from offload import Costs, GraphBuilder, TaskGraph
 from offload.errors import OffloadError

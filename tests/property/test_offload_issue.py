@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from products import examples
+from support.products import examples
 
 from offload.planning.issue import Chart, Issue, Issued
 

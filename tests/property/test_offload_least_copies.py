@@ -5,8 +5,8 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from products import examples
 from support.any_graphs import graphs
+from support.products import examples
 
 import offload
 from offload import Costs, GraphBuilder, TaskGraph

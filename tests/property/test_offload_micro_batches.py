@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_offload_lowering import Dice, graphs, run
+from property.test_offload_lowering import Dice, graphs, run
 
 import offload
 from offload import Costs, GraphBuilder, TaskGraph

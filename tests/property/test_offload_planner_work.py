@@ -1,8 +1,8 @@
 """How the work of planning grows with a graph."""
 
 import pytest
-from counted_calls import calls_of
-from hand_made_plans import UNIT, training
+from support.counted_calls import calls_of
+from support.hand_made_plans import UNIT, training
 
 from offload.graph.taskgraph import TaskGraph
 from offload.planning.planner import Policy, build_memgraph

@@ -6,8 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from products import examples
 from support.any_graphs import bound, expected, graphs
+from support.products import examples
 
 import offload
 from offload.errors import BudgetTooSmall, RaceFound

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
-from counted_calls import calls_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from products import examples
+from support.counted_calls import calls_of
+from support.products import examples
 
 from offload.errors import RaceFound
 from offload.graph.builder import GraphBuilder

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from products import examples
+from support.products import examples
 
 from loaders.order.open_end import ENDLESS, Foresight, walk_stream
 from loaders.order.reuse import MODES, ReuseBuffer

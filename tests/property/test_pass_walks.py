@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from products import examples
+from support.products import examples
 
 from loaders.order.reuse import MODES, Mode, ReuseBuffer
 from loaders.order.serve import BufferAges, Serve

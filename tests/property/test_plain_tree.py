@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from products import examples
+from support.products import examples
 
 from trainers.elastic.errors import CannotBeElastic
 from trainers.elastic.peer.plain_tree import put_together, take_apart

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from products import examples
+from support.products import examples
 
 from perfect.method.plateau import Observation, PlateauDetector, PlateauRule, Verdict
 

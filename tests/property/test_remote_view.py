@@ -5,9 +5,9 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from products import examples
 from support.beside_lone import Beside
 from support.numbered_samples import loader, settings_of_a_loader
+from support.products import examples
 
 from loaders import SharedStream
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from products import examples
+from support.products import examples
 
 from loaders.order.reuse import MODES, ReuseBuffer, batches_per_pass, buffered_batches
 from loaders.order.serve import Serve

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from products import examples
+from support.products import examples
 
 from loaders.order.reuse import MODES, ReuseBuffer
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from products import examples
-from stream_shards import AUGMENT, Counted, Stateful, decoded, take, watch, write_shards
+from support.products import examples
+from support.stream_shards import AUGMENT, Counted, Stateful, decoded, take, watch, write_shards
 
 from loaders import ReuseLoader
 from loaders.order.reuse import MODES

@@ -2,7 +2,7 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from products import examples
+from support.products import examples
 
 from trainers.elastic.deciding.era import Era, steps_that_count
 

@@ -8,8 +8,8 @@ the swarm has to go on.
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from paper_swarm import PaperPeer, PaperSwarm
-from products import examples
+from support.paper_swarm import PaperPeer, PaperSwarm
+from support.products import examples
 
 MOST_PEERS = 6
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from products import examples
+from support.products import examples
 
 from loaders.order.tuning import (
     BatchMeasurement,

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 import pytest
-from products import every_pair, every_value
+from support.products import every_pair, every_value
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import albumentations
+import albumentations  # pyright: ignore[reportMissingImports]
 import numpy as np
 from support.serve_functions import HEIGHT, WIDTH, pixels
 

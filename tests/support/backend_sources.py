@@ -67,7 +67,7 @@ def opened(tmp_path: Path) -> Iterator[Open]:
     """`opened(backend, folder)` opens the pictures of `folder`; closed after the test."""
     sources: list[Any] = []
 
-    def open_(backend: str, folder: Path) -> Any:
+    def open_(backend: Any, folder: Path) -> Any:
         need(backend)
         if backend == "ffcv":
             sources.append(open_source(beton_of(folder, tmp_path / "pictures.beton"), "ffcv"))

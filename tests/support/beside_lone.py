@@ -53,15 +53,13 @@ class Beside:
 
     def take(self) -> None:
         """Take a batch of both, of the next pass where one has ended."""
-        for _ in range(2):
-            try:
-                picture, ids = next(self.mine)
-                break
-            except StopIteration:
-                assert not self.pieces
-                assert next(self.theirs, None) is None
-                assert len(self.view) == self.pieces_of_a_pass()
-                self.mine, self.theirs = passes(self.view), passes(self.lone)
+        if (taken := next(self.mine, None)) is None:
+            assert not self.pieces
+            assert next(self.theirs, None) is None
+            assert len(self.view) == self.pieces_of_a_pass()
+            self.mine, self.theirs = passes(self.view), passes(self.lone)
+            taken = next(self.mine)
+        picture, ids = taken
         info = self.view.last_batch
         assert info is not None
         assert info.ids.tolist() == ids.tolist()
@@ -123,7 +121,8 @@ class Beside:
     def save(self) -> None:
         under_way = (self.before, len(self.pieces)) if self.pieces else self.left
         mine = json.loads(json.dumps(self.view.state_dict()))
-        self.saved = (mine, *(under_way or (self.lone.state_dict(), 0)))
+        theirs, left = under_way or (self.lone.state_dict(), 0)
+        self.saved = (mine, theirs, left)
 
     def resume(self) -> None:
         """Go back to where both were saved."""

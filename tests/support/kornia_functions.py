@@ -3,10 +3,12 @@
 from typing import Any
 
 import torch
-from kornia.augmentation import AugmentationSequential, RandomHorizontalFlip, RandomVerticalFlip
+from kornia import augmentation  # pyright: ignore[reportMissingImports]
 
-pipeline = AugmentationSequential(
-    RandomHorizontalFlip(p=0.5), RandomVerticalFlip(p=0.5), data_keys=["input", "mask"]
+pipeline = augmentation.AugmentationSequential(
+    augmentation.RandomHorizontalFlip(p=0.5),
+    augmentation.RandomVerticalFlip(p=0.5),
+    data_keys=["input", "mask"],
 )
 
 

@@ -1,4 +1,5 @@
 """Cases that optimize by hand, in ways that no plan of one step would allow (live_modules.py)."""
+# pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 
 from typing import Any, ClassVar
 

@@ -1,4 +1,5 @@
 """Loops whose Python needs a value in the middle of a step, or has a pointer to some bytes."""
+# pyright: reportCallIssue=false
 
 from typing import Any
 

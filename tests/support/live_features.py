@@ -1,4 +1,5 @@
 """Cases of Lightning's own callbacks and options, and of modules that change (live_modules.py)."""
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 
 import copy
 import warnings

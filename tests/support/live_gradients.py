@@ -2,6 +2,7 @@
 
 backward --> on_after_backward --> clipping --> on_before_optimizer_step --> update
 """
+# pyright: reportArgumentType=false
 
 from typing import Any, ClassVar
 

@@ -1,4 +1,5 @@
 """Cases of others who have the weights, or memory that numpy has (live_modules.py)."""
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
 
 import copy
 import functools

@@ -1,4 +1,6 @@
 """Cases of hooks, gradients, updates and what is logged (live_modules.py)."""
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
+# pyright: reportCallIssue=false, reportGeneralTypeIssues=false
 
 from typing import Any, ClassVar
 

@@ -3,6 +3,7 @@
 Every subclass of `Case` is one, here and in live_holders.py, live_python.py, live_hooks.py and
 live_features.py: test_live_strategy_cases.py trains it with and without the strategy.
 """
+# pyright: reportAttributeAccessIssue=false
 
 import math
 from typing import Any, ClassVar

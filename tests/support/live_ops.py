@@ -1,4 +1,5 @@
 """Cases of one call each within a training step (live_modules.py)."""
+# pyright: reportArgumentType=false, reportCallIssue=false
 
 import copy
 import io

@@ -1,4 +1,6 @@
 """Cases of what Python can do in a step (live_modules.py)."""
+# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
+# pyright: reportPrivateImportUsage=false
 
 import ctypes
 import types

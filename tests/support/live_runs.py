@@ -1,4 +1,6 @@
 """Cases of whole runs, of optimizers and of batches of all kinds (live_modules.py)."""
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
+# pyright: reportCallIssue=false, reportReturnType=false
 
 import copy
 from collections import namedtuple
@@ -6,10 +8,10 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import lightning as L
-import own_optimizers as own
 import torch
 from lightning.pytorch import callbacks as of_lightning
 from support import offload_lightning as ol
+from support import own_optimizers as own
 from support.live_modules import WIDTH, Case, Manual
 from torch import nn
 from torch.nn import functional as F

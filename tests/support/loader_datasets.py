@@ -82,7 +82,7 @@ class ToldByInit(Pictures):
 
 
 def tell_data_set(number: int) -> None:
-    info = torch.utils.data.get_worker_info()
+    info: Any = torch.utils.data.get_worker_info()
     assert info is not None and info.id == number and info.seed == torch.initial_seed()
     info.dataset.told = 10 * info.num_workers + number
 

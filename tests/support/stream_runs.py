@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from graph_edits import with_task
 from support import stream_graphs as graphs
+from support.graph_edits import with_task
 
 import offload
 from offload.running.drivers.cuda import Cuda

@@ -14,8 +14,19 @@ import re
 from collections import defaultdict
 
 import pytest
-import source_text
-from source_text import OURS, PACKAGES, ROOT, arrows, heads, imports, name, of, sources, tree
+from support import source_text
+from support.source_text import (
+    OURS,
+    PACKAGES,
+    ROOT,
+    arrows,
+    heads,
+    imports,
+    name,
+    of,
+    sources,
+    tree,
+)
 
 read_once = source_text.read_once
 

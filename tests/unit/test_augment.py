@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
-from products import examples
+from support.products import examples
 from torchvision.transforms import v2
 
 from loaders import ReuseLoader

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-import source_text
-from source_text import PACKAGES, dotted, name, of, sources
+from support import source_text
+from support.source_text import PACKAGES, dotted, name, of, sources
 
 read_once = source_text.read_once
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from products import examples
+from support.products import examples
 from torchvision.transforms.v2 import functional
 
 from loaders.errors import LoaderError

@@ -3,17 +3,13 @@
 import ast
 import importlib
 import re
-import sys
 import tomllib
 from pathlib import Path
 
+import docs_reference
 import pytest
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import docs_reference  # noqa: E402
-
 RESULTS = ROOT / "benchmarks" / "results" / "README.md"
 PAGES = [
     ROOT / "README.md",

@@ -1,6 +1,6 @@
 """Who has room, with the numbers written down by hand."""
 
-from fleet_simulator import PaperFleet, PaperJob
+from support.fleet_simulator import PaperFleet, PaperJob
 
 from trainers.fleet.deciding.admission import (
     HeldMemory,

@@ -1,7 +1,7 @@
 """A step stands aside for jobs of higher priority: what the fleet decides then."""
 
 import pytest
-from fleet_told import ended, told
+from support.fleet_told import ended, told
 
 from trainers.fleet.deciding.decide import decide
 from trainers.fleet.deciding.events import (

@@ -3,8 +3,8 @@
 import math
 
 import pytest
-from fleet_simulator import PaperFleet, PaperJob
-from fleet_told import ended, planned, told
+from support.fleet_simulator import PaperFleet, PaperJob
+from support.fleet_told import ended, planned, told
 
 from trainers.fleet.deciding.decide import decide
 from trainers.fleet.deciding.events import (

@@ -1,7 +1,7 @@
 """What a fleet is said to take, beside figures worked out by hand and a run on paper."""
 
 import pytest
-from fleet_simulator import PaperFleet, PaperJob
+from support.fleet_simulator import PaperFleet, PaperJob
 
 from trainers.fleet.deciding.events import JobMemory, Planned, StepTimes
 from trainers.fleet.deciding.fleet_state import FleetSettings

@@ -8,8 +8,20 @@ import ast
 from pathlib import Path
 
 import pytest
-import source_text
-from source_text import OURS, PACKAGES, ROOT, dotted, heads, imports, name, of, room, sources, tree
+from support import source_text
+from support.source_text import (
+    OURS,
+    PACKAGES,
+    ROOT,
+    dotted,
+    heads,
+    imports,
+    name,
+    of,
+    room,
+    sources,
+    tree,
+)
 
 read_once = source_text.read_once
 

@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 import pytest
-from eventually import eventually
 from hypothesis import given
 from hypothesis import strategies as st
+from support.eventually import eventually
 
 from offload import StepError
 from offload.gate import Gate, only_python, stand_aside

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from graph_edits import with_task
-from plan_amounts import least, moved
+from support.graph_edits import with_task
+from support.plan_amounts import least, moved
 
 import offload
 from offload.errors import GraphError

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hand_made_plans import UNIT
+from support.hand_made_plans import UNIT
 
 import offload
 from offload.errors import BudgetTooSmall

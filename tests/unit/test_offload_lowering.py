@@ -1,7 +1,7 @@
 """What every pass does to a small graph. That it changes no bit: tests/property."""
 
 import torch
-from graph_edits import grown
+from support.graph_edits import grown
 
 from offload.graph.builder import GraphBuilder
 from offload.graph.taskgraph import Buffer, Role, TaskGraph

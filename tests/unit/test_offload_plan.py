@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from graph_edits import with_task
-from plan_amounts import least
+from support.graph_edits import with_task
+from support.plan_amounts import least
 
 import offload
 from offload import BudgetTooSmall, Costs, GraphBuilder, GraphError, Plan, Role, Runner, TaskGraph
@@ -340,10 +340,8 @@ def test_the_same_graph_gives_the_same_plan_again() -> None:
 @pytest.mark.full
 def test_the_same_graph_gives_the_same_plan_in_another_process() -> None:
     """Whose sets and dictionaries of strings are in another order."""
-    folder = os.path.dirname(__file__)
-    folders = [folder, os.path.dirname(folder)]
     program = (
-        f"import sys; sys.path[:0] = {folders!r}; import offload, test_offload_plan as t;"
+        "import offload; from unit import test_offload_plan as t;"
         " print(t.digest(offload.plan(t.training(), '900KiB', placement='copy')))"
     )
     found = {

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hand_made_plans import UNIT, copies, planned, training, uses
+from support.hand_made_plans import UNIT, copies, planned, training, uses
 
 from offload.errors import BudgetTooSmall
 from offload.graph.builder import GraphBuilder

@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from hand_made_plans import UNIT, copies, planned, training, uses
+from support.hand_made_plans import UNIT, copies, planned, training, uses
 
 from offload.graph.builder import GraphBuilder
 from offload.graph.memgraph import OFFLOAD, RELOAD, TASK, MemGraph

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from graph_edits import grown, with_buffer
+from support.graph_edits import grown, with_buffer
 
 from offload.errors import GraphError
 from offload.graph.builder import GraphBuilder

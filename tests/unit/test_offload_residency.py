@@ -3,7 +3,7 @@
 import itertools
 from dataclasses import replace
 
-from graph_edits import grown, with_buffer
+from support.graph_edits import grown, with_buffer
 
 from offload.graph.builder import GraphBuilder
 from offload.graph.costs import Costs

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 
 import pytest
-from counted_calls import calls_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.counted_calls import calls_of
 
 from offload.graph.builder import GraphBuilder
 from offload.graph.costs import Costs

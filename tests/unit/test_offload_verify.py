@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from graph_edits import with_buffer, with_task
+from support.graph_edits import with_buffer, with_task
 
 from offload.errors import RaceFound
 from offload.graph.builder import GraphBuilder

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_fleet import FakeFleet, Killed
+from support.fake_fleet import FakeFleet, Killed
 
 from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.search import OptunaPruner, optuna_package

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from fake_fleet import FakeFleet, Killed
-from fake_fleet import SearchedFleet as Fleet
+from support.fake_fleet import FakeFleet, Killed
+from support.fake_fleet import SearchedFleet as Fleet
 
 from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.search import OptunaPruner, OptunaSearch, optuna_pruner_of, optuna_search_of

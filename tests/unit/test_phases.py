@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from products import examples
+from support.products import examples
 
 from perfect.errors import PhaseError
 from perfect.method.phases import BudgetSplit, Phase, PhasePolicy, budget_split, check_phases

@@ -3,7 +3,7 @@
 from itertools import combinations, product
 
 import pytest
-from products import diagonal, every_pair, pairwise
+from support.products import diagonal, every_pair, pairwise
 
 
 @pytest.mark.parametrize("lengths", [(4,), (3, 5), (2, 2, 2, 2), (4, 3, 2), (1, 6, 4, 2), (1, 1)])

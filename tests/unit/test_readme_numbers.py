@@ -1,15 +1,11 @@
 """README: each number is that of a result file, and it stays short."""
 
-import sys
 from pathlib import Path
 
 import pytest
+import readme_numbers
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import readme_numbers  # noqa: E402
-
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from products import examples
+from support.products import examples
 
 from loaders.blocks import Blocks
 from loaders.errors import BufferTooSmall, SampleShapeError

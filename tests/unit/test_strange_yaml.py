@@ -4,7 +4,7 @@
 from pathlib import Path
 
 import pytest
-from counted_calls import calls_of
+from support.counted_calls import calls_of
 
 from perfect.config.grid_reader import read_recipe, with_settings
 from perfect.config.yaml_reader import MOST_BYTES, MOST_PROBLEMS, read_document

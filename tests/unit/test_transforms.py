@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from products import examples
+from support.products import examples
 from support.split_transforms import as_stored, both, decoded, picture, serve, stored
 from torch import nn
 from torchvision import transforms as v1

@@ -13,10 +13,8 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.strategies import DDPStrategy
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from live_ranks import Summed
 from support import offload_lightning as ol
+from support.live_ranks import Summed
 
 from offload import CaptureError, StepError
 from offload.graph.taskgraph import RANKS

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gloo_ranks import WORLD, main
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch.overrides.distributed import UnrepeatedDistributedSampler
+from support.gloo_ranks import WORLD, main
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, Sampler
 
 from loaders import LoaderError, ReuseLoader

@@ -65,7 +65,7 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
             "__import__",
         ):
             [first, *_] = node.args
-            yield node.lineno, first.value if isinstance(first, ast.Constant) else "?"
+            yield node.lineno, str(first.value) if isinstance(first, ast.Constant) else "?"
 
 
 def dotted(node: ast.AST) -> str:

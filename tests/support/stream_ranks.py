@@ -3,14 +3,12 @@
 python stream_ranks.py FOLDER      (FOLDER has shard-*.tar; writes rank0.json, rank1.json)
 """
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from gloo_ranks import main
-from stream_shards import Counted, decoded
+from support.gloo_ranks import main
+from support.stream_shards import Counted, decoded
 
 from loaders import LoaderError, ReuseLoader
 from loaders.streams import IterableSamples, TarShards

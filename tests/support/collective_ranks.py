@@ -3,21 +3,18 @@
 python collective_ranks.py FOLDER      every rank writes what came, by kind, to FOLDER/rankN.json
 """
 
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed._functional_collectives as functional
+from support import gloo_ranks
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.nn import functional as with_gradients
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-import gloo_ranks
 
 import offload
 from offload.errors import CaptureError
@@ -177,7 +174,7 @@ def found(rank: int, folder: Path) -> dict[str, Any]:
     tensor_parallel = parallelize_module(
         nn.Sequential(nn.Linear(WIDTH, WIDTH)), mesh, {"0": ColwiseParallel()}
     )
-    sharded = fully_shard(nn.Linear(WIDTH, WIDTH), mesh=mesh)
+    sharded: Any = fully_shard(nn.Linear(WIDTH, WIDTH), mesh=mesh)
     not_called = refused(lambda: captured(sharded, x))
     parallel = [forward(tensor_parallel, x), forward(sharded, x)]
     return {

@@ -8,7 +8,7 @@ memory than there is.
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from paper_job import PaperJob
+from support.paper_job import PaperJob
 
 from trainers.fleet.deciding.decide import decide
 from trainers.fleet.deciding.events import (

@@ -7,7 +7,7 @@ groups and anchors are in paper_peers.py.
 import random
 from collections.abc import Sequence
 
-from paper_peers import LawBroken, PaperAnchor, PaperGroup, PaperPeer
+from support.paper_peers import LawBroken, PaperAnchor, PaperGroup, PaperPeer
 
 from trainers.elastic.deciding.header import Header
 from trainers.elastic.deciding.orders import (

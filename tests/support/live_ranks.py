@@ -4,6 +4,7 @@ python live_ranks.py FOLDER models      every rank writes what came, by loop, to
                             calls
                             others
 """
+# pyright: reportArgumentType=false, reportPrivateImportUsage=false
 
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,8 @@ from typing import Any
 
 import torch
 import torch.distributed._functional_collectives as functional
+from support import collective_ranks, gloo_ranks
+from support.live_loops import Loop
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -23,11 +26,6 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn import functional as F
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-import collective_ranks
-import gloo_ranks
-from support.live_loops import Loop
 
 from offload.errors import OffloadError
 from offload.graph.costs import Costs

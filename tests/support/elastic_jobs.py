@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from elastic_groups import HOST, Deadline, Ended, Files, Told, always, left_over, tasks
+from support.elastic_groups import HOST, Deadline, Ended, Files, Told, always, left_over, tasks
 
 from trainers.elastic.reducing.canonical import reduce_in_order
 from trainers.elastic.reducing.exchange import all_gather_bytes

@@ -1,19 +1,16 @@
 """Four steps of a small plan whose tensors come and go, by the engine that is asked for.
 
-    compute-sanitizer --tool memcheck python tests/integration/sanitized_plan.py cuda:0 cudagraph
+    compute-sanitizer --tool memcheck python tests/support/sanitized_plan.py cuda:0 cudagraph
 
 Prints the last loss.
 """
 
 import sys
-from pathlib import Path
 
 import torch
+from support.live_training import LiveTraining, training_graph
 from torch import nn
 from torch.nn import functional
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from support.live_training import LiveTraining, training_graph
 
 import offload
 

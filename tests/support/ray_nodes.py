@@ -27,8 +27,8 @@ def need_ray() -> None:
 @pytest.fixture(scope="module")
 def head() -> Iterator[Any]:
     """A cluster of one node with one CPU, which this process belongs to."""
-    import ray
-    from ray.cluster_utils import Cluster
+    import ray  # pyright: ignore[reportMissingImports]
+    from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports]
 
     options = {"num_cpus": 1, "object_store_memory": STORE_BYTES, "include_dashboard": False}
     with pytest.MonkeyPatch.context() as patch:

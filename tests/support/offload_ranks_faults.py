@@ -8,12 +8,9 @@ import sys
 import warnings
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from support import offload_lightning as ol
 
 from trainers import OffloadDDPStrategy

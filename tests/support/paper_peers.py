@@ -35,7 +35,7 @@ from trainers.elastic.deciding.roster import Roster, Settings
 from trainers.elastic.deciding.view import Member, View
 
 if TYPE_CHECKING:
-    from paper_swarm import PaperSwarm
+    from support.paper_swarm import PaperSwarm
 
 Life = Generator[None]
 

@@ -19,7 +19,7 @@ from offload.running.runner import Runner
 from offload.running.stage import Stage
 
 WIDE = 1024
-CASES = (
+CASES: tuple[tuple[str, int, float | None, str], ...] = (
     ("all resident", 4, None, "device"),
     ("60 %", 4, 0.6, "device"),
     ("the smallest", 4, 0.0, "device"),
@@ -49,6 +49,7 @@ def captured(layers: int) -> Any:
         loss.backward()
         with torch.no_grad():
             for p in module.parameters():
+                assert p.grad is not None
                 p.sub_(p.grad, alpha=1e-3)
                 p.grad.zero_()
         return loss.detach()
@@ -101,4 +102,6 @@ def measured(layers: int, share: float | None, where: str) -> dict[str, int]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     measured(1, None, "device")  # what the first of all makes and keeps
-    print(json.dumps({name: measured(*case) for name, *case in CASES}))
+    print(
+        json.dumps({name: measured(layers, share, where) for name, layers, share, where in CASES})
+    )

@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -107,7 +106,6 @@ Job = Callable[..., Any]
 
 def member(settings: dict[str, Any]) -> None:
     """Be a member, in a process that a nursery has forked, and which is not pytest's."""
-    sys.path.insert(0, str(Path(__file__).parent))
     os.environ.update(settings["environment"])
     job: Job = getattr(import_module(settings["module"]), settings["job"])
     told = Told(Path(settings["out"]))
@@ -143,7 +141,7 @@ class Members:
     ) -> None:
         usual = {
             "program": "call",
-            "function": "tests.integration.elastic_groups:member",
+            "function": "support.elastic_groups:member",
             "module": job.__module__,
             "job": job.__name__,
             "size": size,

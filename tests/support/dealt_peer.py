@@ -14,7 +14,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from planned_peer import CLIPS, OPTIMIZERS, Classifier, data, state_of
+from support.planned_peer import CLIPS, OPTIMIZERS, Classifier, data, state_of
 from torch.nn import functional
 
 from loaders import ReuseLoader

@@ -11,7 +11,7 @@ from typing import Any
 import lightning as L
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from perfect import Phase, PhaseSwitch, PlateauRule, ReuseLoader, Schedule
 from perfect.callbacks.first_serves import SAMPLE_LOSSES
@@ -19,7 +19,7 @@ from perfect.callbacks.first_serves import SAMPLE_LOSSES
 SAMPLES = 41
 
 
-class Points:
+class Points(Dataset[Any]):
     def __len__(self) -> int:
         return SAMPLES
 
