@@ -5,7 +5,7 @@ from perfect.callbacks.loader_callback import LoaderCallback
 from perfect.callbacks.phase_switch import PhaseSwitch
 from perfect.method.phases import Phase, PlateauDetector, PlateauRule
 from perfect.method.schedule import Schedule
-from trainers import ElasticStrategy, OffloadDDPStrategy, OffloadStrategy
+from trainers import ElasticStrategy, OffloadDDPStrategy, OffloadStrategy, SaveStep
 
 __all__ = [
     "ElasticStrategy",
@@ -17,5 +17,6 @@ __all__ = [
     "PlateauDetector",
     "PlateauRule",
     "ReuseLoader",
+    "SaveStep",
     "Schedule",
 ]

@@ -2,6 +2,7 @@
 
 from trainers.elastic.peer.elastic_strategy import ElasticStrategy
 from trainers.offloading.ddp_strategy import OffloadDDPStrategy
+from trainers.offloading.save_step import SaveStep
 from trainers.offloading.strategy import OffloadStrategy
 
-__all__ = ["ElasticStrategy", "OffloadDDPStrategy", "OffloadStrategy"]
+__all__ = ["ElasticStrategy", "OffloadDDPStrategy", "OffloadStrategy", "SaveStep"]

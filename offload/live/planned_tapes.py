@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-from offload.graph.taskgraph import Role
+from offload.graph.taskgraph import Role, TaskGraph
 from offload.live.graphs import TapeEnds, Weight, graph_of
 from offload.live.lanes import BEGINS, drawing_apart
 from offload.live.runner_plans import RunnerPlans
 from offload.live.tape_calls import TapeReader
 from offload.live.tried_costs import costs_without_moves
 from offload.live.weights import LiveWeights
-from offload.lowering.passes import lower
+from offload.lowering.passes import PASSES
 from offload.lowering.pointwise_groups import grouped
 from offload.lowering.update_splits import split_updates
 from offload.lowering.whole_updates import whole_updates
@@ -36,6 +36,13 @@ GROUP, GROUP_BYTES = 32, 1 << 20
 overhead is paid once a group."""
 MOST_COPIED = 64 << 20
 """A step that is given more bytes runs at its end: copying them would take longer than it saves."""
+
+
+GraphPass = Callable[[TaskGraph], TaskGraph]
+
+
+def group_small_kernels(graph: TaskGraph) -> TaskGraph:
+    return grouped(graph, GROUP, GROUP_BYTES, any_kind=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +111,17 @@ class PlannedTapes:
         self._plans = plans
         kept = None if plans.cache is None else KeptCosts(plans.cache)
         self._measured = MeasuredCosts(kept)
+        self.passes: Sequence[GraphPass] = (
+            whole_updates,
+            split_updates,
+            self.measure_kernels,
+            *PASSES,
+            group_small_kernels,
+        )
+        """They run in this order. `perfect-step bisect` leaves out the last ones."""
+
+    def measure_kernels(self, graph: TaskGraph) -> TaskGraph:
+        return measured(graph, self._measured)
 
     def begin(self) -> None:
         """The session is open."""
@@ -180,15 +198,14 @@ class PlannedTapes:
         weights |= {slot: weight for slot, (_, weight) in crossing.items()}
         given = [n for n, origin in enumerate(tape.origins) if origin == self._core.GIVEN]
         graph, ends = graph_of(reader, given, weights, kept, self._weights.alive_weights())
-        graph = split_updates(whole_updates(graph))
-        lowered = lower(measured(graph, self._measured))
-        few = grouped(lowered, GROUP, GROUP_BYTES, any_kind=True)
+        for run_pass in self.passes:
+            graph = run_pass(graph)
         log.info(
             "a part of a step was captured: %d calls, %d tasks after the passes",
             len(reader.calls),
-            len(few.tasks),
+            len(graph.tasks),
         )
-        self._plans.add(key, drawing_apart(few))
+        self._plans.add(key, drawing_apart(graph))
         unwritten = {s: reader.nbytes[s] for s in (kept & reader.allocated) - reader.written}
         varying = frozenset(reader.varying)
         return PlannedPart(ends, tape.kind, kept, varying, crossing, unwritten)

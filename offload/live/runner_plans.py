@@ -75,7 +75,7 @@ class RunnerPlans:
     def __init__(self, planner: TapePlanner, budget: Budget) -> None:
         self._planner = planner
         self._budget = budget
-        self._budget_bytes: Budget = None
+        self.budget_bytes: Budget = None
         """The budget in bytes, as the graphs so far need it; None: no limit."""
         self._graphs: dict[Hashable, TaskGraph] = {}
         self._homes_of: dict[Hashable, frozenset[str]] = {}
@@ -109,7 +109,7 @@ class RunnerPlans:
         self._homes_of[key] = frozenset(b.tensor for b in graph.buffers if b.persistent)
         if not self._needs or not any(task.turn for task in graph.tasks):  # lanes: those of one
             self._needs[key] = fullest(graph), reserve_of(graph)
-            self._budget_bytes = self._bytes_of(self._budget)
+            self.budget_bytes = self._bytes_of(self._budget)
         if self.runner is not None and self._plans.pop(key, None) is not None:
             self.runner.forget(key)
 
@@ -131,7 +131,7 @@ class RunnerPlans:
 
     def _are_at_home(self, key: Hashable) -> bool:
         """Whether the runner has a home for every weight, within the present budget."""
-        return self._homes_of[key] <= self._homes and self._budget_bytes == self._planned_with
+        return self._homes_of[key] <= self._homes and self.budget_bytes == self._planned_with
 
     def has(self, key: Hashable) -> bool:
         """Whether this can run as it is, and nothing has to be planned or moved before."""
@@ -140,12 +140,12 @@ class RunnerPlans:
     def move_to(self, budget: Budget, found: Plan) -> Migration:
         """Go on within another budget. `found`: the plan of the largest graph in it."""
         key = next(key for key, plan in self._plans.items() if plan is self.plan)
-        before = self._budget, self._budget_bytes
-        self._budget, self._budget_bytes = budget, self._bytes_of(budget)
+        before = self._budget, self.budget_bytes
+        self._budget, self.budget_bytes = budget, self._bytes_of(budget)
         try:
             moved = self._start_with(key, found)
         except BaseException:
-            self._budget, self._budget_bytes = before
+            self._budget, self.budget_bytes = before
             raise
         assert moved is not None
         return moved
@@ -163,7 +163,7 @@ class RunnerPlans:
         else:
             moved = self.runner.move_to(found, key, beside=self._budget is None)
             log.debug("weights moved: %d bytes in %.3f s", moved.nbytes, moved.seconds)
-        self._plans, self._planned_with = {}, self._budget_bytes
+        self._plans, self._planned_with = {}, self.budget_bytes
         self._note(key, found)
         return moved
 

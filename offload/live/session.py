@@ -15,7 +15,7 @@ another operation      the rest is recorded as another tape
 Without a budget a tape runs as it was issued, as without us, until it comes for the second time.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import Any
@@ -39,6 +39,10 @@ _CAUGHT = (
     "a kernel of this step raised an error, which the step's own code has caught. Kernels run later"
     " than they are issued, so what came after it in the step has not run: let it end the step"
 )
+
+
+OnPart = Callable[["LiveSession", Any, set[int]], None]
+"""Is given a session, a tape whose kernels are about to run, and the slots held after them."""
 
 
 class LiveSession:
@@ -68,7 +72,7 @@ class LiveSession:
         self._runs = runs
         kind = RunnerPlans if runs else UnrunPlans
         self.plans = kind(planner or PlainPlanner(costs), budget)
-        self._tapes = PlannedTapes(self._core, self.weights, self.plans)
+        self.tapes = PlannedTapes(self._core, self.weights, self.plans)
         self._policy = PlanPolicy(plans_first_steps=budget is not None or not runs)
         self._open, self._tensors = ExitStack(), ExitStack()
         self._handle: Any = None
@@ -77,6 +81,10 @@ class LiveSession:
         self.kernels = KernelThread(self._core, may_overlap)
         self.name = ""
         """What the latest step is called."""
+        self.on_part: OnPart | None = None
+        """Is called with each part of a step before its kernels run."""
+        self.user_line: Callable[[], str] = _user_line
+        """Returns the line that issues the present operation. It is read when the session opens."""
         self.planned_steps = 0
         """How many steps ran by a plan."""
 
@@ -88,11 +96,13 @@ class LiveSession:
     def __enter__(self) -> "LiveSession":
         device = self.weights.device.type
         calls = self._run_part, self.kernels.wait_early
-        self._handle = self._core.open(device, self._policy.plans_first_steps, _user_line, *calls)
+        self._handle = self._core.open(
+            device, self._policy.plans_first_steps, self.user_line, *calls
+        )
         wait_before_forks(self._core)
         self._open.callback(self._handle.close)
         self.kernels.open(self._handle.serve)
-        self._tapes.begin()
+        self.tapes.begin()
         self._open.enter_context(ENTRANCES.watched(self._core))
         self._open.callback(self.kernels.close)
         self._tensors.callback(self._core.release_all)
@@ -136,7 +146,7 @@ class LiveSession:
     def _close_tapes(self) -> None:
         with self.suspended():
             self._core.hide_shown()
-            self._tapes.close()
+            self.tapes.close()
 
     def home_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor where its bytes are until the next step, on whatever device: they can be read
@@ -160,7 +170,7 @@ class LiveSession:
         if self._policy.has_too_many_tapes:
             self.kernels.wait()
             self._core.forget_tapes()
-            self._tapes.forget()
+            self.tapes.forget()
             self._policy.forget()
         self._core.begin(name)
         self.name = name
@@ -210,6 +220,7 @@ class LiveSession:
             stay |= tape.slots_of(self.weights.states())  # those that it has made
         is_pending = False
         try:
+            self._show_part(tape, {*tape.held} - gradients)
             is_pending = self._submit(tape, gradients, stay)
             if is_pending:
                 self.planned_steps += 1
@@ -232,7 +243,7 @@ class LiveSession:
 
         def prepare() -> PlannedRun | None:
             with self.suspended():
-                return self._tapes.prepare(tape, {*tape.held} - gradients, copies=True)
+                return self.tapes.prepare(tape, {*tape.held} - gradients, copies=True)
 
         return self.kernels.submit(prepare, gradients, stay)
 
@@ -246,10 +257,16 @@ class LiveSession:
 
     def _run_part(self, tape: Any) -> bool:
         """Run what was issued before a cut by a plan. False: it has none."""
+        everything = {*tape.held}
+        self._show_part(tape, everything)
         if not self._policy.may_plan(tape, self.name):
             return False
-        everything = {*tape.held}
         return self.kernels.run(partial(self._run, tape, everything, everything))
+
+    def _show_part(self, tape: Any, held: set[int]) -> None:
+        if self.on_part is not None and tape.waits:
+            with self.suspended():
+                self.on_part(self, tape, held)
 
     def _run(self, tape: Any, held: set[int], at_home: set[int]) -> bool:
         """Run what was issued since the last cut by a plan. False: it has none."""
@@ -257,7 +274,7 @@ class LiveSession:
             return False
         try:
             with self.suspended():
-                self._tapes.run(tape, held, at_home)
+                self.tapes.run(tape, held, at_home)
         except CaptureError as error:
             self._policy.refuse(tape, self.name, str(error))
             return False

@@ -67,7 +67,7 @@ class LiveWeights:
     def placed(self) -> Iterator[None]:
         """Within it, all tensors of the module are on the device (placing.py)."""
         with placed(self._core, self._module, self._optimizers, self.device) as places:
-            for tensor, name, role in self._named():
+            for tensor, name, role in self.named():
                 if tensor in places and places[tensor].id not in self._known:
                     self._add((places[tensor].id, places[tensor].home), name, role)
             yield
@@ -94,14 +94,18 @@ class LiveWeights:
             optimizer.state.clear()
             optimizer.state.update(before)
 
+    def homes(self) -> dict[int, torch.Tensor]:
+        """By number: the storages that are adopted, where their bytes are."""
+        return {number: weight.home for number, weight in self._known.items()}
+
     def states(self) -> list[torch.Tensor]:
         """The tensors of the optimizers."""
-        return [tensor for tensor, _, role in self._named() if role is Role.STATE]
+        return [tensor for tensor, _, role in self.named() if role is Role.STATE]
 
     def adopt_weights(self, tape: Any) -> dict[int, Weight]:
         """The weights of a tape, by slot. New storages are adopted: those of the module, of the
         optimizers, and whatever else the step writes."""
-        for tensor, name, role in self._named():
+        for tensor, name, role in self.named():
             if tensor.device.type == self.device.type and tape.can_adopt(tensor):
                 self._add(self._core.adopt(tensor), name, role)
         origins = tape.origins
@@ -149,7 +153,7 @@ class LiveWeights:
 
     def states_among(self, tape: Any, slots: Collection[int]) -> dict[int, str]:
         """The names of those slots that are states of an optimizer."""
-        named = ((tensor, name) for tensor, name, role in self._named() if role is Role.STATE)
+        named = ((tensor, name) for tensor, name, role in self.named() if role is Role.STATE)
         found = {slot: name for tensor, name in named for slot in tape.slots_of([tensor])}
         return {slot: name for slot, name in found.items() if slot in slots}
 
@@ -161,7 +165,7 @@ class LiveWeights:
         role = Role.STATE if state else Role.BUFFER
         return own, self._add((own, home), state or f"cut.{next(self._number)}", role)
 
-    def _named(self) -> Iterator[tuple[torch.Tensor, str, Role]]:
+    def named(self) -> Iterator[tuple[torch.Tensor, str, Role]]:
         """The tensors of the module and of the optimizers."""
         names: dict[torch.Tensor, str] = {}
         for name, parameter in self._module.named_parameters():

@@ -6,7 +6,7 @@ outputs()      places -> new tensors             tailed  the same in two parts: 
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import memmove
 from functools import partial
 from typing import Any
@@ -32,6 +32,9 @@ from offload.running.engines.work import Record, Run, StepWork
 from offload.running.poison import Poison
 from offload.torch_seams import pytree
 
+Watch = Callable[[MemGraph, Arenas, int, Run], Run]
+"""Returns the run of a node with something around it."""
+
 
 class Binding:
     """One plan, bound. The user's tensors are not at home before `homes.settle()`."""
@@ -43,6 +46,7 @@ class Binding:
         placed: PlacementCounts,
         *,
         poison: bool = False,
+        watch: Watch | None = None,
         driver: Cuda | None = None,
         captured: bool = False,
     ) -> None:
@@ -63,6 +67,8 @@ class Binding:
         ]
         if self._poison:
             runs = [self._poison.wrap(node, run) for node, run in enumerate(runs)]
+        if watch is not None:
+            runs = [watch(self.memgraph, arenas, node, run) for node, run in enumerate(runs)]
         report = partial(_add_remark, plan.remarks)
         self.work = StepWork.from_memgraph(
             self.memgraph,

@@ -28,7 +28,7 @@ from offload.gate import Gate
 from offload.graph.taskgraph import TaskGraph
 from offload.memory.placement import PlacementCounts
 from offload.memory.runnable import RunnablePlan
-from offload.running.binding import notes, program_of
+from offload.running.binding import Watch, notes, program_of
 from offload.running.drivers.cuda import Cuda
 from offload.running.drivers.device_loss import naming_loss
 from offload.running.engines.tail_crew import HostTails, TailCrew
@@ -58,6 +58,7 @@ class Runner:
         seed: int = 0,
         *,
         poison: bool = False,
+        watch: Watch | None = None,
         host_workers: int | None = None,
         key: Hashable = None,
         driver: Cuda | None = None,
@@ -66,13 +67,14 @@ class Runner:
         host_dir: Path | None = None,
     ) -> None:
         """`engine`: `threads` for a step on the CPU and `cuda` for one on a device, if not given.
-        `poison` fills dead bytes with NaN, and `order="random"` takes any legal order: both are
-        for tests. `host_workers`: threads for tasks on the host, as many as the plan reckoned
-        with if not given. `key`: what `run` calls the plan's step, as if it were added.
-        `driver`: what engines `cuda` and `cudagraph` drive; of the program's device, if not
-        given. `stage`: one that other runners use too; it has the engine already. `gate`: lets
-        guests use the device between two nodes (gate.py); the stage's own, if not given.
-        `host_dir`: a folder for a file that is the host's memory (file_memory.py), on the CPU."""
+        `poison` fills dead bytes with NaN, and `order="random"` takes any legal order: both are for
+        tests. `watch` puts something around the run of every node. `host_workers`: threads for
+        tasks on the host, as many as the plan reckoned with if not given. `key`: what `run` calls
+        the plan's step, as if it were added. `driver`: what engines `cuda` and `cudagraph` drive;
+        of the program's device, if not given. `stage`: one that other runners use too; it has the
+        engine already. `gate`: lets guests use the device between two nodes (gate.py); the stage's
+        own, if not given. `host_dir`: a folder for a file that is the host's memory
+        (file_memory.py), on the CPU."""
         program = program_of(plan.graph)
         self._owns_stage = stage is None
         of_stage: dict[str, Any] = {"engine": engine, "driver": driver, "host_dir": host_dir}
@@ -88,7 +90,7 @@ class Runner:
         """What became of the outputs of kernels: born at their address, or copied there."""
         self._plans = StepPlans(plan, key)
         self._memory = RunnerMemory(
-            self.stage, plan, self.placed, poison=poison, alone=self._owns_stage
+            self.stage, plan, self.placed, poison=poison, watch=watch, alone=self._owns_stage
         )
         self.tails: HostTails | None = None
         """If set, the next steps hand the stage on as soon as only their tails are left

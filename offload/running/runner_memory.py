@@ -30,7 +30,7 @@ from offload.memory.placement import PlacementCounts
 from offload.memory.room import check_move, check_room
 from offload.memory.runnable import RunnablePlan
 from offload.memory.waiting_place import WaitingPlace
-from offload.running.binding import Binding
+from offload.running.binding import Binding, Watch
 from offload.running.stage import Stage
 
 IN_PLACE, BESIDE, BY_HOST = "in place", "beside", "by the host"
@@ -85,9 +85,11 @@ class RunnerMemory:
         placed: PlacementCounts,
         *,
         poison: bool,
+        watch: Watch | None,
         alone: bool,
     ) -> None:
-        """`placed`, `poison`: as in `Binding`. `alone`: no other tenant will come to the stage."""
+        """`placed`, `poison`, `watch`: as in `Binding`. `alone`: no other tenant will come to the
+        stage."""
         self.stage = stage
         self.plan = plan
         self.alone = alone
@@ -98,7 +100,7 @@ class RunnerMemory:
         self.waiting: WaitingPlace | None = None
         """Taken with the arenas if others use the stage, so that no other job fails for want of
         it; else at the first `park`."""
-        self._new_binding = partial(Binding, placed=placed, poison=poison)
+        self._new_binding = partial(Binding, placed=placed, poison=poison, watch=watch)
         self._steps: dict[Hashable, _KnownStep] = {}
         self._together: Mapping[str, Sequence[torch.Tensor]] = {}
         """By storage: the tensors over it that any step has known, where there are several."""

@@ -36,13 +36,7 @@ def replay(runs: Sequence[Path], console: Console, *, trust: bool = False) -> st
     """Return what is equal. Raise `ReplayDiffers` with the first step that is not. `trust`: import
     the classes that the configuration names, which runs their code."""
     logs = [log for run in runs for log in _logs_of(run)]
-    config = read_config(runs[0] / "config.yaml")[0]
-    named = ", ".join(named_classes(dump_config(config)))
-    if named and not trust:
-        raise RunError(
-            f"{runs[0] / 'config.yaml'} names {named}, whose import may run any code; give --trust"
-            " if you trust who wrote the folder and the code"
-        )
+    config = trusted_config(runs[0], trust=trust)
     budget = None if config.offload is None else config.offload.budget
     strategy = ReplayStrategy(logs, budget=budget)
     if not strategy.history.steps:
@@ -63,6 +57,19 @@ def replay(runs: Sequence[Path], console: Console, *, trust: bool = False) -> st
     for final, theirs in finals.items():
         _compare(module.state_dict(), theirs, final)
     return f"{said}, and the final weights"
+
+
+def trusted_config(run: Path, *, trust: bool) -> RunConfig:
+    """Return the configuration of a run. Raise `RunError` if it names classes, and `trust` is not
+    given: their import runs code."""
+    config = read_config(run / "config.yaml")[0]
+    named = ", ".join(named_classes(dump_config(config)))
+    if named and not trust:
+        raise RunError(
+            f"{run / 'config.yaml'} names {named}, whose import may run any code; give --trust"
+            " if you trust who wrote the folder and the code"
+        )
+    return config
 
 
 def _logs_of(run: Path) -> list[Path]:

@@ -160,7 +160,7 @@ def test_a_step_that_never_repeats_is_planned_no_longer_and_says_so(device: str)
     with pytest.warns(RuntimeWarning, match="each of 32 steps in a row was another one"):
         session = compared(AlwaysAnother, device)
     assert session.planned_steps == 32
-    assert len(session._tapes._planned) <= 32
+    assert len(session.tapes._planned) <= 32
 
 
 class Zeros(Loop):

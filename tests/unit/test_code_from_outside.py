@@ -57,6 +57,9 @@ REASONS: Mapping[str, Mapping[str, int]] = {
         "trainers/elastic/peer/elastic_strategy.py weights_only=True": 1,
         "trainers/fleet/jobs/lightning_job.py weights_only=True": 1,
         "trainers/fleet/ray_cluster/tune_trial.py weights_only=True": 1,
+        "offload/replaying/step_file.py torch.load": 1,
+        "offload/replaying/step_file.py weights_only=True": 1,
+        "perfect/commands/step_saving.py weights_only=True": 1,
         "trainers/read_checkpoint.py torch.load": 1,
         "trainers/read_checkpoint.py weights_only=True": 1,
     },
@@ -69,6 +72,7 @@ REASONS: Mapping[str, Mapping[str, int]] = {
         "loaders/identity/own_code.py find_spec": 1,
         "loaders/identity/own_code.py resolve_name": 1,
         "perfect/assembly/own_class.py import_module": 1,
+        "perfect/step.py import_module": 1,
     },
     OF_OURS: {
         "perfect/assembly/run.py find_spec": 1,

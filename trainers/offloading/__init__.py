@@ -3,6 +3,7 @@
 `strategy.py` and `ddp_strategy.py` have the public classes, `planned_strategy.py` the methods that
 Lightning calls. These begin and end the steps of a `StrategyRun` (`run.py`).
 
-May import: lightning_seams, offload, offload.gate, offload.live, offload.memory, offload.running,
-    offload.running.drivers, offload.sizes, offload.torch_seams, one_device, sharing, steps.
+May import: lightning_seams, offload, offload.gate, offload.live, offload.memory, offload.replaying,
+    offload.running, offload.running.drivers, offload.sizes, offload.torch_seams, one_device,
+    sharing, steps.
 """

@@ -28,6 +28,7 @@ from torch.optim import Optimizer
 
 from offload import OffloadError, Plan, PlanCache
 from offload.live.core import why_no_core
+from offload.live.session import OnPart
 from offload.memory.file_memory import checked_folder
 from offload.running.drivers.device_loss import device_lost
 from offload.running.runner_memory import Migration
@@ -147,6 +148,10 @@ class PlannedStrategy(Strategy):
         if self._run.is_eager:
             return None
         return self._run.plan_for(batch, batch_idx, self.optimizers, self.root_device)
+
+    def watch_parts(self, on_part: OnPart | None) -> None:
+        """Have the next steps show their parts before kernels run; None: no longer."""
+        self._run.session.watch_parts(on_part)
 
     def high_priority(
         self,

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from offload import DeviceLost, OffloadError, Plan
 from offload.gate import Gate
-from offload.live.session import LiveSession
+from offload.live.session import LiveSession, OnPart
 from offload.running.drivers.device_loss import device_lost
 from trainers.steps.interrupt import DelayedInterrupt
 
@@ -43,6 +43,7 @@ class StepSession:
         self.interrupt = DelayedInterrupt()
         self.lost: DeviceLost | None = None
         """The error that says that the device is lost, and the weights on it with it."""
+        self._on_part: OnPart | None = None
         self._gate = gate
         self._plan: Plan | None = None
         self._closed_steps = 0
@@ -83,8 +84,15 @@ class StepSession:
         if _THREAD.session is not None:
             _THREAD.session.close_between_steps()
         self.live, self._optimizers = create().__enter__(), key
+        self.live.on_part = self._on_part
         _THREAD.session = self
         return self.live
+
+    def watch_parts(self, on_part: OnPart | None) -> None:
+        """Have the next steps show their parts before kernels run; None: no longer."""
+        self._on_part = on_part
+        if self.live is not None:
+            self.live.on_part = on_part
 
     def close_between_steps(self) -> None:
         """Close the session because another run of this thread needs to open one."""

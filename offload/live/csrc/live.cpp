@@ -307,7 +307,8 @@ PYBIND11_MODULE(live, module) {
       .def_readonly("of_python", &NumberAt::of_python);
   py::class_<StepNumbers, std::shared_ptr<StepNumbers>>(module, "StepNumbers")
       .def(py::init<>())
-      .def("take", &StepNumbers::take);
+      .def("take", &StepNumbers::take)
+      .def("at", [](const StepNumbers& numbers, size_t index) { return to_python(numbers.at(index)); });
   py::class_<Varying>(module, "Varying")
       .def(py::init<size_t, int, size_t, std::optional<at::ScalarType>>())
       .def_readonly("argument", &Varying::argument)
