@@ -61,15 +61,6 @@ def test_check_refuses_a_budget_that_no_lane_keeps(
 
 
 @pytest.mark.usefixtures("beside_secret")
-def test_check_plans_a_lane_of_pictures_with_clipped_gradients(
-    train: Train, swarm_recipe: Recipe, capsys: pytest.CaptureFixture[str]
-) -> None:
-    clipped = swarm_recipe | {"trainer": swarm_recipe["trainer"] | {"gradient_clip": 0.1}}
-    assert train(clipped | {"offload": {"budget": "90%"}}, "--check")[0] == 0
-    assert "a lane of phases pretrain, finetune" in capsys.readouterr().out
-
-
-@pytest.mark.usefixtures("beside_secret")
 def test_check_warns_of_a_phase_whose_passes_have_one_step(
     train: Train, swarm_recipe: Recipe, capsys: pytest.CaptureFixture[str]
 ) -> None:

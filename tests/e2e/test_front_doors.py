@@ -16,10 +16,9 @@ import pytest
 import torch
 import yaml
 
-import perfect
 from loaders import ReuseLoader
 from loaders.augment import Flip
-from perfect import OffloadStrategy, anchor, compare, list_runs, replay, train
+from perfect import OffloadStrategy, list_runs, train
 from perfect.command_line import importing
 from perfect.errors import FolderError
 from perfect.grids import grid_run
@@ -87,14 +86,6 @@ def test_python_m_perfect_lists_every_command() -> None:
         assert f"\nperfect-{name}" in f"\n{said}"
 
 
-@pytest.mark.parametrize("command", [train, compare, anchor, replay, list_runs])
-def test_every_command_says_its_version(command: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
-        command.main(["--version"])
-    assert left.value.code == 0
-    assert capsys.readouterr().out.split()[1] == perfect.__version__
-
-
 def test_ctrl_c_is_one_line_also_while_libraries_are_imported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -133,17 +124,6 @@ def test_values_of_set_are_checked_and_kept_and_what_is_wrong_names_the_option(
     assert train(recipe)[0] == 2
     assert "loader.batch_size is 10 there, 8 here" in capfd.readouterr().err
     assert train(recipe, *given, "--resume")[0] == 0
-
-
-def test_set_of_a_key_that_a_grid_sweeps_is_refused(
-    train: Train, recipe: Recipe, capfd: pytest.CaptureFixture[str]
-) -> None:
-    recipe |= {"grid": {"optimizer.lr": [0.1, 0.2]}, "fleet": {}}
-    options = ["--set", "optimizer.lr=1.0", "--set", "fleet.quantum=none"]
-    assert train(recipe, *options)[0] == 2
-    said = capfd.readouterr().err
-    assert "--set optimizer.lr=1.0: has no effect, as grid gives optimizer.lr its values" in said
-    assert "--set fleet.quantum=none: must be a valid integer" in said
 
 
 def test_resume_refuses_to_begin_and_fresh_renames_what_is_there(

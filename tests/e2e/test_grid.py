@@ -296,18 +296,6 @@ def test_check_plans_equal_steps_once_and_says_of_every_job_what_it_says_of_it_a
     assert [words[1:2] + words[6:15] for words in alone] == [same[1:2] + same[6:15]]
 
 
-def test_the_tiny_grid_of_ours_runs_to_its_end(train: Train, text: Path) -> None:
-    recipe = tiny_grid(text)
-    recipe["fleet"] |= {"quantum": 3}
-    recipe["fleet"]["stop"]["first"] = 5
-    code, folder = train(recipe, out="grid")
-    assert code == 0
-    jobs = json.loads((folder / "grid.json").read_text())["jobs"]
-    assert [(job["state"], job["step"]) for job in jobs] == [
-        ("finished", 12), ("stopped", 10), ("stopped", 5), ("stopped", 5),
-    ]  # fmt: skip
-
-
 # ---- what is refused, and what fails ------------------------------------------------------------
 
 
@@ -355,14 +343,3 @@ def test_a_job_that_fails_is_named_and_the_others_go_on(
     assert "batch_size=4000,seed=0 failed: " in said
     assert "loader.batch_size: 4000 is larger than the training set" in said
     assert "failed after 0 steps" in (folder / "report.html").read_text()
-
-
-def test_phases_that_cannot_run_are_refused_before_a_job_is_built(
-    train: Train, grid: Recipe, capfd: pytest.CaptureFixture[str]
-) -> None:
-    grid["phases"][0]["passes"] = None
-    code, folder = train(grid, out="grid")
-    assert code == 2
-    assert "recipe.yaml:" in (said := capfd.readouterr().err)
-    assert "phases: phase 0 'pretrain' never ends: give passes or steps" in said
-    assert not (folder / "jobs").exists()

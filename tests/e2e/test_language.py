@@ -15,7 +15,6 @@ from torch.nn import functional
 
 from perfect.assembly import build_data, build_module
 from perfect.config.yaml_reader import read_config
-from perfect.runs.checkpoint import FiniteLoss
 
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared" / "data"
@@ -79,33 +78,6 @@ def test_perplexity_is_exp_of_the_mean_loss_of_all_predicted_tokens(
     assert read_run(folder)["perplexity"] == pytest.approx(math.exp(losses.mean()), rel=1e-4)
 
 
-@pytest.mark.full
-def test_a_run_that_was_stopped_goes_on_to_the_same_weights(
-    text: Path, train: Train, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe = tiny("llama", text, steps=12)
-    recipe["checkpoint"] = {"every_steps": 5}
-    _, whole = train(recipe, out="whole")
-    batch_end = FiniteLoss.on_train_batch_end
-    calls = iter(range(1000))
-
-    def stops(*args: Any) -> None:
-        if next(calls) == 8:
-            raise KeyboardInterrupt
-        batch_end(*args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(FiniteLoss, "on_train_batch_end", stops)
-        assert train(recipe, out="parted")[0] == 130
-    assert train(recipe, out="parted")[0] == 0
-    one, two = (
-        torch.load(tmp / "final.ckpt", weights_only=False)["state_dict"]
-        for tmp in (whole, whole.with_name("parted"))
-    )
-    assert one.keys() == two.keys()
-    assert all(torch.equal(one[name], two[name]) for name in one)
-
-
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
@@ -136,15 +108,6 @@ def test_what_does_not_fit_is_said_with_its_key(
         recipe[section] |= keys
     assert train(recipe, "--check")[0] == 2
     assert said in capfd.readouterr().err
-
-
-def test_check_says_what_would_run(
-    text: Path, train: Train, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert train(tiny("gpt2", text, steps=4), "--check")[0] == 0
-    out = capfd.readouterr().out
-    assert "hold-out 40; test 40" in out
-    assert "the data set is in memory already" in out
 
 
 PEFT = """

@@ -106,8 +106,3 @@ def test_what_does_not_fit_is_said_with_its_key(
     wrong["data"] |= changed
     assert train(wrong, "--check")[0] == 2
     assert said in capfd.readouterr().err
-
-
-def test_check_says_the_plans(lines: Path, train: Train, capfd: pytest.CaptureFixture[str]) -> None:
-    assert train(recipe(lines), "--check")[0] == 0
-    assert "of a step without offload" in "".join(capfd.readouterr())

@@ -207,15 +207,6 @@ def test_check_explains_a_plan_for_every_batch_size_and_trains_nothing(
     assert not folder.exists()
 
 
-def test_phases_with_batches_of_one_size_share_a_plan(
-    train: Train, recipe: Recipe, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert train(within("70%", recipe), "--check")[0] == 0
-    said = capfd.readouterr().out
-    assert "a step of phases pretrain, finetune, batches of 8" in said
-    assert said.count("\nplan  ") == 1
-
-
 @pytest.mark.parametrize("averaged", [True, False])  # where nobody averages, updates may wait
 def test_the_plans_of_check_are_those_that_training_makes(
     averaged: bool, train: Train, phased: Recipe, write_yaml: Callable[..., Path], tmp_path: Path,
@@ -270,19 +261,6 @@ def test_a_budget_under_the_minimum_is_refused_with_its_line_and_what_to_change(
     assert folder.exists() == (not options)
     # The folder is not lost: the budget is no part of what it belongs to.
     assert train(within("70%", phased))[0] == 0
-
-
-def test_larger_batches_of_a_later_phase_are_refused_before_the_run(
-    train: Train, phased: Recipe, capfd: pytest.CaptureFixture[str]
-) -> None:
-    phased["phases"][1]["batch_size"] = 8
-    train(within("20KiB", phased), "--check")
-    found = re.search(r"raise the budget to (\d+[KM]iB)", capfd.readouterr().err)
-    assert found is not None
-    assert train(within(found[1], phased), "--check")[0] == 0
-    phased["phases"][1]["batch_size"] = 48
-    assert train(within(found[1], phased), "--check")[0] == 2
-    assert "offload.budget: " in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -88,20 +88,6 @@ def test_a_run_that_was_stopped_has_the_record_of_one_that_was_not(
     assert all((folder / row["picture"]).is_file() for row in found["plans"] if "picture" in row)
 
 
-def test_a_run_that_goes_on_without_a_budget_keeps_what_was_measured(
-    train: Train, phased: Recipe, read_run: Callable[[Path], dict[str, Any]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    with monkeypatch.context() as patch:
-        patch.setattr(RunCheckpoint, "on_train_batch_end", stopping(13))
-        train(phased)
-    del phased["offload"]
-    code, folder = train(phased)
-    assert code == 0 and read_run(folder)["steps"] == 23
-    assert section(folder)["runs"] == 10
-    assert [*folder.glob("memory-*.svg")]
-
-
 def test_a_run_without_a_budget_has_no_such_section(
     train: Train, phased: Recipe, read_run: Callable[[Path], dict[str, Any]]
 ) -> None:

@@ -153,30 +153,6 @@ def test_check_downloads_nothing(
     assert "first serves 64; the data set is in memory, so nothing is decoded" in said
 
 
-def test_more_ranks_than_cores_are_told(
-    train: Train, recipe: Recipe, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    recipe["trainer"]["devices"] = 4
-    assert train(recipe, "--check")[0] == 0
-    said = " ".join(capfd.readouterr().err.split())
-    assert "trainer.devices: 4 processes share the 2 cores of this machine" in said
-    recipe["trainer"]["devices"] = 2
-    assert train(recipe, "--check")[0] == 0
-    assert "share the" not in capfd.readouterr().err
-
-
-def test_check_tells_the_memory_that_the_buffer_and_the_cache_may_take(
-    train: Train, recipe: Recipe, capfd: pytest.CaptureFixture[str]
-) -> None:
-    recipe["loader"] |= {"buffer_bytes": "1MiB", "cache": "ram", "cache_bytes": "24KiB"}
-    assert train(recipe, "--check")[0] == 0
-    said = capfd.readouterr().out
-    # 16 x 16 pixels of 3 bytes and a label of 8: 776 bytes a sample.
-    assert "buffer 12.1 KiB or less (2 batches of at most 8); with the batches under way" in said
-    assert "decoded cache in RAM: at most 24.0 KiB, about 53% of the 45.5 KiB" in said
-
-
 @pytest.mark.parametrize("kind", ["ram", "disk"])
 def test_a_run_with_a_cache_decodes_each_sample_once_and_learns_the_same(
     kind: str, train: Train, recipe: Recipe, read_run: ReadRun, tmp_path: Path
@@ -208,14 +184,6 @@ def test_a_run_that_may_skip_tells_how_many_pictures_could_not_be_read(
     assert read_run(folder)["skipped_samples"] == 1
     said = "Samples that others replaced, as they could not be read: 1."
     assert said in (folder / "report.html").read_text()
-
-
-def test_check_estimates_the_time_once_it_is_measured(
-    train: Train, recipe: Recipe, capfd: pytest.CaptureFixture[str]
-) -> None:
-    train(recipe)
-    train(recipe, "--check")
-    assert "as measured over 62 steps" in capfd.readouterr().out
 
 
 def test_the_budget_rule_works_out_the_passes(
@@ -293,40 +261,3 @@ def test_own_module_and_own_data_run_from_the_yaml(
     assert run["accuracy_on"] == "holdout"
     assert run["accuracy"] > 0.7
     assert run["phases"][1]["lr_start"] == pytest.approx(0.5 * (1 - 0.5 / 8))
-
-
-OWN_MODULE_ON_PICTURES = """
-import lightning as L, torch
-from torch import nn
-
-class Plain(L.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Sequential(nn.Flatten(), nn.Linear(768, 3))
-    def training_step(self, batch, batch_idx):
-        x, y = batch
-        return nn.functional.cross_entropy(self.net(x.float() / 255), y)
-    def validation_step(self, batch, batch_idx):
-        x, y = batch
-        self.log("val_accuracy", (self.net(x.float() / 255).argmax(1) == y).float().mean())
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.01)
-"""
-
-
-def test_an_own_module_without_a_test_step_is_judged_by_its_validation_step(
-    train: Train,
-    recipe: Recipe,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    read_run: ReadRun,
-) -> None:
-    (tmp_path / "own_pictures.py").write_text(OWN_MODULE_ON_PICTURES)
-    monkeypatch.chdir(tmp_path)
-    recipe["model"] = {"class_path": "own_pictures.Plain"}
-    code, folder = train(recipe)
-    run = read_run(folder)
-    assert code == 0
-    assert run["status"] == "completed"
-    assert run["accuracy_on"] == "test"
-    assert run["accuracy"] > 0.5

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from perfect.compare import ABREAST, main
-from perfect.report.curves import line_style
+from perfect.compare import main
 
 BASE: dict[str, Any] = {
     "status": "completed", "seed": 0, "accuracy": 0.91, "accuracy_on": "test", "steps": 1200,
@@ -139,24 +138,11 @@ def test_the_terminal_shows_the_same_figures_and_then_the_path(
     assert lines[-1] == str(Path(two[0]).parent / "compare.html")
 
 
-def test_the_headline_holds_each_run_against_the_one_without_reuse(two: list[str]) -> None:
-    said = '"reuse" against "plain": 90.50 % accuracy against 91.00 %, 2.00× as fast, 40.0 % fewer'  # noqa: RUF001
-    assert said in compared(*two).text
-
-
 def test_decodes_made_again_after_a_resume_count(tmp_path: Path) -> None:
     first = make_run(tmp_path / "a", **REUSE)
     page = compared(str(first), str(make_run(tmp_path / "b", **REUSE, extra_decodes=2400)))
     assert page.row("Decodes") == ["14,400", "16,800"]
     assert page.row("Decodes saved") == ["40.0 %", "30.0 %"]
-
-
-def test_the_best_figures_are_bold_and_a_tie_is_not(two: list[str], tmp_path: Path) -> None:
-    page = compared(*two)
-    assert page.bold == ["Accuracy", "Wall time", "Speed-up", "Decodes", "Decodes saved",
-                         "Fresh passes", "Stall", "Stall share"]  # fmt: skip
-    text = (tmp_path / "runs/compare.html").read_text(encoding="utf-8")
-    assert "<b>91.00 %</b>" in text and "<b>50.0 s</b>" in text
 
 
 def test_speed_ups_are_against_the_first_run_without_reuse_or_the_one_that_is_named(
@@ -183,19 +169,6 @@ def test_figures_that_a_run_lacks_are_dashes(tmp_path: Path) -> None:
     page = compared(str(first), str(tmp_path / "b"))
     assert page.rows[0] == ["", "a", "b (failed)"]
     assert {page.row(name)[1] for name in FIGURES} == {"\N{EN DASH}"}
-
-
-def test_more_runs_than_fit_abreast_become_rows(tmp_path: Path) -> None:
-    folders = [str(make_run(tmp_path / f"r{i}")) for i in range(ABREAST + 1)]
-    page = compared(*folders)
-    assert page.rows[0] == ["", *FIGURES]
-    assert page.row("r5")[:2] == ["91.00 %", "100.0 s"]
-    assert compared(*folders[:ABREAST]).rows[0] == ["", *(f"r{i}" for i in range(ABREAST))]
-
-
-def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
-    first, second = make_run(tmp_path / "s0", name="best"), make_run(tmp_path / "s1", name="best")
-    assert compared(str(first), str(second)).rows[0] == ["", "s0", "s1"]
 
 
 # ---- what a reader must know --------------------------------------------------------------------
@@ -247,27 +220,6 @@ def test_only_keys_that_differ_are_shown(two: list[str]) -> None:
 # ---- curves -------------------------------------------------------------------------------------
 
 
-def test_a_run_has_one_colour_in_the_table_and_in_all_three_panels(two: list[str]) -> None:
-    page = compared(*two)
-    assert page.tags.count("figure") == 1
-    text = (Path(two[0]).parent / "compare.html").read_text(encoding="utf-8")
-    head, figure = text.split("<figure>")
-    for number in range(2):
-        colour = line_style(number)[0]
-        assert f"stroke='{colour}'" in head
-        # A line and a diamond a panel.
-        assert len(re.findall(rf'style="fill: none; stroke: {colour}', figure, re.I)) == 3
-        assert len(re.findall(rf"fill: {colour}", figure, re.I)) >= 3
-
-
-def test_runs_without_validation_and_test_are_compared_without_curves(tmp_path: Path) -> None:
-    folders = [make_run(tmp_path / name, accuracy=None) for name in ("a", "b")]
-    for folder in folders:
-        (folder / "metrics.csv").unlink()
-    page = compared(*map(str, folders))
-    assert "No run measured an accuracy." in page.text and "figure" not in page.tags
-
-
 # ---- names, paths -------------------------------------------------------------------------------
 
 
@@ -282,29 +234,6 @@ def test_names_are_text_on_the_page_and_in_the_terminal(
     assert page.row("<i>") == ["\N{EN DASH}", "<b>"]
     out = capsys.readouterr().out
     assert "<script>x</script>" in out and "[red]$b_{" in out
-
-
-def test_the_page_lies_beside_the_runs_or_where_out_says(tmp_path: Path) -> None:
-    first, second = make_run(tmp_path / "x/a"), make_run(tmp_path / "x/deep/b")
-    assert main([str(first), str(second)]) == 0
-    assert (tmp_path / "x/compare.html").is_file()
-    assert main([str(first), str(second), "--out", str(tmp_path / "mine.html")]) == 0
-    assert (tmp_path / "mine.html").is_file()
-
-
-def test_a_long_path_is_printed_in_one_piece(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    deep = tmp_path / ("long" * 30)
-    assert main([str(make_run(deep / "a")), str(make_run(deep / "b"))]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == str(deep / "compare.html")
-
-
-def test_the_page_of_the_last_time_is_no_run_when_all_of_a_folder_is_given(two: list[str]) -> None:
-    compared(*two)
-    everything = sorted(str(path) for path in Path(two[0]).parent.iterdir())
-    assert len(everything) == 4
-    assert main(everything) == 0
 
 
 # ---- bad input ----------------------------------------------------------------------------------
@@ -333,26 +262,12 @@ def test_everything_wrong_is_said_at_once_and_the_others_are_shown(
     assert Page(tmp_path / "runs/compare.html").rows[0] == ["", "plain", "reuse"]
 
 
-def test_one_run_is_no_comparison(two: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    said = refused(capsys, two[0])
-    assert said == [f"compare: {two[0]}: is the only run; give two or more"]
-
-
 def test_a_page_that_cannot_be_written_is_told(
     two: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = refused(capsys, *two, "--out", str(tmp_path / "nowhere/page.html"))
     path = tmp_path / "nowhere/page.html"
     assert said == [f"compare: {path}: No such file or directory; give another --out"]
-
-
-def test_folders_that_are_all_no_runs_are_refused_each_with_its_reason(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([str(tmp_path), str(tmp_path / "nowhere")]) == 2
-    said = capsys.readouterr().err
-    assert said.count("compare: ") == 2
-    assert not (tmp_path / "compare.html").exists()
 
 
 def offloaded(folder: Path, losses: dict[int, float], **changes: Any) -> str:

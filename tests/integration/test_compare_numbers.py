@@ -46,26 +46,7 @@ def test_the_numbers_do_not_take_the_place_of_the_page(two: list[str], tmp_path:
     assert not (tmp_path / "page.json").exists()
 
 
-def test_the_memory_of_plain_runs_is_shown(
-    two: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "b/run.json").write_text(json.dumps(REUSE | {"process_peak_bytes": 1200 << 20}))
-    assert main(two) == 0
-    out = capsys.readouterr().out
-    assert "1,200.0 MiB" in out and "GPU memory" not in out
-
-
 def test_differences_tell_a_missing_key_from_null_and_true_from_one() -> None:
     configs = {"a": None, "b": True, "c": [1, 2]}, {"b": 1, "c": [1, 2]}
     found = differences([Run(Path(), {"config": config}, Metrics({})) for config in configs])
     assert found == [("a", ["null", "\N{EN DASH}"]), ("b", ["true", "1"])]
-
-
-def test_a_section_that_one_run_has_is_one_row_without_its_defaults() -> None:
-    records = [
-        {"config": {"offload": None}, "chosen": {}},
-        {"config": {"offload": {"budget": "50%", "verify": True}},
-         "chosen": {"offload": {"budget": "50%"}}},
-    ]  # fmt: skip
-    found = differences([Run(Path(), record, Metrics({})) for record in records])
-    assert found == [("offload", ["\N{EN DASH}", "{budget: 50%}"])]

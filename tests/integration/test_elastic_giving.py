@@ -85,19 +85,6 @@ def test_a_newcomer_that_takes_nothing_more_is_refused_with_the_numbers(
     newcomer.close()
 
 
-def test_what_is_given_waits_for_a_reduce(donor: Donor) -> None:
-    now = iter([0.0, 100.0, 101.0, 101.5])
-    rest = donor._make_rest(lambda: next(now))
-    with donor.standing_back():
-        resting = threading.Thread(target=rest)
-        resting.start()
-        resting.join(0.1)
-        assert resting.is_alive()
-    resting.join(60)
-    assert not resting.is_alive()
-    rest()  # no reduce is under way
-
-
 def test_a_newcomer_gets_all_where_the_network_is_never_free(donor: Donor, secret: Secret) -> None:
     newcomer = DonatedState(Member("donor", "127.0.0.1", donor.port), secret)
     with donor.standing_back():

@@ -5,12 +5,10 @@ deals of 1 to 9 lanes, in any order    k = 1 ... 4    plain Lightning, lane afte
 
 import json
 import random
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
 from support.dealt_peer import (
@@ -27,14 +25,9 @@ from support.dealt_peer import (
 from support.planned_peer import alone, assert_equal, data
 from torch.utils.data import TensorDataset
 
-import offload
-from offload.live import planned_tapes
-from offload.measuring.profiling import measured
 from trainers.elastic.errors import GenerationEnded, SwarmStopped
 from trainers.elastic.peer.anchor_link import AnchorLink
-from trainers.elastic.work import planning
 from trainers.elastic.work.planned_work import PlannedWork
-from trainers.steps.target import ON_CPU
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
@@ -156,31 +149,6 @@ def test_lanes_whose_batches_are_changed_run_together(
     assert {n for _, n in planned.notes.runs} == {1, 2}
 
 
-class Scaled(Wide):
-    """It reads a number of Python's."""
-
-    factor = 1.0
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        inputs, labels = batch
-        return super().training_step((inputs * self.factor, labels), batch_idx)
-
-
-class Doubles(L.Callback):
-    def on_train_batch_start(
-        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
-    ) -> None:
-        pl_module.factor = 2.0 if batch_idx >= 2 else 1.0
-
-
-def test_a_number_of_pythons_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    always(monkeypatch, 3)
-    planned = dealt([ALL] * 4, "60%", module=Scaled(), callbacks=[Doubles()])
-    assert_same(planned, dealt([ALL] * 4, module=Scaled(), callbacks=[Doubles()]))
-    sizes = [planned.notes.sizes(step) for step in (1, 2, 3)]
-    assert sizes == [[1, 3, 3, 1, 1], [3, 3, 3], [3, 3, 3]]
-
-
 def test_of_a_group_the_lane_whose_loss_is_not_finite_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -252,33 +220,3 @@ def test_a_generation_that_ends_in_the_middle_of_a_step_loses_no_lane_and_takes_
 
 
 # ---- how many -----------------------------------------------------------------------------------
-
-
-@cache
-def planned_for(lanes: int, share: str) -> tuple[str, list[int]]:
-    """What plans say behind a slow link, and how many lanes ran together at the end. No seconds
-    are measured: a busy machine must not make kernels slower than copies."""
-    deal: Deal = [[range(lanes)], [range(lanes, LANES)]]
-    with pytest.MonkeyPatch.context() as patch:
-        slow = replace(ON_CPU, costs=offload.Costs(h2d=2e8, d2h=2e8))
-        patch.setattr(planning, "target_of", lambda *_: slow)
-        patch.setattr(planned_tapes, "measured", timed)
-        run = dealt([deal] * 4, share, module=Bare(), clip="none")
-    assert_same(run, dealt([deal] * 4, module=Bare(), clip="none"))
-    return explained(run), run.notes.sizes(3)
-
-
-def timed(graph: offload.TaskGraph, kept: Any) -> offload.TaskGraph:
-    graph = measured(graph, kept)
-    return graph.with_tasks([replace(task, seconds=2e-5) for task in graph.tasks])
-
-
-def test_a_weight_comes_in_once_for_several_lanes() -> None:
-    _, sizes = planned_for(LANES, "60%")
-    assert sizes[0] >= 4
-
-
-def test_where_all_weights_stay_on_the_device_lanes_run_one_by_one() -> None:
-    told, sizes = planned_for(LANES, "100%")
-    assert {*sizes} == {1}
-    assert "all weights are resident" in told

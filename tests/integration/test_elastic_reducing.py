@@ -29,7 +29,6 @@ from support.elastic_jobs import (
     DTYPES,
     SIZES,
     bits,
-    counts,
     exchanges,
     forms_with_a_frozen_member,
     many_generations,
@@ -61,19 +60,6 @@ def test_a_reduce_has_the_bits_of_one_process_that_adds_in_order(
         for ranks in (range(size), [size - 1], range(size - 1) if size > 1 else [0])
     ]
     assert all(answer == expected for answer in answers)
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_the_bytes_that_are_counted_are_those_of_what_was_reduced(
-    size: int, nursery: Nursery, tmp_path: Path
-) -> None:
-    with Members(nursery, counts, size, tmp_path) as members:
-        answers = members.answers()
-    # Each member sends its numbers without its own chunk, and then its sums to all others.
-    there = 600 * 4 * (size - 1) // size
-    assert [answer[0] for answer in answers] == [2 * there] * size
-    assert [answer[1] for answer in answers] == [2 * there] * (size - 1) + [there]
-    assert [answer[2] for answer in answers] == [4 * there] * size
 
 
 def test_everybody_gets_the_bytes_of_everybody_by_rank(nursery: Nursery, tmp_path: Path) -> None:
@@ -217,20 +203,6 @@ def test_a_peer_without_file_descriptors_says_so(tmp_path: Path) -> None:
     graveyard.close()
 
 
-class Empty:
-    """A rendezvous whose generation has ended."""
-
-    def set(self, key: str, value: bytes) -> None: ...
-
-    def get(self, key: str, timeout: float) -> bytes:
-        raise Ended(key)
-
-
-def test_what_the_rendezvous_raises_ends_forming() -> None:
-    with pytest.raises(Ended, match="generation 7/"):
-        form_group(Empty(), GroupPlace(7, 0, 2, HOST), 60.0, always, Graveyard())
-
-
 @pytest.mark.parametrize("left_early", [False, True])
 def test_a_group_that_does_not_form_leaves_no_thread_to_the_garbage_collector(
     left_early: bool, tmp_path: Path
@@ -247,19 +219,3 @@ def test_a_group_that_does_not_form_leaves_no_thread_to_the_garbage_collector(
         del raised
     finally:
         gc.enable()
-
-
-def test_contributors_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    graveyard = Graveyard()
-    group = form_group(Files(tmp_path), GroupPlace(1, 0, 1, HOST), 60.0, always, graveyard)
-    ones = torch.ones(2)
-    with pytest.raises(ReducingError, match="at least one rank"):
-        reduce_in_order(group, ones, torch.empty(2), always, [])
-    with pytest.raises(ReducingError, match="not given"):
-        reduce_in_order(group, None, torch.empty(2), always)
-    with pytest.raises(ReducingError, match="must be alike"):
-        reduce_in_order(group, ones, torch.empty(3), always)
-    group.abandon(graveyard)
-    with pytest.raises(ReducingError, match="abandoned"):
-        reduce_in_order(group, ones, torch.empty(2), always)
-    graveyard.close()

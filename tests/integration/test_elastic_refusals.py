@@ -112,11 +112,6 @@ def test_a_wrong_secret_is_refused(busy: Busy, tmp_path: Path) -> None:
     until(lambda: "refused: " in said(), "the anchor's word of the stranger", 10, said)
 
 
-def test_an_address_that_stands_there_twice_is_refused(busy: Busy) -> None:
-    error = busy.error_of("doubled", join=f"{busy.join},{busy.join}")
-    assert "twice: name each address once" in error
-
-
 def test_an_anchor_that_cannot_be_reached_is_named(busy: Busy) -> None:
     [port] = free_ports(1)
     error = busy.error_of("lonely", join=f"127.0.0.1:{port}")

@@ -7,7 +7,6 @@ import threading
 import weakref
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +28,11 @@ from benchmarks.jobs.fleet_jobs import (
     add,
     alone,
 )
-from offload.caching.machine import machine_of
 from trainers.fleet import Fleet, FleetError, Halving
 from trainers.fleet.deciding.events import Event, Planned, TurnEnded
 from trainers.fleet.deciding.fleet_state import FleetState
 from trainers.fleet.jobs.leaving import FINAL, LAST
 from trainers.fleet.keeping.fleet_result import describe_unfinished
-from trainers.random_state import RandomState, TorchSettings
 
 pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]
 
@@ -84,24 +81,6 @@ def test_jobs_of_a_fleet_are_what_they_are_alone_and_a_failing_one_harms_nobody(
     assert not [name for name in names if name.startswith("perfect-job")]
 
 
-def test_a_job_that_validates_first_says_what_its_training_takes(tmp_path: Path) -> None:
-    told: dict[str, Any] = {}
-
-    def watch(state: FleetState, event: Event) -> None:
-        if isinstance(event, Planned):
-            told[event.job] = event.memory
-
-    fleet, kind = make(tmp_path, watch=watch), KINDS["adam"]
-    for name, steps in (("trains at once", 0), ("validates first", 2)):
-        trainer = kind.trainer_on(device()) | {"num_sanity_val_steps": steps}
-        fleet.add(
-            name, kind.module(), train=kind.train(), val=kind.val(), trainer=trainer,
-            offload=kind.options,
-        )  # fmt: skip
-    assert {job.state for job in fleet.fit().jobs.values()} == {"finished"}
-    assert told["validates first"] == told["trains at once"]
-
-
 class Manual(Net):
     """It optimizes by hand."""
 
@@ -146,31 +125,6 @@ def test_a_job_that_seeds_the_whole_process_seeds_itself_alone(
     assert fleet.fit().jobs["seeding"].state == "finished"
     assert differences(lone, modules) == {"adam": []}
     assert torch.get_float32_matmul_precision() == "highest"
-
-
-@pytest.mark.parametrize("owner", ["cuda.matmul", "cudnn.conv", "mkldnn.matmul", "cudnn", ""])
-def test_the_precision_of_float32_is_a_jobs_own_in_whichever_way_it_sets_it(owner: str) -> None:
-    """Torch refuses to read its older settings as long as a newer one says something else."""
-    before, key = TorchSettings.current(), machine_of(CPU)
-    where: Any = reduce(getattr, filter(None, owner.split(".")), torch.backends)
-    where.fp32_precision = "ieee" if where.fp32_precision == "tf32" else "tf32"
-    job = TorchSettings.current()
-    try:
-        assert machine_of(CPU) != key
-        for settings in (before, job, replace(before, float32=job.float32)):
-            settings.apply()
-            assert TorchSettings.current().float32 == settings.float32
-    finally:
-        before.apply()
-    assert TorchSettings.current() == before and machine_of(CPU) == key
-    assert torch.get_float32_matmul_precision() == "highest"
-
-
-def test_dice_are_put_back_as_they_were_and_survive_a_checkpoint() -> None:
-    dice = RandomState.capture(CPU)
-    drawn = torch.rand(3)
-    RandomState.from_plain(dice.to_plain()).restore(CPU)
-    assert torch.equal(torch.rand(3), drawn)
 
 
 # ---- early ends and late beginnings -------------------------------------------------------------

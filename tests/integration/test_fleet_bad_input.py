@@ -2,7 +2,6 @@
 
 import math
 import re
-import signal
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -108,17 +107,6 @@ def test_two_jobs_that_share_what_only_one_may_have_are_refused(
     add(fleet, "a", PLAIN, **first)
     with pytest.raises(FleetError, match=rf"jobs a and b share .*{what}.*: give each its own"):
         add(fleet, "b", PLAIN, **second)
-
-
-def test_jobs_may_share_a_data_set_a_plain_loader_and_tensors_without_storage(
-    tmp_path: Path,
-) -> None:
-    fleet, train = make(tmp_path), PLAIN.train()
-    for name in "ab":
-        module = Net()
-        module.register_buffer("empty", torch.empty(0))
-        add(fleet, name, PLAIN, module, train=train)
-    assert states(fleet.fit()) == {"a": "finished", "b": "finished"}
 
 
 # ---- names, and when ----------------------------------------------------------------------------
@@ -267,15 +255,6 @@ def test_a_job_without_the_metric_fails_and_says_what_it_logged_and_nan_is_the_w
     assert result.best == "good" and alone(PLAIN).differences(Outcome.of(module)) == []
 
 
-def test_a_metric_that_nobody_logs_is_named_when_the_best_is_asked_for(tmp_path: Path) -> None:
-    fleet = make(tmp_path, metric="accuracy")
-    add(fleet, "a", PLAIN)
-    result = fleet.fit()
-    assert states(result) == {"a": "finished"}
-    with pytest.raises(FleetError, match="none has finished with a accuracy"):
-        _ = result.best
-
-
 def test_a_rung_beyond_every_job_is_refused_before_anybody_trains(tmp_path: Path) -> None:
     fleet = make(tmp_path, stop=Halving("val_loss", first=500))
     add(fleet, "a", PLAIN)
@@ -320,33 +299,3 @@ def test_what_cannot_go_to_a_process_is_named_when_it_is_added(tmp_path: Path) -
         with pytest.raises(FleetError, match=f"job a cannot be sent to the process.*{why}"):
             add(fleet, "a", PLAIN, module)
     fleet.close()
-
-
-def test_a_job_that_was_refused_has_taken_neither_its_name_nor_its_loader(tmp_path: Path) -> None:
-    fleet = make(tmp_path, isolation="process")
-    train = DataLoader(samples(), BATCH, shuffle=True, generator=torch.Generator())
-    for name in "ab":
-        with pytest.raises(FleetError, match=f"job {name} cannot be sent"):
-            add(fleet, name, PLAIN, lambda: Net(), train=train)
-    add(fleet, "a", PLAIN, Net, train=train)
-    assert states(fleet.fit()) == {"a": "finished"}
-
-
-def test_a_job_that_comes_after_the_last_one_has_ended_is_refused_and_not_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fleet, refused, put = make(tmp_path), list[str](), signal.signal
-
-    def late(number: int, handler: Any) -> Any:
-        """The fleet puts the old handler back when its last job has ended."""
-        jobs = fleet.result().jobs.values()
-        if jobs and all(job.state == "finished" for job in jobs):
-            with pytest.raises(FleetError, match=r"after fit\(\) had ended") as error:
-                add(fleet, "late", PLAIN, Net)
-            refused.append(str(error.value))
-        return put(number, handler)
-
-    add(fleet, "a", PLAIN)
-    monkeypatch.setattr("trainers.fleet.fleet_run.signal.signal", late)
-    result = fleet.fit()
-    assert len(refused) == 1 and states(result) == {"a": "finished"}

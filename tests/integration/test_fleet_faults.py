@@ -4,8 +4,6 @@ import errno
 import logging
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +18,7 @@ from trainers.fleet import Fleet, FleetError, Halving
 from trainers.fleet.deciding.events import Event, Turn
 from trainers.fleet.deciding.fleet_state import FleetState
 from trainers.fleet.deciding.stop_rule import Seen
-from trainers.fleet.jobs.leaving import FINAL, LAST, STOPPED
+from trainers.fleet.jobs.leaving import FINAL, LAST
 from trainers.fleet.keeping.journal import NAME
 from trainers.record_file import RecordFile
 
@@ -49,58 +47,6 @@ def test_the_folder_of_another_fleet_or_with_other_jobs_is_refused(tmp_path: Pat
     again = make(tmp_path)
     add(again, "a", PLAIN)
     assert states(again.fit()) == {"a": "finished"}
-
-
-HOLDER = """
-import sys
-from pathlib import Path
-from trainers.fleet.keeping.journal import LOCK
-from trainers.folder_lock import hold_folder
-lock = Path(sys.argv[1], LOCK)
-lock.touch()
-with hold_folder(lock):
-    print("taken", flush=True)
-    sys.stdin.read()
-"""
-
-
-def test_a_folder_whose_fleet_runs_in_another_process_is_refused_until_its_end(
-    tmp_path: Path,
-) -> None:
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    try:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"taken\n"
-        fleet = make(tmp_path)
-        add(fleet, "a", PLAIN)
-        with pytest.raises(FleetError, match="another process runs the fleet of"):
-            fleet.fit()
-        assert not (tmp_path / NAME).exists()
-    finally:
-        holder.kill()
-        holder.communicate()
-    fleet = make(tmp_path)
-    add(fleet, "a", PLAIN)
-    assert states(fleet.fit()) == {"a": "finished"}
-
-
-@pytest.mark.parametrize("damage", [b"{\n", b"3\n", b'{"event": "Turn\xff"}\n', b'{"job": "a"}\n'])
-def test_a_journal_that_is_damaged_in_its_middle_is_refused_with_the_line(
-    damage: bytes, tmp_path: Path
-) -> None:
-    first = make(tmp_path)
-    add(first, "a", PLAIN)
-    first.fit()
-    lines = (tmp_path / NAME).read_bytes().splitlines(keepends=True)
-    lines[2] = damage
-    (tmp_path / NAME).write_bytes(b"".join(lines))
-    again = make(tmp_path)
-    add(again, "a", PLAIN)
-    with pytest.raises(FleetError, match=rf"{NAME}:3 is .*delete the folder"):
-        again.fit()
-    assert (tmp_path / NAME).read_bytes() == b"".join(lines), "nothing is lost"
 
 
 # ---- a full disk, and an exception from outside -------------------------------------------------
@@ -189,31 +135,6 @@ def test_final_weights_that_cannot_be_written_are_no_end(
     result = fleet.fit()
     assert states(result) == {"full": "failed", "good": "finished"}
     assert FINAL in result.jobs["full"].why and "could not be written" in result.jobs["full"].why
-
-
-def test_a_stopped_job_whose_weights_cannot_be_written_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stop(state: FleetState, event: Event) -> None:
-        if state.jobs["full"].step == 3:
-            fleet.stop("full")
-
-    fleet = make(tmp_path, quantum=1, watch=stop)
-    for name in ("full", "good"):
-        add(fleet, name, PLAIN)
-    full_for(tmp_path / "jobs" / "full", monkeypatch)
-    result = fleet.fit()
-    assert states(result) == {"full": "failed", "good": "finished"}
-    full = result.jobs["full"]
-    assert full.step in (3, 4), "a turn that had begun when it was asked is ended"
-    assert f"was stopped at step {full.step}" in full.why
-    assert f"{STOPPED} could not be written" in full.why
-
-
-def test_a_watch_that_asks_for_a_stop_at_every_event_sees_the_end(tmp_path: Path) -> None:
-    fleet = make(tmp_path, quantum=1, watch=lambda state, event: fleet.stop("a"))
-    add(fleet, "a", PLAIN)
-    assert states(fleet.fit()) == {"a": "stopped"}
 
 
 @pytest.mark.parametrize(("spared", "kept"), [(0, 0), (1, 1)])

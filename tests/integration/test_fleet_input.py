@@ -2,8 +2,7 @@
 
 import logging
 import signal
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from benchmarks.jobs.fleet_jobs import (
 from loaders import ReuseLoader, Workers
 from trainers.fleet.deciding.events import Event, TurnEnded
 from trainers.fleet.deciding.fleet_state import FleetState
-from trainers.fleet.deciding.stop_rule import Seen
 from trainers.fleet.inputs import shared_inputs
 from trainers.fleet.jobs.leaving import FINAL, LAST, STOPPED
 
@@ -165,45 +163,6 @@ def test_a_job_that_fails_one_that_is_stopped_and_one_that_comes_late_harm_nobod
     assert all(torch.equal(final[key], value) for key, value in expected.items())
     assert (result.jobs["stopped"].folder / STOPPED).exists()
     assert "alone" not in caplog.text, "who comes late has a stream of its own from the beginning"
-
-
-def test_jobs_of_unequal_batches_a_step_pass_rungs_and_wait_for_nobody_who_stands_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shared_inputs, "WINDOW", 2)
-
-    class Slow(Reading):
-        @property
-        def trainer(self) -> dict[str, Any]:
-            return {**super().trainer, "accumulate_grad_batches": 3, "max_epochs": 3}
-
-    kinds = {"fast": Reading(1, epochs=3), "slow": Slow(2), "other": Reading(3, epochs=3)}
-    expected = {name: alone(kind, BUDGET) for name, kind in kinds.items()}
-    shared = loader()
-    fleet = make(tmp_path, quantum=4, stop=Every(), metric=None)
-    modules = {name: add(fleet, name, kind, train=shared) for name, kind in kinds.items()}
-    result = fleet.fit()
-    assert {job.state for job in result.jobs.values()} == {"finished"}, result.table()
-    found = {name: expected[name].differences(Outcome.of(m)) for name, m in modules.items()}
-    assert found == {name: [] for name in kinds}
-
-
-@dataclass(frozen=True)
-class Every:
-    """Everybody waits at two steps until all living jobs are there; nobody is stopped."""
-
-    metric: str = "val_loss"
-    rungs: tuple[int, ...] = (13, 14)
-
-    def next_look(self, step: int) -> int | None:
-        return next((rung for rung in self.rungs if rung > step), None)
-
-    def judge(self, seen: Seen, gone: Mapping[str, str]) -> Mapping[str, str]:
-        return {}
-
-    def waits(self, job: str, seen: Seen, alive: Collection[str]) -> bool:
-        rung = max(seen[job])
-        return any(rung not in seen[other] for other in alive)
 
 
 @pytest.mark.parametrize("when", [2, 8])

@@ -110,13 +110,6 @@ def test_a_device_that_dies_leaves_the_input_to_the_others_and_comes_back_to_it(
     assert wrong(lone, tmp_path) == NONE
 
 
-def test_a_sample_that_cannot_be_read_fails_the_jobs_with_its_own_error(tmp_path: Path) -> None:
-    result = made(tmp_path / "fleet", kinds(tmp_path / "reads", broken=7)).fit()
-    assert {job.state for job in result.jobs.values()} == {"failed"}
-    for job in result.jobs.values():
-        assert "OSError: sample 7 is broken" in job.why + job.details
-
-
 def test_a_loader_that_cannot_be_sent_on_is_read_by_each_device(
     lone: Mapping[str, Outcome], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -130,19 +123,3 @@ def test_a_loader_that_cannot_be_sent_on_is_read_by_each_device(
     assert wrong(lone, tmp_path) == NONE
     said = capfd.readouterr().err
     assert "an input is read for one device only, as it cannot be sent: this stays" in said
-
-
-def test_a_fleet_whose_jobs_share_no_input_has_no_process_that_reads(tmp_path: Path) -> None:
-    seen: list[str] = []
-
-    def see(state: FleetState, event: Event) -> None:
-        if (process := reader()) is not None:
-            seen.append(process.name)
-
-    kind = Counting(1, file=tmp_path / "reads")
-    fleet = Fleet(BUDGET, ["cpu", "cpu"], folder=tmp_path, metric="val_loss", watch=see)
-    for name in ("a", "b"):
-        fleet.add(name, kind.module, train=kind.val, val=kind.val, trainer=kind.trainer)
-    result = fleet.fit()
-    assert {job.state for job in result.jobs.values()} == {"finished"}, result.table()
-    assert seen == []

@@ -5,11 +5,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from perfect.errors import RunError
-from perfect.report.fleet_figures import BINS, metric_figure, rungs, shares, timeline_figure
+from perfect.report.fleet_figures import metric_figure, timeline_figure
 from perfect.report.fleet_page import write_fleet_page
 from perfect.report.fleet_record import JobSpan, read_fleet, read_timeline
 
@@ -65,20 +64,6 @@ TWO = [
 ]
 
 
-def test_a_job_is_in_one_phase_until_it_is_in_another(tmp_path: Path) -> None:
-    make(tmp_path, [], TWO)
-    spans, restarts = read_timeline(tmp_path / "timeline.jsonl")
-    assert spans["a"] == [
-        JobSpan("starting", 0, 0, 2),
-        JobSpan("ready", 0, 2, 3),
-        JobSpan("running", 0, 3, 7),
-        JobSpan("at_rung", 0, 7, 9),
-        JobSpan("running", 0, 9, 10),
-    ]
-    assert [s.phase for s in spans["b"]] == ["waiting", "starting", "ready", "running"]
-    assert restarts == ()
-
-
 def test_the_time_between_a_kill_and_the_next_start_belongs_to_nobody(tmp_path: Path) -> None:
     killed = [
         {"at": 1000.0, **BEGINS},
@@ -132,20 +117,6 @@ def test_what_a_user_wrote_is_text_and_never_markup(folder: str, tmp_path: Path)
     assert "<script" not in page and page.count("&lt;script&gt;") > 8
 
 
-def test_shares_of_stretches_of_time_add_up_to_all_of_it() -> None:
-    spans = [JobSpan("running", 0, 0, 3), JobSpan("ready", 0, 3, 10), JobSpan("running", 0, 10, 12)]
-    found = shares(spans, 12)
-    assert {phase: len(share) for phase, share in found.items()} == {"running": BINS, "ready": BINS}
-    np.testing.assert_allclose(found["running"] + found["ready"], 1)
-    np.testing.assert_allclose(found["running"].sum() * 12 / BINS, 5)
-
-
-def test_rungs_are_drawn_up_to_the_longest_job() -> None:
-    fleet = {"stop": {"rule": "halving", "first": 5, "eta": 2}}
-    assert rungs(fleet, 20) == [5, 10, 20]
-    assert rungs({"stop": None}, 20) == []
-
-
 def test_the_page_says_who_is_best_who_waited_and_what_failed(tmp_path: Path) -> None:
     failed = job("b", "failed", None, why="ValueError: <b>no</b> such key", step=3)
     make(tmp_path, [job("a"), failed], TWO)
@@ -170,14 +141,6 @@ def test_the_page_says_who_is_best_who_waited_and_what_failed(tmp_path: Path) ->
     }  # fmt: skip
     assert told["All jobs"]["Trains"] == "7.0 s"
     assert "Jobs had the devices for 100.0 % of the time." in text
-
-
-def test_a_long_name_is_broken_between_two_settings_and_nowhere_else(tmp_path: Path) -> None:
-    name = "lr=1e-3,batch_size=16"
-    lines = [{"at": 1000.0, **BEGINS}, at(0, name, "running"), {"at": 1010.0, **ENDS}]
-    page = write_fleet_page(make(tmp_path, [job(name)], lines)).read_text()
-    assert page.count("lr=1e-3,<wbr>batch_size=16") == 2
-    assert re.search(r"\.job \{[^}]*nowrap.*\.job wbr \{[^}]*normal", page)
 
 
 def test_the_page_needs_no_script_and_no_other_file(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from support.loader_datasets import served
-from support.shared_streams import SIZE, lone
+from support.shared_streams import lone
 
 from trainers.fleet.inputs import shared_inputs
 from trainers.fleet.inputs.input_link import InputAddress, InputLink
@@ -118,32 +118,6 @@ def test_devices_at_any_pace_have_the_batches_and_states_of_loaders_of_their_own
         assert {**view.state_dict(), **drop} == {**loader.state_dict(), **drop}
     for loader in alone:
         loader.close()
-
-
-def test_devices_at_one_pace_decode_each_sample_once_a_pass_and_one_that_leaves_harms_nobody(
-    devices: Devices,
-) -> None:
-    inputs = [devices.new() for _ in range(3)]
-    views = [one.view("job", lone(), None, waits) for one in inputs]
-    decoded = []
-    with lone() as alone:
-        for _ in range(3):
-            passes = [iter(view) for view in views]
-            for batch in alone:
-                assert [taken(next(one)) for one in passes] == [taken(batch)] * len(passes)
-            assert [next(one, None) for one in passes] == [None] * len(passes)
-            [label] = {one.label("job") for one in inputs}
-            assert label == "all.1"
-            reads = devices.service._inputs._members["0.1"].reads
-            assert reads is not None
-            decoded.append(reads.stream.stats.decoded)
-            assert reads.stream.stats.extra_decodes == 0
-            views[2:] = []
-            for gone in inputs[2:]:
-                gone.close()
-            inputs[2:] = []
-    assert decoded == [SIZE, 2 * SIZE, 3 * SIZE]
-    assert reads.members == {"0.1", "1.1"}
 
 
 def test_what_the_service_cannot_take_is_read_by_the_device_which_says_why(

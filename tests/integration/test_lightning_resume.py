@@ -9,15 +9,12 @@ import torch
 from support.lightning_runs import (
     BATCHES,
     SAMPLES,
-    WHOLE,
     Longer,
     Module,
     Pictures,
-    Rows,
     Validated,
     make_loader,
     make_trainer,
-    passes_of,
 )
 from support.products import every_value
 from torch.utils.data import DataLoader
@@ -108,30 +105,6 @@ def test_a_resume_goes_on_where_passes_became_longer(tmp_path: Path) -> None:
             assert_tail(fit(path, Longer(), **how), whole, path)
 
 
-class Leaves(Module):
-    """Skips the rest of its first epoch."""
-
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
-        return -1 if self.current_epoch == 0 and batch_idx == 7 else None
-
-
-def test_a_pass_that_was_left_is_not_gone_on_with(tmp_path: Path) -> None:
-    whole = fit(None, Saver(tmp_path), module=Leaves())
-    mine = fit(tmp_path / "epoch7.ckpt", module=Leaves())
-    assert mine.ids == whole.ids[7:]
-    assert passes_of(mine.ids, BATCHES) == [WHOLE] * 2
-
-
-def test_counters_go_on_after_a_resume(tmp_path: Path) -> None:
-    whole, rows = Rows(), Rows()
-    fit(None, Saver(tmp_path), logger=whole)
-    fit(tmp_path / "batch20.ckpt", logger=rows)
-    assert [step for step, row in rows.rows if "loader/served" in row] == [*range(20, 51)]
-    names = ("served", "decoded", "reused", "serves/1", "serves/3", "mean_age")
-    last = [f"loader/{name}" for name in names[:-1]]
-    assert [rows.rows[-1][1][n] for n in last] == [whole.rows[-1][1][n] for n in last]
-
-
 def test_a_checkpoint_of_another_loader_is_refused(tmp_path: Path) -> None:
     fit(None, Saver(tmp_path), max_epochs=1)
     with pytest.raises(StateError, match="seed=3, this loader has seed=4"):
@@ -147,36 +120,7 @@ def test_a_checkpoint_from_before_the_callback_is_taken_as_lightning_takes_it(
     assert_tail(fit(path), module, path)
 
 
-def test_a_checkpoint_that_was_loaded_for_something_else_keeps_the_state(tmp_path: Path) -> None:
-    whole = fit(None, Saver(tmp_path), module=Validated())
-    callback, path = LoaderCallback(), tmp_path / "batch20.ckpt"
-    trainer = make_trainer(callback)
-    trainer.validate(Validated(), DataLoader(Pictures(), SAMPLES), path, weights_only=True)
-    trainer.save_checkpoint(tmp_path / "again")
-    again = torch.load(tmp_path / "again", weights_only=True)
-    before = torch.load(path, weights_only=True)
-    assert again["callbacks"]["LoaderCallback"] == before["callbacks"]["LoaderCallback"]
-    assert len(whole.ids) == 51
-
-
-def test_before_training_there_is_no_state() -> None:
-    assert LoaderCallback().state_dict() == {}
-
-
 # ---- with phases --------------------------------------------------------------------------------
-
-
-def test_beside_phases_it_logs_and_gets_a_run_over_the_end_of_a_pass(tmp_path: Path) -> None:
-    phases = [Phase("pretrain", reuse=3, passes=2), Phase("finetune", passes=2)]
-
-    def phased(ckpt: Path | None, *more: L.Callback) -> Module:
-        return fit(ckpt, PhaseSwitch(phases), *more, module=Module(estimates=True), max_epochs=-1)
-
-    whole = phased(None, Saver(tmp_path))
-    assert len(whole.ids) == 2 * 17 + 2 * 6
-    for step in (1, 16, 18, 33, 35, 39, 41):
-        path = tmp_path / f"batch{step}.ckpt"
-        assert_tail(phased(path), whole, path)
 
 
 @pytest.mark.parametrize("beside", [(), (LoaderCallback,), (LoaderCallback, PhaseSwitch)])

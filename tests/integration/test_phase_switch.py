@@ -206,6 +206,14 @@ def test_a_curve_that_climbs_is_switched_at_the_latest_start() -> None:
     assert switch.policy.switches[0].at == pytest.approx(9)
 
 
+class KeepsEach(AtomicCheckpointIO):
+    """Each checkpoint is called after its step."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, *more: Any) -> None:
+        super().save_checkpoint(checkpoint, path, *more)
+        Path(path).rename(Path(path).with_name(f"{checkpoint['global_step']}.ckpt"))
+
+
 @pytest.mark.parametrize("mode", only_first("rolling", "block", "immediate"))
 def test_a_resume_at_any_checkpoint_gives_the_same_tail(tmp_path: Path, mode: Any) -> None:
     def fit(ckpt: Path | None, folder: Path) -> tuple[dict[str, Any], PhaseSwitch, ReuseLoader]:
@@ -213,17 +221,8 @@ def test_a_resume_at_any_checkpoint_gives_the_same_tail(tmp_path: Path, mode: An
         loader = make_loader(mode=mode)
         finite = FiniteLoss()
         saver = RunCheckpoint(folder / "last.ckpt", 1, finite)
-        saves: list[int] = []
-        original = saver._save
-
-        def save(trainer: L.Trainer) -> None:
-            original(trainer)
-            saves.append(trainer.global_step)
-            (folder / "last.ckpt").rename(folder / f"{trainer.global_step}.ckpt")
-
-        saver._save = save  # type: ignore[method-assign]
         trainer = make_trainer(
-            switch, finite, saver, plugins=[AtomicCheckpointIO()], default_root_dir=folder
+            switch, finite, saver, plugins=[KeepsEach()], default_root_dir=folder
         )
         trainer.fit(module, loader, ckpt_path=ckpt, weights_only=False)
         state = copy.deepcopy(module.state_dict())

@@ -7,13 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-import numpy as np
 
-from perfect.report.metrics import Metrics, read_metrics
-from perfect.report.plots import rate_curve
 from perfect.report.report import summary, write_report
 from perfect.report.results import read_run
-from perfect.report.run_phases import PhaseSpan, RunPhases
 
 RUN: dict[str, Any] = {
     "status": "completed", "name": "small", "seed": 3, "accuracy": 0.9123, "accuracy_on": "test",
@@ -115,28 +111,12 @@ def test_decodes_made_again_after_a_resume_are_told(tmp_path: Path) -> None:
     assert "(and 2400 samples decoded again) for 24 served: 30.0 % fewer decodes" in said
 
 
-def test_a_run_without_reuse_claims_no_saving(tmp_path: Path) -> None:
-    said = sentence(tmp_path, decoded_samples=24_000, fresh_passes=24.0)
-    assert "24 fresh passes decoded for 24 served: no decodes saved" in said
-
-
 def test_a_run_whose_samples_are_in_memory_claims_no_decodes(tmp_path: Path) -> None:
     said = sentence(tmp_path, in_memory=True)
     assert "14.4 fresh passes for 24 served; the data set is in memory, so nothing is" in said
     assert "waiting for samples" in said
     text = Page(report(make_run(tmp_path / "page", in_memory=True))).text
     assert "Serves reused" in text and "Decodes saved" not in text
-
-
-def test_the_curve_of_the_learning_rate_begins_at_step_0() -> None:
-    metrics = Metrics({"step": np.array([9.0, 19.0]), "lr": np.array([0.1, 0.05])})
-    phases = [
-        {"first_step": 0, "last_step": 14, "lr_start": 0.02, "lr_end": 0.1},
-        {"first_step": 15, "last_step": 24, "lr_start": 0.09, "lr_end": 0.0},
-    ]
-    steps, rates = rate_curve(metrics, phases)
-    assert list(steps) == [0, 9, 14, 15, 19, 24]
-    assert list(rates) == [0.02, 0.1, 0.1, 0.09, 0.05, 0.0]
 
 
 def test_the_key_figures_and_the_table_of_decodes_agree_with_run_json(tmp_path: Path) -> None:
@@ -147,19 +127,6 @@ def test_the_key_figures_and_the_table_of_decodes_agree_with_run_json(tmp_path: 
     assert "The reuse buffer took 3.0 MiB" in text
 
 
-def test_phases_are_listed_with_steps_rates_and_reasons(tmp_path: Path) -> None:
-    text = Page(report(make_run(tmp_path))).text
-    assert "pretrain 3 5 0\N{EN DASH}749 5000 0 → 0.2 plateau: flat" in text
-
-
-def test_sections_come_in_the_order_in_which_a_reader_asks(tmp_path: Path) -> None:
-    page = report(make_run(tmp_path, trace=[check(3, 0.5), check(4, 0.05, fired=True)]))
-    titles = ["Accuracy and loss", "Learning rate", "Decode, serve, stall", "Plateau", "Phases",
-              "Decodes saved", "Environment", "Configuration"]  # fmt: skip
-    places = [page.index(f"<h2>{title}</h2>") for title in titles]
-    assert places == sorted(places)
-
-
 def test_accuracy_on_the_hold_out_is_not_called_test_accuracy(tmp_path: Path) -> None:
     page = report(make_run(tmp_path, accuracy_on="holdout"))
     assert "91.23 % hold-out accuracy" in summary(read_run(tmp_path))
@@ -167,53 +134,7 @@ def test_accuracy_on_the_hold_out_is_not_called_test_accuracy(tmp_path: Path) ->
     assert "test, final weights" in report(make_run(tmp_path, accuracy_on="test"))
 
 
-def test_the_configuration_is_the_file_or_else_what_run_json_says(tmp_path: Path) -> None:
-    assert "accuracy_slope: 0.1" in report(make_run(tmp_path))
-    (tmp_path / "config.yaml").write_text("# mine\nseed: 3\n", encoding="utf-8")
-    assert "<pre># mine\nseed: 3</pre>" in report(tmp_path)
-
-
 # ---- figures ------------------------------------------------------------------------------------
-
-
-def test_a_switch_is_marked_with_its_reason_and_the_end_of_the_run_is_not(tmp_path: Path) -> None:
-    page = report(make_run(tmp_path))
-    assert page.count(">switch: plateau</text>") == 1
-    assert ">switch: planned</text>" not in page
-    told = "The run switched to finetune at step 750 (epoch 15.0): plateau;"
-    assert f"{told} accuracy +0.031 points/epoch." in page
-
-
-def test_a_phase_too_narrow_for_its_name_is_labelled_by_its_reuse(tmp_path: Path) -> None:
-    phases = [RUN["phases"][0] | {"last_step": 99}, RUN["phases"][1] | {"first_step": 100}]
-    page = report(make_run(tmp_path, phases=phases))
-    assert ">pretrain, reuse 3</text>" not in page
-    assert ">reuse 3</text>" in page and ">finetune, fresh</text>" in page
-
-
-def test_phases_on_an_axis_of_seconds_begin_when_their_first_step_did(tmp_path: Path) -> None:
-    metrics = read_metrics(make_run(tmp_path) / "metrics.csv")
-    run_phases = RunPhases([PhaseSpan("pretrain", 3, 100, 450)]).over_seconds(metrics)
-    assert (run_phases.spans[0].start, run_phases.spans[0].end) == (10, 25)
-
-
-def test_the_plateau_rule_is_drawn_with_the_thresholds_of_the_configuration(tmp_path: Path) -> None:
-    trace = [check(2, None), check(3, 0.5), check(4, 0.05, fired=True)]
-    page = report(make_run(tmp_path, trace=trace))
-    assert "flat: below 0.1<" in page and "flat: within ±0.3<" in page
-    page = report(make_run(tmp_path, trace=trace, config={}))
-    assert "Hold-out accuracy, points per epoch" in page and "flat:" not in page
-
-
-def test_a_window_that_never_filled_is_said_in_words(tmp_path: Path) -> None:
-    page = report(make_run(tmp_path, trace=[check(2, None)]))
-    said = "The window never filled, so there are no slopes. The last check said: window fills: 2"
-    assert f"{said} of 12 points." in page
-
-
-def test_without_a_plateau_rule_there_is_no_section_about_it(tmp_path: Path) -> None:
-    looks = [check(2, None) | {"verdict": None}]
-    assert "<h2>Plateau" not in report(make_run(tmp_path, trace=looks))
 
 
 def test_a_page_is_the_same_when_written_again_and_changes_no_setting(tmp_path: Path) -> None:
@@ -222,12 +143,6 @@ def test_a_page_is_the_same_when_written_again_and_changes_no_setting(tmp_path: 
     first = report(tmp_path)
     assert dict(matplotlib.rcParams) == before
     assert report(tmp_path) == first
-
-
-def test_two_figures_of_a_page_share_no_name(tmp_path: Path) -> None:
-    trace = [check(3, 0.5), check(4, 0.05, fired=True)]
-    names = [v for n, v in Page(report(make_run(tmp_path, trace=trace))).attributes if n == "id"]
-    assert len(names) > 5 and len(names) == len(set(names))
 
 
 # ---- safety -------------------------------------------------------------------------------------
@@ -249,11 +164,6 @@ def test_what_a_user_wrote_is_text_and_never_markup(tmp_path: Path) -> None:
     # marks, two phases (name, reason), environment (2), configuration.
     assert page.text.count("alert(1)</script>") >= 20
     assert page.text.count(NASTY) == page.text.count("alert(1)")
-
-
-def test_a_name_in_another_script_draws_no_warning(tmp_path: Path) -> None:
-    phases = [phase | {"name": "預訓練"} for phase in RUN["phases"]]
-    assert ">預訓練, reuse 3</text>" in report(make_run(tmp_path, phases=phases))
 
 
 def test_a_page_points_to_nothing_outside_itself(tmp_path: Path) -> None:
@@ -279,37 +189,12 @@ def test_a_run_that_has_only_begun_has_a_report(tmp_path: Path) -> None:
         assert said in text
 
 
-def test_a_metrics_file_with_one_row_or_only_a_head_is_enough(tmp_path: Path) -> None:
-    text = Page(report(make_run(tmp_path, ROWS[:1]))).text
-    assert "Rates need two rows" in text and "Loss" in text
-    assert "Neither accuracy nor loss" in Page(report(make_run(tmp_path, [], accuracy=None))).text
-
-
-def test_a_run_at_step_0_has_a_report(tmp_path: Path) -> None:
-    row = ROWS[0] | {"step": 0, "wall_seconds": 0}
-    changes = {"steps": 0, "phases": [], "switches": [], "served_samples": 0, "accuracy": None}
-    assert "0 steps" in report(make_run(tmp_path, [row], **changes))
-
-
-def test_without_validation_the_loss_stands_alone(tmp_path: Path) -> None:
-    rows = [row for row in ROWS if "val_accuracy" not in row]
-    changes = {"accuracy": None, "accuracy_on": None, "best_accuracy": None}
-    page = report(make_run(tmp_path, rows, **changes))
-    assert summary(read_run(tmp_path)).startswith("1200 steps without a measured accuracy; ")
-    assert ">Loss</text>" in page and ">Accuracy, %</text>" not in page
-
-
 def test_an_interrupted_run_tells_its_best_accuracy_and_how_to_go_on(tmp_path: Path) -> None:
     changes = {"status": "interrupted", "accuracy": None, "accuracy_on": None, "resumed_at": [7]}
     text = Page(report(make_run(tmp_path, **changes))).text
     assert "Interrupted: 92.00 % best hold-out accuracy in 1200 steps" in text
     said = "The run was interrupted after 1200 steps. The same command resumes it."
     assert f"{said} It was resumed at step 7." in text
-
-
-def test_a_failed_run_shows_its_error(tmp_path: Path) -> None:
-    text = Page(report(make_run(tmp_path, status="failed", error="loss is nan at step 420"))).text
-    assert "The run failed after 1200 steps. loss is nan at step 420" in text
 
 
 def test_a_loss_that_is_no_number_is_left_out_and_its_step_named(tmp_path: Path) -> None:

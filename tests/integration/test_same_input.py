@@ -11,7 +11,7 @@ from support.shared_streams import BATCH, BATCHES, SIZE, Counted, lone, passes
 from loaders import ReuseLoader
 from loaders.sharing.shared_view import SharedView
 from trainers.fleet.inputs import shared_inputs
-from trainers.fleet.inputs.same_input import LoaderContents, is_shareable
+from trainers.fleet.inputs.same_input import LoaderContents
 from trainers.fleet.inputs.shared_inputs import SharedInputs
 
 
@@ -57,25 +57,6 @@ def test_only_loaders_that_are_equal_for_certain_are_the_same_input(pair: str) -
     one, other, same = PAIRS[pair]
     contents = [LoaderContents(make(), None).hash_contents() for make in (one, other)]
     assert contents[0].same_as(contents[1]) is same
-
-
-def test_a_data_set_that_notes_its_reads_is_the_same_data_set_if_jobs_share_it() -> None:
-    data = Counted(SIZE)
-    before = LoaderContents(lone(dataset=data), None).hash_contents()
-    vars(data)["noted"] = [1]
-    after = LoaderContents(lone(dataset=data), None).hash_contents()
-    assert before.same_as(after)
-
-
-def test_loaders_that_no_two_jobs_can_read_are_left_alone() -> None:
-    class Own(ReuseLoader):
-        pass
-
-    assert is_shareable(lone())
-    assert not is_shareable(lone(reuse="auto"))
-    assert not is_shareable(lone(on_error="skip"))
-    assert not is_shareable(Own(Counted(SIZE), BATCH))
-    assert not is_shareable(torch.utils.data.DataLoader(Counted(SIZE)))
 
 
 def told(batch: Any) -> tuple[tuple[int, ...], bytes]:

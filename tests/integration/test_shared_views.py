@@ -12,7 +12,7 @@ from support.lightning_runs import Module, make_loader, make_trainer
 from support.loader_datasets import served
 from support.shared_streams import BATCH, BATCHES, SIZE, Counted, lone, passes
 
-from loaders import ReuseLoader, SharedStream
+from loaders import SharedStream
 from perfect import LoaderCallback, Phase, PhaseSwitch
 from perfect.method.phases import PhaseError
 
@@ -21,30 +21,6 @@ from perfect.method.phases import PhaseError
 def stream() -> Iterator[SharedStream]:
     with SharedStream(lone(), window=2 * BATCHES) as made:
         yield made
-
-
-def test_a_state_goes_from_a_view_to_a_lone_loader_and_back(stream: SharedStream) -> None:
-    with lone() as expected:
-        whole = passes(expected, 2)
-    view = stream.view()
-    assert served(view, 3) == whole[:3]
-    with lone() as loader:
-        loader.load_state_dict(view.state_dict())
-        assert served(loader, 2) == whole[3:5]
-        view.load_state_dict(loader.state_dict())
-    assert passes(view, 2) == whole[5:]
-    view.close()
-
-
-def test_a_view_serves_what_a_lone_loader_does_where_a_batch_is_larger_than_the_data_set() -> None:
-    def small() -> ReuseLoader:
-        return ReuseLoader(Counted(5), batch_size=8, reuse=3, workers=1)
-
-    with small() as expected:
-        whole = passes(expected, 2)
-    assert len(whole) == 6
-    with SharedStream(small(), window=9) as stream, stream.view() as view:
-        assert (len(view), passes(view, 2)) == (3, whole)
 
 
 @pytest.mark.parametrize("how", ["resumed", "left"])
@@ -106,21 +82,6 @@ def test_views_with_other_wishes_read_their_pass_alone_and_meet_again(
         assert stream.stats.extra_decodes == before
     one.close()
     other.close()
-
-
-def test_a_limit_ends_the_passes_of_one_view(stream: SharedStream) -> None:
-    short, whole, cut = stream.view(), stream.view(), stream.view(batch_size=2)
-    short.limit_pass(2)
-    cut.limit_pass(3)
-    with lone() as expected, lone() as limited:
-        limited.limit_pass(2)
-        assert passes(short, 2) == passes(limited, 2)
-        assert passes(whole, 2) == passes(expected, 2)
-    assert [len(short), len(whole), len(cut)] == [2, BATCHES, 3]
-    assert len(passes(cut, 2)) == 6
-    assert stream.stats.extra_decodes == 0
-    for view in (short, whole, cut):
-        view.close()
 
 
 def test_a_views_own_sampler_and_collate_function_run_once_for_all() -> None:

@@ -1,10 +1,8 @@
 """Folders that a stranger made: no command runs code out of them or ends in a traceback."""
 
-import inspect
 import json
 import os
 import random
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +15,8 @@ from perfect import compare, list_runs, replay
 from perfect.assembly.run import build_module
 from perfect.config.schema import RunConfig
 from perfect.errors import BuildError, FolderError
-from perfect.grids.grid_folder import GridFolder
 from perfect.report.report import write_report
 from perfect.runs.folder import RunFolder
-from perfect.runs.kept_runs import kept_below
 from perfect.runs.record import RunLog
 
 Recipe = dict[str, Any]
@@ -96,20 +92,6 @@ def test_what_is_not_the_class_that_is_needed_is_never_called(name: str, peer: P
     )
     with pytest.raises(BuildError, match=r"is not a (class|lightning)|cannot be imported"):
         build_module(config, 3)
-
-
-def test_with_trust_the_class_is_checked_before_it_is_made(
-    peer: Path, make_pictures: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for part in ("train", "val"):
-        make_pictures(Path("pictures") / part, {"a": 20, "b": 20}, size=8)
-    write_config(peer, model=SHELL, loader={"batch_size": 4})
-    assert replay.main(["--trust", str(peer)]) == 2
-    assert "'os.system' is not a class" in capsys.readouterr().err
-    Path("honest.py").write_text("class Net: ...")
-    write_config(peer, model={"class_path": "honest.Net"}, loader={"batch_size": 4})
-    assert replay.main(["--trust", str(peer)]) == 2
-    assert "honest.Net is not a lightning.LightningModule" in capsys.readouterr().err
 
 
 FINALS = {
@@ -224,18 +206,6 @@ def test_a_damaged_run_is_a_line_and_the_others_are_shown(
     assert code == 2 and said.startswith(f"perfect-runs: {bad}: ")
 
 
-def test_runs_beside_a_damaged_one_are_in_both_tables(
-    runs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    make_run(runs / "aa", "damaged")
-    assert list_runs.main(["ls", str(runs)]) == 2
-    rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines()[1:]]
-    states = {"a": "completed", "aa": "damaged", "b": "completed"}
-    assert rows == [[str(runs / name), state] for name, state in states.items()]
-    assert compare.main([str(runs / name) for name in states]) == 2
-    assert capsys.readouterr().out.splitlines()[0].split() == ["a", "b"]
-
-
 NASTY = "<script>'\"[/red]\x1b[2J\x00$_{\N{RIGHT-TO-LEFT OVERRIDE}"
 NAMES = [NASTY, "x" * 250, "\N{SNOWMAN}" * 80, "\udcff\udcfe", "[/]", " ", "-x", "a\nb"]
 
@@ -279,16 +249,6 @@ def test_an_enormous_record_is_refused_by_its_size(
     monkeypatch.setattr("perfect.report.results.MOST_BYTES", 1 << 20)
     big = make_run(runs / "big", with_(error="x" * (1 << 20)))
     assert "has more than 1 MiB" in looked_at(compare, capsys, str(runs / "a"), str(big))[1]
-
-
-def test_folders_in_many_others_are_found(tmp_path: Path) -> None:
-    deepest = make_run(tmp_path.joinpath(*["d"] * 200), with_())
-    before = sys.getrecursionlimit()
-    sys.setrecursionlimit(len(inspect.stack()) + 100)
-    try:
-        assert [*kept_below(tmp_path)] == [deepest]
-    finally:
-        sys.setrecursionlimit(before)
 
 
 # ---- last.ckpt ----------------------------------------------------------------------------------
@@ -367,20 +327,3 @@ def test_a_run_goes_on_from_no_damaged_file(name: str, text: str, tmp_path: Path
         folder.open({"seed": 0})
         folder.resumed_at(5)
         RunLog(tmp_path).resume(9)
-
-
-@pytest.mark.parametrize("text", FILES["config.yaml"], ids=lambda text: text[:20])
-def test_a_grid_goes_on_from_no_damaged_file(text: str, tmp_path: Path) -> None:
-    (tmp_path / "grid.yaml").write_text(text)
-    with pytest.raises(FolderError, match=r"grid.yaml is damaged") as refused:
-        GridFolder(tmp_path)._compare({"seed": 0})
-    assert len(str(refused.value)) < 2000
-
-
-def test_what_another_folder_holds_is_told_in_short_lines_that_steer_no_terminal(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "grid.yaml").write_text(f'"\\e[2J{"k" * 400}": [{"1, " * 4000}]\nseed: 0')
-    with pytest.raises(FolderError, match="holds another grid") as refused:
-        GridFolder(tmp_path)._compare({"seed": 0})
-    assert len(str(refused.value)) < 1000 and str(refused.value).isprintable()

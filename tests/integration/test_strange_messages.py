@@ -1,41 +1,31 @@
 """What strangers and key holders may say: only their channel ends, and a line says so."""
 
-import errno
 import json
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import islice
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from support.strange_messages import COMMIT, HELLO, MEMBER, TO_ANCHOR, TO_PEER, Fields, malformed
+from support.strange_messages import COMMIT, HELLO, MEMBER, TO_ANCHOR, Fields, malformed
 from support.wire_ends import LOOPBACK, SECRET
 from support.wire_frames import received
 
-import perfect.anchor
-from benchmarks.swarms.swarm import until
 from trainers.elastic.anchor import kinds
 from trainers.elastic.anchor.anchor import Anchor
 from trainers.elastic.deciding.header import Header
 from trainers.elastic.deciding.roster import Settings
 from trainers.elastic.deciding.view import Member
-from trainers.elastic.errors import Expelled
-from trainers.elastic.peer import donor as giving
-from trainers.elastic.peer import swarm_commits
 from trainers.elastic.peer.anchor_link import AnchorLink
 from trainers.elastic.peer.donated_state import DonatedState
-from trainers.elastic.peer.donor import Donor
-from trainers.elastic.peer.swarm_commits import SwarmCommits
 from trainers.elastic.wire.channel import Channel
 from trainers.elastic.wire.connection import connect
 from trainers.elastic.wire.listener import Listener
 from trainers.elastic.wire.message import MAGIC, PREFIX, VERSION, Message, encode
 from trainers.elastic.wire.tensors import payloads_of, tensors_of
-from trainers.elastic.wire.wire_errors import BadFrame, ChannelClosed, WireTimeout
+from trainers.elastic.wire.wire_errors import BadFrame, ChannelClosed
 
 WITH_PAYLOAD = ("put", "value")
 
@@ -178,9 +168,7 @@ def test_messages_out_of_place_end_their_channel(
 ODD = "m\n12:00:00 all peers have ended\x1b[2J\u202e"
 
 
-def test_what_others_say_is_shown_as_one_line(
-    opened: Anchor, told: list[str], anchor: Listener
-) -> None:
+def test_what_others_say_is_shown_as_one_line(opened: Anchor, told: list[str]) -> None:
     with ExitStack() as stack:
         for name, manifest in (("a", {"m": "1"}), ("b", {ODD: ODD}), ("c", {"m" * 9999: "1"})):
             channel = stack.enter_context(connect([opened.address], SECRET, 20))
@@ -189,36 +177,9 @@ def test_what_others_say_is_shown_as_one_line(
             assert channel.receive(20).kind == ("welcome" if name == "a" else "refuse")
     assert any("all peers have ended" in line for line in told)
     assert all(line.isprintable() and len(line) < 5000 for line in told)
-    link = AnchorLink([anchor.address], SECRET, Member("a", LOOPBACK, 1), {})
-    link._handle(heard("break", {"generation": 0, "why": ODD}, 0))
-    assert link._ended[0].isprintable() and "all peers" in link._ended[0]
-
-
-def test_an_anchor_serves_though_nobody_can_read_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    written: list[str] = []
-
-    def full(_text: str) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    for write in (written.append, full):
-        out = SimpleNamespace(encoding="ascii", write=write, flush=lambda: None)
-        monkeypatch.setattr(sys, "stdout", out)
-        perfect.anchor._print_line("größe has come")
-    assert written[0].endswith("gr\\xf6\\xdfe has come\n")
 
 
 # ---- a peer -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", TO_PEER)
-def test_a_peer_takes_no_malformed_message_of_an_anchor(anchor: Listener, kind: str) -> None:
-    link = AnchorLink([anchor.address], SECRET, Member("a", LOOPBACK, 1), {})
-    payloads = int(kind in WITH_PAYLOAD)
-    for fields in malformed(TO_PEER[kind]):
-        with pytest.raises(BadFrame):
-            link._handle(heard(kind, fields, payloads))
-    assert link._failure is None and link._formed is None
-    link._handle(heard(kind, TO_PEER[kind], payloads))
 
 
 def test_a_peer_finds_an_anchor_again_after_a_malformed_message(anchor: Listener) -> None:
@@ -275,53 +236,6 @@ def test_a_commit_that_is_none_is_refused(anchor: Listener) -> None:
         commit = newcomer.next(20)
         assert commit is not None and commit.added == (("a", (0, 1)),)
     newcomer.close()
-
-
-def test_a_newcomer_leaves_a_donor_that_is_silent_when_the_anchor_names_another(
-    anchor: Listener, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(swarm_commits, "LAST_COMMITS_SECONDS", -1.0)
-    silent = Member("silent", LOOPBACK, anchor.address.port)
-    link = AnchorLink([anchor.address], SECRET, Member("a", LOOPBACK, 1), {})
-    newcomer = DonatedState(silent, SECRET)
-    unused: Any = None
-    commits = SwarmCommits(link, unused, unused, newcomer)
-    try:
-        for name, port in (("silent", silent.port), ("other", 9)):
-            donor = {"name": name, "host": LOOPBACK, "port": port}
-            link._handle(heard("copy", {"donor": donor}, 0))
-            assert link.names_another(silent) is (name == "other")
-        with pytest.raises(WireTimeout, match="names another one"):
-            newcomer.receive(lambda: link.names_another(silent))
-        with pytest.raises(Expelled, match="silent, whom this peer follows, is silent"):
-            commits.next(unused)
-    finally:
-        newcomer.close()
-
-
-def test_a_donor_gives_its_state_though_key_holders_take_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(giving, "SEND_SECONDS", 0.5)
-    donor = Donor(LOOPBACK, SECRET)
-    stalled = [connect([donor_address(donor)], SECRET, 20) for _ in range(3)]
-    newcomer = DonatedState(Member("donor", LOOPBACK, donor.port), SECRET)
-    stalled[0].send("no newcomer says this")
-    try:
-        until(lambda: len(donor._asked) == 4, "who asks", 20)
-        donor.give(lambda: {"a": torch.zeros(1 << 24)}, 7)
-        state, step = newcomer.receive(lambda: False)
-        assert (state["a"].shape, step) == ((1 << 24,), 7)
-        until(lambda: len(donor._followers) == 1, "the end of those who take nothing", 60)
-    finally:
-        newcomer.close()
-        donor.close()
-        for channel in stalled:
-            channel.close()
-
-
-def donor_address(donor: Donor) -> Any:
-    return donor._listener.address
 
 
 # ---- members ------------------------------------------------------------------------------------

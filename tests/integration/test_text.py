@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from loaders.errors import SourceError
-from perfect.text import Bpe, blocks, read_bpe, read_wikitext
-from perfect.text.wikitext import as_lines_apart
+from perfect.text import blocks, read_bpe, read_wikitext
 
 MERGES = (("t", "h"), ("th", "e"), ("\u0120", "the"), ("i", "n"), ("in", "g"), ("\u0120", "a"))
 SHARED = Path(__file__).parents[3] / "shared" / "data"
@@ -39,11 +38,6 @@ def write_texts(root: Path, lines: int = 40) -> Path:
     return root
 
 
-@pytest.fixture
-def small(tmp_path: Path) -> Bpe:
-    return read_bpe(write_vocabulary(tmp_path / "bpe"))
-
-
 @pytest.fixture(scope="session")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The real vocabulary and texts, where this checkout has them."""
@@ -64,17 +58,6 @@ ODD = (
 )
 
 
-def test_the_earliest_merge_comes_first_and_stops_at_the_edge_of_a_word(small: Bpe) -> None:
-    # "the", " ", "th", "ing", " a": the bytes first, then the merges in their order
-    assert small.encode("the thing a").tolist() == [257, 220, 256, 260, 261]
-
-
-def test_a_long_text_has_the_ids_of_its_words(small: Bpe) -> None:
-    words = ["the", " thing", "  in", "\n", " \u4f60\u597d", ",a"] * 2_000
-    ids = [number for word in words for number in small.encode(word).tolist()]
-    assert small.encode("".join(words)).tolist() == ids
-
-
 def test_text_is_refused_without_the_tokenizers_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,33 +66,9 @@ def test_text_is_refused_without_the_tokenizers_package(
         read_bpe(write_vocabulary(tmp_path / "bpe"))
 
 
-def test_a_cut_vocabulary_has_the_first_merges_alone(tmp_path: Path) -> None:
-    folder = write_vocabulary(tmp_path / "bpe")
-    cut, whole = read_bpe(folder, 258), read_bpe(folder)
-    assert cut.vocabulary == 258
-    assert whole.vocabulary == 256 + len(MERGES) + 1
-    text = "the thing is singing"
-    assert max(cut.encode(text)) < 258 <= max(whole.encode(text))
-    assert cut.fingerprint() != whole.fingerprint()
-
-
-@pytest.mark.parametrize("size", [255, 264])
-def test_a_vocabulary_that_cannot_be_cut_is_refused(size: int, tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=f"a vocabulary of {size} cannot be cut"):
-        read_bpe(write_vocabulary(tmp_path / "bpe"), size)
-
-
 def test_a_folder_without_a_vocabulary_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"does not hold GPT-2's vocabulary"):
         read_bpe(tmp_path)
-
-
-def test_a_merge_whose_token_has_no_id_is_refused(tmp_path: Path) -> None:
-    folder = write_vocabulary(tmp_path / "bpe")
-    with (folder / "vocab.bpe").open("a") as file:
-        file.write("q u\n")
-    with pytest.raises(SourceError, match=r"encoder\.json lacks 'qu'"):
-        read_bpe(folder)
 
 
 def test_known_encodings_of_gpt2(gpt2: Path) -> None:
@@ -117,13 +76,6 @@ def test_known_encodings_of_gpt2(gpt2: Path) -> None:
     assert bpe.vocabulary == 50257
     assert bpe.encode("Hello world").tolist() == [15496, 995]
     assert bpe.encode("Hello, world!").tolist() == [15496, 11, 995, 0]
-
-
-def test_a_raw_text_is_read_as_papers_on_gpt2_read_it(gpt2: Path, tmp_path: Path) -> None:
-    bpe = read_bpe(gpt2 / "gpt2_bpe")
-    raw = (gpt2 / "wikitext-2" / "wiki.test.raw").read_text(encoding="utf-8")
-    assert len(bpe.encode(raw)) == 286_221  # as the file stands
-    assert len(bpe.encode(as_lines_apart(raw))) == 287_644  # counted elsewhere
 
 
 def test_ids_are_those_of_the_tokenizer_in_transformers(gpt2: Path) -> None:
@@ -148,24 +100,6 @@ def test_every_token_but_the_first_is_predicted_once(tokens: int, sequence: int)
     assert inputs.shape == targets.shape == (whole // sequence, sequence)
     assert inputs.flatten().tolist() == ids[:whole].tolist()
     assert targets.flatten().tolist() == ids[1 : whole + 1].tolist()
-
-
-def test_a_text_that_is_too_short_for_a_block_is_refused() -> None:
-    with pytest.raises(SourceError, match="has 4 tokens, too few for one block of 4"):
-        blocks(np.arange(4, dtype=np.int32), 4, Path("text"))
-
-
-def test_a_folder_gives_three_texts_and_keeps_their_tokens(tmp_path: Path) -> None:
-    root = write_texts(tmp_path)
-    first = read_wikitext(root, 8)
-    kept = sorted((root / "wikitext-2").glob("*.npy"))
-    assert len(kept) == 3
-    written = [file.stat().st_mtime_ns for file in kept]
-    again = read_wikitext(root, 8)
-    assert written == [file.stat().st_mtime_ns for file in kept], "read, not made again"
-    assert torch.equal(first.train.tensors[0], again.train.tensors[0])
-    read_wikitext(root, 8, vocabulary=258)
-    assert len(list((root / "wikitext-2").glob("*.npy"))) == 6
 
 
 def test_a_damaged_file_of_tokens_is_made_anew(

@@ -61,16 +61,6 @@ def test_the_ids_are_kept_beside_the_text(
     )
 
 
-@pytest.mark.parametrize("texts, said", [(None, "valid.txt"), ("a\n\nb\n", "no line of two")])
-def test_a_missing_or_an_empty_text_is_named(root: Path, texts: str | None, said: str) -> None:
-    if texts is None:
-        (root / "valid.txt").unlink()
-    else:
-        (root / "valid.txt").write_text(texts, encoding="utf-8")
-    with pytest.raises(SourceError, match=said):
-        read_lines(root, 8)
-
-
 def samples(*lengths: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     ids = np.arange(1, sum(lengths) + len(lengths) + 1, dtype=np.int32) % 50
     ends = np.cumsum([length + 1 for length in lengths])
