@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -24,11 +25,23 @@ from offload.gate import Gate
 from offload.memory.arenas import DeviceArena, OutCopies
 from offload.memory.workspaces import warm
 from offload.program.kernels import CPU
-from offload.running.arena_lender import ArenaLender, SwapTotals
+from offload.running.arena_lender import ArenaLender, PausedLoan, SwapTotals
 from offload.running.drivers.cuda import Cuda
 from offload.running.engine_choice import check_order, driver_for, engine_for, made_engine
 from offload.running.engines.work import Engine, Record, StepWork
 from offload.sizes import format_size
+
+
+@dataclass(slots=True, eq=False)
+class _Turn:
+    """What the step under way has, and nobody else. Another step on the stage has another turn."""
+
+    gate: Gate
+    engine: Engine
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while the stage is used."""
+    step_thread: int | None = None
+    """The thread whose step's nodes run now."""
 
 
 class Stage:
@@ -52,7 +65,6 @@ class Stage:
         device's own. `gate`: lets guests use the device between two nodes; by default its own.
         `host_dir`: a folder for files that are the memory of the host; by default it is RAM."""
         self.host_workers = host_workers
-        self.gate = gate or Gate()
         name = engine_for(engine, device)
         check_order(order)
         self.driver = driver_for(name, device, driver)
@@ -61,13 +73,27 @@ class Stage:
         """With its number, which a driver knows."""
         self.lender = ArenaLender(self.device, host_dir, clock)
         self._new_engine = partial(made_engine, name, self.driver, order, seed, host_workers)
-        self.engine = self._new_engine(self.gate)
-        self._spare: tuple[Gate, Engine] | None = None
-        """They run the steps of others while a step stands aside in the middle of its run."""
-        self.step_thread: int | None = None
-        """The thread whose step's nodes run now."""
+        self._turn = self._new_turn(gate or Gate())
+        self._guest_turn: _Turn | None = None
+        """The turn of others, while a step stands aside in the middle of its run."""
         self._warmed: set[int] = set()
-        self._lock, self._process = threading.Lock(), os.getpid()
+        self._process = os.getpid()
+
+    def _new_turn(self, gate: Gate) -> _Turn:
+        return _Turn(gate, self._new_engine(gate))
+
+    @property
+    def gate(self) -> Gate:
+        return self._turn.gate
+
+    @property
+    def engine(self) -> Engine:
+        return self._turn.engine
+
+    @property
+    def step_thread(self) -> int | None:
+        """The thread whose step's nodes run now."""
+        return self._turn.step_thread
 
     @property
     def swaps(self) -> SwapTotals:
@@ -84,7 +110,7 @@ class Stage:
                 " from it and has neither its threads nor its device: make a Runner in the child"
                 " (and spawn the child instead of forking it if it uses CUDA)"
             )
-        return self._lock
+        return self._turn.lock
 
     # ---- guests, which the gate has let in ------------------------------------------------------
 
@@ -97,27 +123,29 @@ class Stage:
         if self.step_thread is None:
             raise StepError("no step runs here that could stand aside")
         loan = self.lender.pause_loan()
-        step = self._lock, self.gate, self.engine, self.step_thread
         paused = self.driver.paused() if self.driver is not None else nullcontext()
         self.engine.pause()
         try:
-            with paused:
-                if self._spare is None:
-                    gate = Gate()
-                    self._spare = gate, self._new_engine(gate)
-                self.gate, self.engine = self._spare
-                self._lock, self.step_thread = threading.Lock(), None
-                self.lender.begin_pause(loan)
-                try:
-                    yield loan.copies
-                finally:
-                    with self.lock:
-                        try:
-                            self.lender.end_pause(loan)
-                        finally:
-                            self._lock, self.gate, self.engine, self.step_thread = step
+            with paused, self._hand_over(loan):
+                yield loan.copies
         finally:
             self.engine.resume()
+
+    @contextmanager
+    def _hand_over(self, loan: PausedLoan) -> Iterator[None]:
+        """Give the stage to others for this block. The step under way has its turn, and with it its
+        place in the lock, again when the others have left."""
+        self._guest_turn = self._guest_turn or self._new_turn(Gate())
+        of_step, self._turn = self._turn, self._guest_turn
+        self.lender.begin_pause(loan)
+        try:
+            yield
+        finally:
+            with self.lock:
+                try:
+                    self.lender.end_pause(loan)
+                finally:
+                    self._turn = of_step
 
     @contextmanager
     def lend_to_guest(self, sizes: Mapping[int, int]) -> Iterator[DeviceArena]:
@@ -169,11 +197,12 @@ class Stage:
 
     def run(self, work: StepWork, record: Record) -> None:
         """Run the nodes of a step."""
-        self.step_thread = threading.get_ident()
+        turn = self._turn
+        turn.step_thread = threading.get_ident()
         try:
-            self.engine.run(work, record)
+            turn.engine.run(work, record)
         finally:
-            self.step_thread = None
+            turn.step_thread = None
 
     # ---- the end --------------------------------------------------------------------------------
 
@@ -195,8 +224,8 @@ class Stage:
                 self._close_engines()
 
     def _close_engines(self) -> None:
-        if self._spare is not None:
-            self._spare[1].close()
+        if self._guest_turn is not None:
+            self._guest_turn.engine.close()
         self.engine.close()
 
     def __enter__(self) -> "Stage":

@@ -71,7 +71,7 @@ def test_a_forked_process_is_told_to_make_a_runner_of_its_own(held: str, runner:
         crew(runner).stop()  # as the finalizer does
         return "\n".join(said)
 
-    locks = {"": nullcontext(), "runner": runner.stage._lock, "crew": crew(runner).lock}
+    locks = {"": nullcontext(), "runner": runner.stage.lock, "crew": crew(runner).lock}
     with locks[held]:
         said = in_a_child(told).split("\n")
     assert len(said) == 2
