@@ -17,6 +17,7 @@ Without a budget a tape runs as it was issued, as without us, until it comes for
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -45,6 +46,21 @@ OnPart = Callable[["LiveSession", Any, set[int]], None]
 """Is given a session, a tape whose kernels are about to run, and the slots held after them."""
 
 
+def _user_line() -> str:
+    """The user's line that issues an operation."""
+    return format_frame(user_frame(), short=True)
+
+
+@dataclass(slots=True)
+class SessionHooks:
+    """What a session calls. `perfect-step` sets them."""
+
+    on_part: OnPart | None = None
+    """Is called with each part of a step before its kernels run."""
+    user_line: Callable[[], str] = _user_line
+    """Returns the line that issues the present operation. It is read when the session opens."""
+
+
 class LiveSession:
     """A context manager around a loop. At its end every tensor has memory of its own. Every thread
     may have one."""
@@ -69,7 +85,6 @@ class LiveSession:
         another thread while Python is at the next one. On a GPU they do so by themselves."""
         self._core = load_core()
         self.weights = LiveWeights(self._core, module, optimizers, device_of(device, (), ()))
-        self._runs = runs
         kind = RunnerPlans if runs else UnrunPlans
         self.plans = kind(planner or PlainPlanner(costs), budget)
         self.tapes = PlannedTapes(self._core, self.weights, self.plans)
@@ -81,10 +96,7 @@ class LiveSession:
         self.kernels = KernelThread(self._core, may_overlap)
         self.name = ""
         """What the latest step is called."""
-        self.on_part: OnPart | None = None
-        """Is called with each part of a step before its kernels run."""
-        self.user_line: Callable[[], str] = _user_line
-        """Returns the line that issues the present operation. It is read when the session opens."""
+        self.hooks = SessionHooks()
         self.planned_steps = 0
         """How many steps ran by a plan."""
 
@@ -97,7 +109,7 @@ class LiveSession:
         device = self.weights.device.type
         calls = self._run_part, self.kernels.wait_early
         self._handle = self._core.open(
-            device, self._policy.plans_first_steps, self.user_line, *calls
+            device, self._policy.plans_first_steps, self.hooks.user_line, *calls
         )
         wait_before_forks(self._core)
         self._open.callback(self._handle.close)
@@ -109,7 +121,7 @@ class LiveSession:
         with torch.inference_mode(False):
             self._tensors.enter_context(self.weights.placed())
         self._tensors.callback(self.weights.drop_lost)
-        if not self._runs:
+        if isinstance(self.plans, UnrunPlans):
             self._tensors.callback(self.weights.put_states_back, self.weights.copy_of_states())
         self._tensors.callback(self._close_tapes)
         return self
@@ -264,9 +276,9 @@ class LiveSession:
         return self.kernels.run(partial(self._run, tape, everything, everything))
 
     def _show_part(self, tape: Any, held: set[int]) -> None:
-        if self.on_part is not None and tape.waits:
+        if self.hooks.on_part is not None and tape.waits:
             with self.suspended():
-                self.on_part(self, tape, held)
+                self.hooks.on_part(self, tape, held)
 
     def _run(self, tape: Any, held: set[int], at_home: set[int]) -> bool:
         """Run what was issued since the last cut by a plan. False: it has none."""
@@ -285,8 +297,3 @@ def _gradient_slots(tape: Any, parameters: Iterable[torch.Tensor]) -> set[int]:
     """The slots of the parameters' gradients."""
     gradients = (parameter.grad for parameter in parameters)
     return tape.slots_of([gradient for gradient in gradients if gradient is not None])
-
-
-def _user_line() -> str:
-    """The user's line that issues an operation."""
-    return format_frame(user_frame(), short=True)

@@ -178,7 +178,7 @@ def _compare(
     session = LiveSession(
         memory.module, memory.optimizer, budget=budget, device=memory.device, planner=planner
     )
-    session.user_line = lambda: memory.where
+    session.hooks.user_line = lambda: memory.where
     session.tapes.passes = (*planner.recording(session.tapes.passes),)
     try:
         with session:

@@ -93,18 +93,18 @@ def _issue_all(ops: Sequence[tuple[int, SavedOp]], memory: StepMemory) -> None:
 
 
 def _issue_one(op: SavedOp, memory: StepMemory) -> None:
-    known = _known(op.op)
+    operation = _operation(op.op)
     given = [_argument(each, memory) for each in op.args]
-    first = len(given) - len(known.keywords)
-    keywords = dict(zip(known.keywords, given[first:], strict=True))
-    made = known.op(*given[:first], **keywords)
+    first = len(given) - len(operation.keywords)
+    keywords = dict(zip(operation.keywords, given[first:], strict=True))
+    made = operation.op(*given[:first], **keywords)
     results = made if isinstance(made, tuple | list) else (made,)
     for value, result in zip(op.made, results, strict=False):
         if value is not None:
             memory.add(value, result)
 
 
-def _known(full_name: str) -> Any:
+def _operation(full_name: str) -> Any:
     try:
         known = named_op(full_name)
     except (AttributeError, ValueError) as error:

@@ -16,7 +16,7 @@ from offload.replaying.step_file import NamedTensor, NumberTensor, SavedOp, Save
 
 
 def save_part(session: LiveSession, tape: Any, held: Collection[int]) -> SavedPart:
-    """As `LiveSession.on_part`: no kernel of the tape has run, and the session is suspended."""
+    """As `SessionHooks.on_part`: no kernel of the tape has run, and the session is suspended."""
     core, weights = load_core(), session.weights
     reader = _OpReader(core, tape)
     ops = list(reader.read(tape))

@@ -43,7 +43,7 @@ def train_and_save(
     with LiveSession(net, optimizer, budget="100%", device=device) as session:
         for number in range(step):
             if number == step - 1:
-                session.on_part = lambda *given: parts.append(save_part(*given))
+                session.hooks.on_part = lambda *given: parts.append(save_part(*given))
             x, y = torch.randn(4, 3, 8, 8).to(device), torch.randint(10, (4,)).to(device)
             with session.step("training_step"):
                 loss = torch.nn.functional.cross_entropy(net(x), y)

@@ -84,7 +84,7 @@ class StepSession:
         if _THREAD.session is not None:
             _THREAD.session.close_between_steps()
         self.live, self._optimizers = create().__enter__(), key
-        self.live.on_part = self._on_part
+        self.live.hooks.on_part = self._on_part
         _THREAD.session = self
         return self.live
 
@@ -92,7 +92,7 @@ class StepSession:
         """Have the next steps show their parts before kernels run; None: no longer."""
         self._on_part = on_part
         if self.live is not None:
-            self.live.on_part = on_part
+            self.live.hooks.on_part = on_part
 
     def close_between_steps(self) -> None:
         """Close the session because another run of this thread needs to open one."""
