@@ -1,7 +1,5 @@
 """What all commands have in common: how they begin, and how Ctrl-C ends them.
 
-    options --> (imports of seconds, in `importing`) --> what the command does --> exit code
-
 The file of a command imports at its top only what reads its options, so that --help and a wrong
 option take no second. What does the work is imported where the command does it.
 """

@@ -26,7 +26,6 @@ from rich.text import Text
 
 from perfect.command_line import new_parser, run_command
 from perfect.errors import RunError
-from perfect.report.curves import KEY_CSS, accuracy_figure, line_key
 from perfect.report.measures import (
     baseline_of,
     cells,
@@ -38,6 +37,7 @@ from perfect.report.measures import (
     speed_up,
 )
 from perfect.report.page import Html, note, page, plot, section, table
+from perfect.report.panels import KEY_CSS, accuracy_figure, line_key
 from perfect.report.results import Run, read_run
 from perfect.report.words import DASH, accuracy, fewer, legible, times
 

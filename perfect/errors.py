@@ -1,16 +1,4 @@
-"""The errors of a run, besides those of the loader (loaders/errors.py), with their exit codes.
-
-PerfectError
-  ConfigError      the YAML has problems, one per line                            (2)
-  BuildError       a key does not fit the data or the user's own classes          (2)
-  PhaseError       the phases cannot run, or not with this module                 (2)
-  FolderError      this run may not write to the folder                           (2)
-  RunError         the folder holds no run, or a run that cannot be read          (2)
-  LossNotFinite    training diverged; the last checkpoint is from before          (1)
-  Interrupted      the run stopped on request and left a checkpoint             (130)
-  NotSaved         the final weights or the results could not be written          (1)
-  RunFailed        a job of a grid could not be built, because of a key           (1)
-"""
+"""The errors of a run, besides those of the loader (loaders/errors.py), with their exit codes."""
 
 from collections.abc import Sequence
 

@@ -82,7 +82,7 @@ def _save(args: argparse.Namespace) -> int:
     with importing():
         from rich.console import Console
 
-        from perfect.commands.step_saving import save_step
+        from perfect.commands.replaying import save_step
     if args.step < 1:
         raise _refused(f"--step {args.step} is no step: the first one is 1")
     warnings.filterwarnings("ignore", module="lightning")

@@ -102,7 +102,7 @@ def _do(
     log.info("importing PyTorch and Lightning")
     with importing():
         from offload import OffloadError
-        from perfect.assembly import berth_alone
+        from perfect.assembly.berth import berth_alone
         from perfect.commands.check import print_plan
         from perfect.commands.training import train, train_as_peer
         from perfect.config.schema import RunConfig

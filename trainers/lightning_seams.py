@@ -3,8 +3,6 @@
 Each name stands with one line: what it is, and why no public name will do. All were seen in
 Lightning 2.6. They are attributes of Lightning's objects: where a version of Lightning has lost
 one, its first use here raises an AttributeError that names it.
-
-`tests/integration/test_lightning_seams.py` touches each of them once.
 """
 
 from collections import OrderedDict
@@ -164,6 +162,5 @@ def checkpoint_now(trainer: L.Trainer) -> dict[str, Any]:
 
 
 def begin_with_checkpoint(trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:
-    """Let a fit begin with a checkpoint that did not come from a file. Call it in
-    `Strategy.setup`, of a strategy that restores after its setup."""
+    """Let a fit begin with this checkpoint. Call it in `Strategy.setup`, before it restores."""
     _swap(_attribute(trainer, "_checkpoint_connector"), "_loaded_checkpoint", checkpoint)

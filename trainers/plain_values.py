@@ -37,7 +37,12 @@ def typed(kind: Any, value: Any, where: str) -> Any:
         known = {name: part for name, part in typed(dict, value, where).items() if name in kind}
         return value | typed_fields(kind, known, where)
     if isinstance(value, dict) and is_dataclass(kind):
-        return _construct(kind, typed_fields(_kinds_of(kind), value, where), where)
+        known = typed_fields(_kinds_of(kind), value, where)
+        make: Any = kind
+        try:
+            return make(**known)
+        except ValueError as error:
+            raise NotOfType(f"{where}: {error}") from error
     if isinstance(value, dict) and origin is dict:
         return {typed(str, k, where): typed(inner[1], v, where) for k, v in value.items()}
     if isinstance(value, list | tuple) and origin is tuple:
@@ -65,13 +70,6 @@ def typed_fields(kinds: Mapping[str, Any], value: Mapping[str, Any], where: str)
         name = min(odd)
         raise NotOfType(f"{where} {'lacks' if name in kinds else 'must not have'} {shown(name)}")
     return {name: typed(kind, value[name], f"{where}.{name}") for name, kind in kinds.items()}
-
-
-def _construct(kind: Any, fields: dict[str, Any], where: str) -> Any:
-    try:
-        return kind(**fields)
-    except ValueError as error:
-        raise NotOfType(f"{where}: {error}") from error
 
 
 @cache

@@ -1,10 +1,7 @@
 """The random generators of a process, and a few of its settings, for each of several jobs.
 
-    job a   restore | turn ................ | capture
-    job b                                             restore | turn ... | capture
-
-A job captures them when its turn ends and restores them when the next one begins. So it draws the
-numbers that it would draw alone, in any order of turns.
+job a   restore | turn ................ | capture
+job b                                             restore | turn ... | capture
 """
 
 import os
@@ -32,7 +29,6 @@ class TorchSettings:
     matmul_precision: str | None
     """None if the libraries have different settings, because torch has no single value then."""
     float32: tuple[str, ...]
-    """The settings of each library."""
     dtype: torch.dtype
 
     @classmethod
@@ -125,8 +121,7 @@ class RandomState:
 
     @classmethod
     def from_plain(cls, saved: dict[str, Any]) -> "RandomState":
-        """Return the state of a checkpoint, with the settings of this process: a program sets them
-        again before it resumes."""
+        """Return the state of a checkpoint, with the settings that this process has now."""
         version, words, python_gauss = saved["python"]
         kind, keys, position, has_gauss, gauss = saved["numpy"]
         return cls(

@@ -45,8 +45,7 @@ class CheckpointRefused(Exception):
 
 
 def read_checkpoint(path: Path, key: str, kind: type[Kind]) -> Kind:
-    """Return what a checkpoint has under this key, or raise `CheckpointRefused`. Tensors are read
-    from the file when they are used."""
+    """Return what a checkpoint has under this key, or raise `CheckpointRefused`."""
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         if not isinstance(saved, dict):

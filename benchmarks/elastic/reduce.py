@@ -16,8 +16,7 @@ from benchmarks.harness.command import Options
 from benchmarks.harness.report import Report, Target, format_spread, format_table, round_ratios
 from benchmarks.swarms.network import Network, available
 from benchmarks.swarms.swarm import Nursery, Process
-from trainers.elastic.reducing.canonical import reduce_in_order
-from trainers.elastic.reducing.exchange import all_gather_bytes
+from trainers.elastic.reducing.canonical import all_gather_bytes, reduce_in_order
 from trainers.elastic.reducing.graveyard import Graveyard
 from trainers.elastic.reducing.group import GroupPlace, form_group
 

@@ -24,7 +24,7 @@ from benchmarks.jobs.fleet_jobs import BUDGET, KINDS
 from trainers.fleet import Fleet, Halving
 from trainers.fleet.deciding.events import Event
 from trainers.fleet.deciding.fleet_state import FleetState
-from trainers.fleet.jobs.leaving import FINAL
+from trainers.fleet.jobs.job_turns import FINAL
 
 NAMES = ("adam", "sgd", "plain")
 EPOCHS = 3

@@ -31,8 +31,7 @@ from offload.measuring.calibration import take_samples
 from offload.running.drivers.cuda import Cuda
 from offload.running.stage import Stage
 from trainers.sharing.guest_session import GuestSession
-from trainers.sharing.high_priority import HighPriority
-from trainers.sharing.waits import Percentiles
+from trainers.sharing.high_priority import HighPriority, Percentiles
 
 NAME = "sharing"
 CLAIM = "Claim: a request starts within 4 ms, and 10 a second cost the training at most 3 %"

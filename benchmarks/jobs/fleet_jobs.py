@@ -19,9 +19,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from trainers import OffloadStrategy
 from trainers.fleet import Fleet
 from trainers.fleet.deciding.events import Departed, Event, Failed, Finished, Leave, Start, Turn
-from trainers.fleet.hosting.device_host import DeviceHost, HostedJob
+from trainers.fleet.hosting.device_process import DeviceHost, HostedJob
 from trainers.fleet.jobs.lightning_job import LightningJob
-from trainers.fleet.jobs.seat_settings import SeatSettings
+from trainers.fleet.jobs.tenancy import SeatSettings
 from trainers.random_state import RandomState
 
 CPU = torch.device("cpu")

@@ -39,7 +39,7 @@ from benchmarks.sharing.setting import (
     strategy_with,
 )
 from trainers import OffloadStrategy
-from trainers.sharing.waits import Percentiles
+from trainers.sharing.high_priority import Percentiles
 
 RATE = 4.0
 """Requests a second."""

@@ -27,8 +27,8 @@ from benchmarks.sharing.setting import SIZE, TINY, compared, data, one_core
 from trainers.fleet import Fleet
 from trainers.fleet.deciding.events import Planned, TurnEnded
 from trainers.fleet.deciding.fleet_state import FleetState
-from trainers.fleet.jobs.leaving import FINAL
-from trainers.sharing.waits import Percentiles
+from trainers.fleet.jobs.job_turns import FINAL
+from trainers.sharing.high_priority import Percentiles
 
 WAYS = ("in mid-step", "between steps")
 RULE = "trainers.fleet.deciding.decide.worth_standing_aside"

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from perfect.models import build_model
 from perfect.models.gpt2 import Gpt2, Gpt2Shape
-from perfect.text import read_wikitext
+from perfect.text.text_lines import read_wikitext
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 Batch = tuple[torch.Tensor, torch.Tensor]

@@ -29,11 +29,11 @@ from torch.utils.data import TensorDataset
 from benchmarks.swarms.faults import Fault, Faults
 from loaders import ReuseLoader
 from perfect import LoaderCallback
-from trainers.elastic.deciding.deal import LaneRate
+from trainers.elastic.deciding.decision import LaneRate
 from trainers.elastic.peer.elastic_strategy import ElasticStrategy
 from trainers.elastic.peer.replay_strategy import ReplayStrategy
 from trainers.elastic.peer.swarm_commits import SwarmCommits
-from trainers.elastic.wire import certificate
+from trainers.elastic.wire import stream
 from trainers.elastic.work.plain_work import PlainWork
 
 
@@ -190,7 +190,7 @@ def set_clock(ahead: float) -> None:
             return cls.fromtimestamp(wall() + ahead, tz)
 
     time.time = lambda: wall() + ahead
-    certificate.datetime = Later  # pyright: ignore[reportAttributeAccessIssue]
+    stream.datetime = Later  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def strategy_of(settings: dict[str, Any]) -> Any:

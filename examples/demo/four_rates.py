@@ -10,9 +10,9 @@ from children import Recipe, perfect_train, recipe_of, say
 from front_page import Outcome, drawn
 from killed import tensors_of
 
-from perfect.report.metrics import read_metrics
 from perfect.report.page import note
 from perfect.report.panels import BLUE, GREEN, INK, ORANGE
+from perfect.report.results import read_metrics
 
 PROMISE = "Four learning rates at once"
 RATES = [0.3, 0.1, 0.03, 0.01]

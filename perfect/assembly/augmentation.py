@@ -1,10 +1,7 @@
 """Builds the augmentation of config.augment: steps of ours and of the user, in their order.
 
-    only ours       Chain(steps): a whole batch in one pass over the pixels
-    an own step     PerSample(steps): one picture after the other, in the order of the YAML
-
-An own step is tried on a picture of the right size before anything is read, so that a class that
-does not fit is an error with its line.
+only ours       Chain(steps): a whole batch in one pass over the pixels
+an own step     PerSample(steps): one picture after the other, in the order of the YAML
 """
 
 import inspect
@@ -26,7 +23,7 @@ from loaders.pixels.augmentation import (
 )
 from loaders.sources.randomness import generators_of, seeded_randomness
 from perfect.assembly.own_class import load_class
-from perfect.config.augment_schema import (
+from perfect.config.fields import (
     AugmentConfig,
     CutoutConfig,
     FlipConfig,
@@ -56,8 +53,7 @@ def build_augmentation(configs: Sequence[AugmentConfig]) -> Augmentation | PerSa
 
 
 def centre_crop(configs: Sequence[AugmentConfig], side: int) -> Augmentation | None:
-    """Return the augmentation of evaluation: it takes the middle, as large as training's crops.
-    Stored pictures are squares of `side` pixels."""
+    """Return the augmentation of evaluation: the middle, as large as training's crops."""
     resized = [c.size for c in configs if isinstance(c, RandomResizedCropConfig)]
     if not any(isinstance(config, OwnAugmentConfig) for config in configs):
         return CentreCrop(resized[-1]) if resized else None

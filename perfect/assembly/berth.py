@@ -7,12 +7,11 @@ from a swarm's logs.
     berth_in_swarm    joins at an anchor, and begins with the state of the swarm; leaves when it is
                       asked
     berth_in_replay   makes every step of a swarm again, in one process
-
-Everything else of a run is the same in all, and so are its numbers.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,27 +21,80 @@ from rich.console import Console
 
 from loaders import ReuseLoader
 from loaders.sharing.shared_view import SharedView
-from perfect.assembly.strategy import build_strategy
+from offload import BudgetTooSmall, CaptureError, OffloadError
+from offload.running.drivers.device_loss import device_lost
 from perfect.config.elastic_schema import ElasticConfig, shared_keys
 from perfect.config.schema import RunConfig, dump_config
 from perfect.errors import BuildError
+from perfect.runs.checkpoint import StopSignal
 from perfect.runs.folder import RunFolder
-from perfect.runs.stop import StopSignal
+from trainers import OffloadDDPStrategy, OffloadStrategy
 from trainers.elastic.errors import CannotBeElastic
 from trainers.elastic.peer.elastic_strategy import ElasticStrategy
-from trainers.elastic.peer.replay_strategy import ReplayStrategy
+from trainers.elastic.peer.replay_strategy import LanePlanStrategy, ReplayStrategy
 from trainers.elastic.wire.listener import check_host
 from trainers.elastic.wire.secret import read_secret
 from trainers.elastic.wire.wire_errors import AddressError, InsecureNetwork, SecretError
 from trainers.fleet.jobs.seat import Seat
+from trainers.offloading.planned_strategy import PlannedStrategy
 
 
-def _configured_device(config: RunConfig) -> dict[str, Any]:
-    return {"accelerator": config.trainer.accelerator, "devices": config.trainer.devices}
+def build_strategy(config: RunConfig) -> Strategy | str:
+    if config.elastic is not None and config.offload is not None:
+        # A run with this section joins a swarm, so here it is only looked at, by --check.
+        lanes, sums = config.elastic.lanes, config.elastic.sum
+        return LanePlanStrategy(None, lanes, sums, config.offload.budget)
+    if config.offload is None:
+        return "ddp" if config.trainer.devices > 1 else "auto"
+    kind = OffloadDDPStrategy if config.trainer.devices > 1 else OffloadStrategy
+    try:
+        return kind(**config.offload.model_dump())
+    except (OffloadError, ValueError) as error:  # the schema has checked all but this machine
+        raise BuildError(_key(error, "offload.engine"), str(error)) from error
 
 
-def _same_loader(loader: ReuseLoader) -> ReuseLoader | SharedView:
-    return loader
+def check_device(trainer: L.Trainer) -> None:
+    """Refuse an engine that does not run on the device which the Trainer has chosen."""
+    if not isinstance(trainer.strategy, PlannedStrategy):
+        return
+    try:
+        trainer.strategy.find_target()
+    except OffloadError as error:
+        raise BuildError(_key(error, "trainer.accelerator"), str(error)) from error
+
+
+def _key(error: Exception, otherwise: str) -> str:
+    """Return the key that the error begins with, as `engine='cuda' needs ...` does."""
+    named = str(error).split("=")[0]
+    return f"offload.{named}" if named in ("engine", "host_dir") else otherwise
+
+
+@contextmanager
+def watched(trainer: L.Trainer) -> Iterator[None]:
+    """Raise `DeviceLost` in place of any error of this block that says so."""
+    try:
+        yield
+    except Exception as error:
+        lost = device_lost(error, trainer.strategy.root_device)
+        if lost is None or lost is error:
+            raise
+        raise lost from error
+
+
+@contextmanager
+def blamed() -> Iterator[None]:
+    """Raise an error of this block with the key that would have prevented it, if there is one."""
+    try:
+        yield
+    except OffloadError as error:
+        if isinstance(error, BudgetTooSmall):
+            host = "host_budget" in str(error)
+            key = "offload.host_budget" if host else "offload.budget"
+        elif isinstance(error, CaptureError) or type(error) is OffloadError:
+            key = "offload"
+        else:
+            raise
+        raise BuildError(key, str(error)) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +102,6 @@ class Berth:
     """What a run has to know of where it trains."""
 
     console: Console
-    """For what the run says."""
     strategy: Callable[[RunConfig], Strategy | str]
     callbacks: Sequence[L.Callback]
     """The Trainer has these, besides the run's own."""
@@ -60,9 +111,12 @@ class Berth:
     """Says whether the run was ended early for good."""
     clock: Callable[[], float] = time.perf_counter
     """Returns the seconds of a clock that stands while others train."""
-    device: Callable[[RunConfig], dict[str, Any]] = _configured_device
+    device: Callable[[RunConfig], dict[str, Any]] = lambda config: {
+        "accelerator": config.trainer.accelerator,
+        "devices": config.trainer.devices,
+    }
     """Returns the Trainer's arguments that name the device."""
-    train_loader: Callable[[ReuseLoader], ReuseLoader | SharedView] = _same_loader
+    train_loader: Callable[[ReuseLoader], ReuseLoader | SharedView] = lambda loader: loader
     """Returns what the run trains with, if it has made this loader."""
     own_folder: bool = False
     """Whether every rank has a run folder of its own."""
@@ -84,7 +138,7 @@ def berth_in_fleet(seat: Seat, console: Console) -> Berth:
     def strategy(config: RunConfig) -> Strategy | str:
         """Return the fleet's strategy, with the run's own options. A run without `offload` in a
         fleet without a budget is plain Lightning's, as it is alone."""
-        if config.offload is None and seat.budget is None:
+        if config.offload is None and seat.settings.budget is None:
             return build_strategy(config)
         options = {} if config.offload is None else config.offload.model_dump()
         # What the run leaves open is the fleet's to say.
@@ -92,19 +146,15 @@ def berth_in_fleet(seat: Seat, console: Console) -> Berth:
         left_open = [name for name in of_fleet if options.get(name) is None]
         return seat.strategy(**{k: v for k, v in options.items() if k not in left_open})
 
-    def train_loader(loader: ReuseLoader) -> ReuseLoader | SharedView:
-        """Runs of a fleet that would read the same read it together."""
-        return seat.share_loader(loader)
-
     return Berth(
         console=console,
         strategy=strategy,
         callbacks=tuple(seat.callbacks),
         stop_requested=lambda: bool(seat.leave_asked),
         stopped=lambda: seat.leave_asked == "stopped",
-        clock=lambda: time.perf_counter() - seat.waited,
+        clock=lambda: time.perf_counter() - seat.turns.baton.waited,
         device=lambda _: seat.on_device,
-        train_loader=train_loader,
+        train_loader=seat.share_loader,  # runs that would read the same read it together
     )
 
 

@@ -24,10 +24,11 @@ from loaders.sources.datasets import cifar10, picture_folder
 from offload.sizes import format_size
 from perfect.assembly.augmentation import build_augmentation, centre_crop, pictures_after
 from perfect.assembly.own_class import construct, load_class
-from perfect.config.schema import TEXTS, LoaderConfig, RunConfig
+from perfect.config.schema import LANGUAGE_MODEL_NAMES, TEXTS, RunConfig
 from perfect.errors import BuildError
-from perfect.models import LANGUAGE_MODEL_NAMES, longest_sequence
-from perfect.text import LineText, PadToLengths, lengths_for, read_lines, read_wikitext
+from perfect.models import longest_sequence
+from perfect.text.padding import PadToLengths, lengths_for
+from perfect.text.text_lines import LineText, read_lines, read_wikitext
 
 log = logging.getLogger(__name__)
 
@@ -203,8 +204,11 @@ def _wrong_batches(config: RunConfig, samples: int) -> Iterator[BuildError]:
 def _train_loader(
     config: RunConfig, dataset: Any, collate: PadToLengths | None = None
 ) -> ReuseLoader:
-    first = config.phases[0]
+    first, keys = config.phases[0], config.loader
     BuildError.check([*_wrong_batches(config, len(dataset))])
+    cache = None
+    if keys.cache is not None and keys.cache_bytes is not None:
+        cache = Cache(keys.cache, keys.cache_bytes, keys.cache_dir, keys.cache_key)
     return ReuseLoader(
         dataset,
         batch_size=config.loader.batch_size,
@@ -219,15 +223,9 @@ def _train_loader(
         seed=config.seed,
         pin_memory=torch.cuda.is_available() and config.trainer.accelerator != "cpu",
         buffer_bytes=config.loader.buffer_bytes,
-        cache=_cache(config.loader),
+        cache=cache,
         on_error=config.loader.on_error,
     )
-
-
-def _cache(keys: LoaderConfig) -> Cache | None:
-    if keys.cache is None or keys.cache_bytes is None:
-        return None
-    return Cache(keys.cache, keys.cache_bytes, keys.cache_dir, keys.cache_key)
 
 
 def _evaluation_loader(
@@ -254,8 +252,7 @@ def _stored_side(config: RunConfig) -> int:
 
 
 def _wrong_sizes(config: RunConfig) -> Iterator[BuildError]:
-    """Find augmentations that do not fit the pictures they get, and a buffer without room for a
-    batch."""
+    """Find augmentations that do not fit their pictures, and a buffer without room for a batch."""
     side = _stored_side(config)
     (height, width), problems = pictures_after(config.augment, side)
     yield from problems
@@ -266,8 +263,7 @@ def _wrong_sizes(config: RunConfig) -> Iterator[BuildError]:
 
 
 def _small_buffer(config: RunConfig, each: int) -> Iterator[BuildError]:
-    """Find a buffer that holds no batch. A sample takes `each` bytes in the buffer and in the
-    batches under way, all together."""
+    """Find a buffer that holds no batch: a sample takes `each` bytes of it and under way."""
     batch = max([config.loader.batch_size, *(p.batch_size or 0 for p in config.phases)])
     least = batch * each
     if config.loader.buffer_bytes is not None and config.loader.buffer_bytes < least:

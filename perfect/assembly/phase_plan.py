@@ -6,7 +6,6 @@ from dataclasses import replace
 from perfect.callbacks.phase_switch import PhaseSwitch
 from perfect.config.schema import (
     BudgetSwitch,
-    PhaseConfig,
     PlateauSwitch,
     RunConfig,
     ScheduleConfig,
@@ -19,7 +18,10 @@ from perfect.method.schedule import Schedule
 
 def build_phases(config: RunConfig) -> tuple[list[Phase], PlateauRule | None]:
     """Return the phases with their lengths, and the plateau rule if there is one."""
-    phases = [build_phase(p) for p in config.phases]
+    phases = [
+        Phase(**{**dict(p), "lr": None if p.lr is None else build_schedule(p.lr)})
+        for p in config.phases
+    ]
     switch = config.switch
     if isinstance(switch, BudgetSwitch | PlateauSwitch) and switch.total and switch.fresh_passes:
         phases = _split_budget(phases, switch.fresh_passes, switch.total)
@@ -59,24 +61,8 @@ def _split_budget(phases: list[Phase], fresh: float, total: float) -> list[Phase
     return [replace(phases[0], passes=split.pretrain), replace(phases[1], passes=split.finetune)]
 
 
-def build_phase(config: PhaseConfig) -> Phase:
-    return Phase(
-        name=config.name,
-        reuse=config.reuse,
-        passes=config.passes,
-        steps=config.steps,
-        reaugment=config.reaugment,
-        batch_size=config.batch_size,
-        lr=build_schedule(config.lr) if config.lr else None,
-        weight_decay=config.weight_decay,
-        ema=config.ema,
-        reset_optimizer=config.reset_optimizer,
-    )
-
-
 def build_schedule(config: ScheduleConfig) -> Schedule:
-    begin, end = config.part
-    return Schedule(config.kind, config.lr, config.final, config.warmup, config.ramp, (begin, end))
+    return Schedule(**{**dict(config), "part": tuple(config.part)})
 
 
 def build_phase_switch(config: RunConfig) -> PhaseSwitch:

@@ -15,23 +15,16 @@ from loaders.order.reuse import batches_per_pass
 from loaders.order.source_order import samples_per_rank
 from offload import OffloadError
 from offload.running.drivers.cuda import check_cuda
-from perfect.assembly.berth import Berth
+from perfect.assembly.berth import Berth, check_device
 from perfect.assembly.data import Data
 from perfect.assembly.own_class import construct, load_class
-from perfect.assembly.strategy import check_device
 from perfect.callbacks.phase_switch import PhaseSwitch
-from perfect.config.schema import RunConfig
+from perfect.config.schema import LANGUAGE_MODEL_NAMES, RunConfig
 from perfect.errors import BuildError
-from perfect.models import (
-    LANGUAGE_MODEL_NAMES,
-    WeightsError,
-    add_lora,
-    build_language_model,
-    build_model,
-    load_pretrained,
-)
-from perfect.models.classification import ClassificationTask
-from perfect.models.language import LanguageTask
+from perfect.models import build_language_model, build_model
+from perfect.models.classification import ClassificationTask, LanguageTask
+from perfect.models.lora import add_lora
+from perfect.models.pretrained import WeightsError, load_pretrained
 from perfect.runs.checkpoint import FiniteLoss, RunCheckpoint
 from perfect.runs.progress import RunProgress
 from perfect.runs.record import RunLog

@@ -23,7 +23,7 @@ import lightning as L
 
 from loaders import LoaderError, ReuseLoader
 from loaders.order.source_order import samples_per_rank
-from loaders.stats import NOT_LOGGED, LoaderStats
+from loaders.stats import NOT_LOGGED
 from perfect.callbacks.train_loaders import LoaderState, TrainLoader, next_pass, served_in_pass
 from trainers.lightning_seams import (
     data_source,
@@ -54,8 +54,6 @@ class LoaderCallback(L.Callback):
         self._since = 0.0
         self._trained = 0.0
         self._told = (0.0, 0.0)
-
-    # ---- state ----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         if self._loader is None:
@@ -121,8 +119,6 @@ class LoaderCallback(L.Callback):
         self._told = (self._trained, loader.stats.stall_seconds)
         return state is not None
 
-    # ---- every pass -----------------------------------------------------------------------------
-
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         before, loader = self._loader, _train_loader(trainer)
         if before is not None and loader is not before:
@@ -140,8 +136,6 @@ class LoaderCallback(L.Callback):
             _read_again(trainer, loader)
         self._epoch_batches = trainer.num_training_batches
 
-    # ---- counters -------------------------------------------------------------------------------
-
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._since = self._clock()
 
@@ -156,15 +150,14 @@ class LoaderCallback(L.Callback):
         trained, stalled = self._told
         self._told = (self._trained, stats.stall_seconds)
         share = (stats.stall_seconds - stalled) / max(self._trained - trained, 1e-9)
-        counters = {**_counters(stats), "loader/stall_share": share}
+        counters = {
+            f"loader/{name}": float(stats[name]) for name in stats if name not in NOT_LOGGED
+        }
+        # `loader/serves/1` counts the first serves of samples.
+        counters |= {f"loader/serves/{n}": float(k) for n, k in enumerate(stats.serves, 1)}
+        counters["loader/stall_share"] = share
         for logger in trainer.loggers:
             logger.log_metrics(counters, step=logged_step(trainer))
-
-
-def _counters(stats: LoaderStats) -> dict[str, float]:
-    """Name the counters `loader/...`. `loader/serves/1` counts the first serves of samples."""
-    named = {f"loader/{name}": float(stats[name]) for name in stats if name not in NOT_LOGGED}
-    return named | {f"loader/serves/{n}": float(k) for n, k in enumerate(stats.serves, 1)}
 
 
 def _train_loader(trainer: L.Trainer) -> TrainLoader:
@@ -203,9 +196,6 @@ def _continue_from(before: TrainLoader, loader: TrainLoader) -> None:
         new["tuner"] = old["tuner"]
         new["next"] = new["next"] | {"reuse": old["next"]["reuse"]}
     loader.load_state_dict(new)
-
-
-# ---- Lightning reads a loader's length once ------------------------------------------------------
 
 
 def _epoch_batches(trainer: L.Trainer, loader: TrainLoader) -> int:

@@ -28,20 +28,23 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from loaders.order.source_order import samples_per_rank
 from perfect.callbacks.ema import AverageOfWeights, Ema
-from perfect.callbacks.first_serves import FirstServeLoss
 from perfect.callbacks.loader_callback import LoaderCallback
-from perfect.callbacks.phase_records import GivenSettings, PassState, PhaseRecord, record_step
+from perfect.callbacks.phase_records import (
+    FirstServeLoss,
+    GivenSettings,
+    PassState,
+    PhaseRecord,
+    record_step,
+)
 from perfect.callbacks.train_loaders import (
     TrainLoader,
     batches_of_pass,
     decoded_by_all,
     find_train_loader,
-    is_dealt,
     is_in_a_pass,
-    latest_serves,
-    served_by_all,
 )
 from perfect.method.phases import Observation, Phase, PhaseError, PhasePolicy, PlateauRule
+from trainers.elastic.peer.lane_shares import LaneShares
 from trainers.lightning_seams import forget_loader
 
 log = logging.getLogger(__name__)
@@ -81,8 +84,6 @@ class PhaseSwitch(L.Callback):
     def ema(self) -> Ema | None:
         """The moving average of the weights; None if no phase has begun one."""
         return self._average.ema
-
-    # ---- before training ------------------------------------------------------------------------
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage != "fit":
@@ -139,14 +140,14 @@ class PhaseSwitch(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._restored:  # Some strategies restore states only after on_fit_start.
             self._begin_or_resume(trainer, pl_module)
-        if not is_dealt(self._require_loader()):
+        if not isinstance(self._require_loader(), LaneShares):  # which a swarm deals
             self.restored_loader = self._carrier.restore(trainer)
         if self._pass.owes_end:
             self._end_pass(trainer)
             trainer.fit_loop.setup_data()  # others ask for the loader before the epoch begins
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if not is_dealt(self._require_loader()):
+        if not isinstance(self._require_loader(), LaneShares):  # which a swarm deals
             self._carrier.on_train_epoch_start(trainer, pl_module)
 
     def _begin_or_resume(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -161,8 +162,6 @@ class PhaseSwitch(L.Callback):
         trainer.fit_loop.max_epochs = -1
         trainer.fit_loop.epoch_loop.max_steps = self.total_steps
 
-    # ---- lengths --------------------------------------------------------------------------------
-
     @property
     def total_steps(self) -> int:
         """The optimizer steps of the whole run: those that are done and those still planned."""
@@ -174,12 +173,9 @@ class PhaseSwitch(L.Callback):
         if phase.steps is not None:
             return phase.steps
         assert phase.passes is not None  # check_phases
-        return phase.passes * -(-self._batches(phase) // self._given.accumulate)
-
-    def _batches(self, phase: Phase) -> int:
-        loader = self._require_loader()
         size = phase.batch_size or self._given.batch_size
-        return self._limited(batches_of_pass(loader, size, phase.reuse))
+        batches = self._limited(batches_of_pass(self._require_loader(), size, phase.reuse))
+        return phase.passes * -(-batches // self._given.accumulate)
 
     def _limited(self, batches: int) -> int:
         """Return how many batches limit_train_batches leaves of a pass."""
@@ -210,8 +206,6 @@ class PhaseSwitch(L.Callback):
             self._pass.prepared_length = len(loader)
             forget_loader(trainer)  # the fit loop reads the length again before the next pass
 
-    # ---- every step -----------------------------------------------------------------------------
-
     def on_train_batch_start(self, trainer: L.Trainer, *_: Any, **__: Any) -> None:
         step, phase = self.policy.state.step, self.policy.phase
         # Each step has its own seed, so dropout draws the same after a kill, and no state is saved.
@@ -237,7 +231,8 @@ class PhaseSwitch(L.Callback):
         batch_idx: int,
     ) -> None:
         loader = self._require_loader()
-        serves = latest_serves(loader)
+        assert loader.last_batch is not None, "a batch was trained"
+        serves = loader.last_batch.serves  # 0 for a sample's first one in its pass
         stepped = trainer.global_step - self._pass.updates_seen
         share = samples_per_rank(len(loader.dataset), loader.world_size)
         record_step(
@@ -259,17 +254,17 @@ class PhaseSwitch(L.Callback):
 
     def _counters(self, trainer: L.Trainer) -> dict[str, float]:
         loader = self._require_loader()
+        # A peer of a swarm counts what it has served itself.
+        ranks = 1 if isinstance(loader, LaneShares) else trainer.world_size
         return {
             "epochs": self.policy.state.at,
             "phase": float(self.policy.state.index),
             "reuse": float(self.policy.phase.reuse),
             "lr": trainer.optimizers[0].param_groups[0]["lr"],
             "decoded": float(decoded_by_all(trainer, loader)),
-            "served": float(served_by_all(trainer, loader)),
+            "served": float(ranks * loader.stats.served),
             "stall_seconds": loader.stats.stall_seconds,
         }
-
-    # ---- validation -----------------------------------------------------------------------------
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._show_average(trainer, pl_module)
@@ -311,8 +306,6 @@ class PhaseSwitch(L.Callback):
         if self.policy.phase.ema and not trainer.sanity_checking:
             self._average.show(pl_module)
 
-    # ---- end of a pass --------------------------------------------------------------------------
-
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._pass.owes_end:  # after a resume at an epoch's end, Lightning ends it once more
             self._end_pass(trainer)
@@ -338,8 +331,6 @@ class PhaseSwitch(L.Callback):
             self._average.clear()  # the last phase did not update it, so it starts anew
         self._announce_length(trainer)
         self._prepare_pass(trainer)
-
-    # ---- state ----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         return {

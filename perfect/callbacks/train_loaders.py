@@ -1,14 +1,8 @@
-"""What the callbacks ask of a train loader, whichever kind it is.
-
-ReuseLoader   a run's own, of one rank or of several
-SharedView    a view of a stream that several runs read
-LaneShares    what a swarm deals: its batches are those of all peers together
-"""
+"""What the callbacks ask of a train loader, whichever kind it is."""
 
 from typing import Any
 
 import lightning as L
-import numpy as np
 
 from loaders import ReuseLoader
 from loaders.adopting.adoption import decoded_columns
@@ -61,11 +55,6 @@ def batches_of_pass(loader: TrainLoader, batch_size: int, reuse: int) -> int:
     return batches_per_pass(share, batch_size, reuse, loader.mode, loader.drop_last)
 
 
-def is_dealt(loader: TrainLoader) -> bool:
-    """Whether a swarm deals its batches, and keeps its place."""
-    return isinstance(loader, LaneShares)
-
-
 def is_in_a_pass(loader: TrainLoader) -> bool:
     """Whether a pass is under way."""
     if isinstance(loader, LaneShares):
@@ -79,24 +68,10 @@ def in_memory(loader: TrainLoader) -> bool:
 
 
 def decoded_by_all(trainer: L.Trainer, loader: TrainLoader) -> int:
-    """So many samples were decoded on all ranks. Peers of a swarm come and go, so there it is what
-    was served for the first time."""
+    """So many samples all ranks have decoded; in a swarm, so many first serves there were."""
     if isinstance(loader, LaneShares):
         return loader.first_serves
     return trainer.world_size * loader.stats.decoded
-
-
-def served_by_all(trainer: L.Trainer, loader: TrainLoader) -> int:
-    """So many samples were served on all ranks. Of a swarm it is what this peer has served."""
-    ranks = 1 if isinstance(loader, LaneShares) else trainer.world_size
-    return ranks * loader.stats.served
-
-
-def latest_serves(loader: TrainLoader) -> np.ndarray:
-    """The numbers of the serves of the latest batch, 0 for a sample's first in its pass."""
-    info = loader.last_batch
-    assert info is not None, "a batch was trained"
-    return info.serves
 
 
 def served_in_pass(state: LoaderState) -> int:

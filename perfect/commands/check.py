@@ -2,10 +2,13 @@
 
 import logging
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import lightning as L
+from lightning.pytorch.loggers.logger import DummyLogger
 from rich.console import Console
 from rich.table import Table
 
@@ -14,40 +17,130 @@ from loaders.cache.cache import RAM_ENTRY_BYTES
 from loaders.order.reuse import batches_per_pass, buffered_batches
 from loaders.order.source_order import samples_per_rank
 from loaders.slots.slab import Slab
-from offload import OffloadError
+from offload import Plan
 from offload.memory.host_memory import memory_left
 from offload.memory.room import check_room
 from offload.sizes import format_count, format_size
-from perfect.assembly import (
-    berth_alone,
-    build_data,
-    build_module,
-    build_phase_switch,
-    build_phases,
-    build_trainer,
-    to_blame,
-    watched,
-)
+from perfect.assembly.berth import berth_alone, blamed, watched
+from perfect.assembly.data import Data, build_data
+from perfect.assembly.phase_plan import build_phase_switch, build_phases
+from perfect.assembly.run import build_module, build_trainer
+from perfect.callbacks.phase_switch import PhaseSwitch
 from perfect.callbacks.train_loaders import in_memory
-from perfect.commands.check_swarm import swarm_lines
-from perfect.commands.feeding_advice import Feeding, feeding_lines
-from perfect.commands.plans import PhasePlan, plan_lanes, plan_phases
+from perfect.commands.check_swarm import Feeding, feeding_lines, swarm_lines
 from perfect.config.schema import RunConfig, dump_config
+from perfect.errors import BuildError
 from perfect.report.words import count, duration, percent
 from perfect.runs.folder import RunFolder
 from perfect.runs.record import RunLog
+from trainers import OffloadStrategy
+from trainers.elastic.errors import CannotBeElastic
 from trainers.elastic.peer.elastic_fit import CLOSED_TO_NEWCOMERS
 from trainers.elastic.peer.lane_shares import steps_of_pass
+from trainers.elastic.peer.replay_strategy import LanePlanned
+from trainers.lightning_seams import before_batch_transfer
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PhasePlan:
+    """The plan of the step that some phases share."""
+
+    phases: tuple[str, ...]
+    batch_size: int
+    plan: Plan | None
+    """None: these phases would train eagerly."""
+
+
+class _PlansMade(Exception):
+    """Leaves the fit, because all plans are made."""
+
+
+def plan_phases(
+    trainer: L.Trainer, module: L.LightningModule, data: Data, switch: PhaseSwitch
+) -> list[PhasePlan]:
+    """Return the plans; the first is that of the run's first step. Do not use `trainer` again."""
+    planner = _Planner(switch, data.train.batch_size)
+    # The other callbacks stay: a plan depends on which of them may read the weights.
+    trainer.callbacks.append(planner)  # pyright: ignore[reportAttributeAccessIssue]
+    trainer.loggers = [DummyLogger()]
+    try:
+        trainer.fit(module, **data.fit_arguments())
+    except _PlansMade:
+        return planner.plans
+    finally:
+        data.close()
+    raise AssertionError("the fit ended before its first batch")
+
+
+class _Planner(L.Callback):
+    def __init__(self, switch: PhaseSwitch, batch_size: int) -> None:
+        """`batch_size` is that of phases that do not set one."""
+        self.plans: list[PhasePlan] = []
+        self._switch = switch
+        self._batch_size = batch_size
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        strategy, loader = trainer.strategy, self._switch.loader
+        assert isinstance(strategy, OffloadStrategy) and loader is not None
+        names: dict[int, list[str]] = {}
+        for phase in self._switch.policy.phases:
+            names.setdefault(phase.batch_size or self._batch_size, []).append(phase.name)
+        for wanted, phases in names.items():
+            if wanted != loader.batch_size:
+                loader.set_reuse(1, batch_size=wanted)
+                # Converted and moved as Lightning does before `training_step`.
+                batch = trainer.precision_plugin.convert_input(next(iter(loader)))
+                batch = before_batch_transfer(trainer.lightning_module, batch)
+                batch = strategy.batch_to_device(batch, dataloader_idx=0)
+            plan = strategy.plan_for(batch, batch_idx)
+            self.plans.append(PhasePlan(tuple(phases), wanted, plan))
+        raise _PlansMade
+
+
+def plan_lanes(config: RunConfig, out: Path, console: Console) -> list[PhasePlan]:
+    """Return the plan of a lane beside the update, for each batch size of the phases."""
+    names: dict[int, list[str]] = {}
+    for phase in config.phases:
+        names.setdefault(phase.batch_size or config.loader.batch_size, []).append(phase.name)
+    plans: list[PhasePlan] = []
+    for size, of in names.items():
+        phases = [phase.model_copy(update={"batch_size": size}) for phase in config.phases]
+        loader = config.loader.model_copy(update={"batch_size": size})
+        sized = config.model_copy(update={"loader": loader, "phases": phases})
+        plans.append(_plan(sized, tuple(of), out, console))
+    return plans
+
+
+def _plan(config: RunConfig, phases: tuple[str, ...], out: Path, console: Console) -> PhasePlan:
+    assert config.elastic is not None
+    data = build_data(config)
+    try:
+        module = build_module(config, data.num_classes)
+        switch = build_phase_switch(config)
+        trainer = build_trainer(config, out, switch, RunLog(out), berth_alone(console), data)
+        trainer.loggers = [DummyLogger()]
+        with watched(trainer):
+            trainer.fit(module, **data.fit_arguments())
+    except LanePlanned as planned:
+        micro = config.loader.batch_size // config.elastic.lanes
+        return PhasePlan(phases, micro, planned.plan)
+    except CannotBeElastic as error:
+        raise BuildError("offload", str(error)) from error
+    finally:
+        data.close()
+    raise AssertionError("the fit ended before its first lane")
+
 
 ALIGNED = 64
 """Bytes of gaps in a cached sample, at the most, for a picture and a label."""
 
 
 def print_plan(config: RunConfig, out: Path, console: Console) -> None:
-    """Print the phases, memory and plans of a run. Everything is built and one sample is decoded,
-    so that errors appear here and not in training."""
+    """Print the phases, memory and plans of a run. Everything is built, so errors appear here."""
     log.info("looking at the data: %s", config.data.class_path or config.data.root)
     data = build_data(config, prepare=False)
     module = build_module(config, data.num_classes)
@@ -119,29 +212,18 @@ def print_plan(config: RunConfig, out: Path, console: Console) -> None:
         )
     elif config.offload is not None:
         of_lanes = config.elastic is not None
-
-        def make() -> list[PhasePlan]:
-            if of_lanes:
-                return plan_lanes(config, out, console)
-            with watched(trainer):
-                return plan_phases(trainer, module, data, switch)
-
-        for made in _blamed(make):
+        with blamed(), watched(trainer):
+            plans = (
+                plan_lanes(config, out, console)
+                if of_lanes
+                else plan_phases(trainer, module, data, switch)
+            )
+        for made in plans:
             if made.plan is not None:
                 check_room(made.plan, made.plan.memgraph.arenas, host_dir=config.offload.host_dir)
             console.print()
             for line in _explain(made, "a lane" if of_lanes else "a step"):
                 console.print(line, highlight=False, markup=False)
-
-
-def _blamed(make: Callable[[], list[PhasePlan]]) -> list[PhasePlan]:
-    """Return the plans, or raise the error with the key of the YAML that caused it."""
-    try:
-        return make()
-    except OffloadError as error:
-        if refused := to_blame(error):
-            raise refused from error
-        raise
 
 
 def _explain(made: PhasePlan, what: str) -> Iterator[str]:

@@ -1,7 +1,8 @@
-"""Trains a swarm's run again in one process, from its logs, and compares what it comes to."""
+"""Trains a run again in one process: from a swarm's logs, or from a checkpoint to a step."""
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +12,29 @@ from rich.console import Console
 from torch import Tensor
 
 from offload.sizes import format_count
-from perfect.assembly import (
-    Berth,
-    berth_in_replay,
-    build_data,
-    build_module,
-    build_phase_switch,
-    build_trainer,
-    named_classes,
+from perfect.assembly.berth import Berth, berth_alone, berth_in_replay
+from perfect.assembly.data import Data, build_data
+from perfect.assembly.own_class import named_classes
+from perfect.assembly.phase_plan import build_phase_switch
+from perfect.assembly.run import build_module, build_trainer
+from perfect.callbacks.phase_switch import PhaseSwitch
+from perfect.config.schema import (
+    CheckpointConfig,
+    OffloadConfig,
+    PlateauSwitch,
+    RunConfig,
+    dump_config,
 )
-from perfect.config.schema import CheckpointConfig, PlateauSwitch, RunConfig, dump_config
 from perfect.config.yaml_reader import read_config
 from perfect.errors import RunError
+from perfect.runs.folder import RunFolder
 from perfect.runs.record import RunLog
+from trainers import SaveStep
 from trainers.elastic.errors import LogDamaged, ReplayDiffers
 from trainers.elastic.peer.replay_strategy import ReplayStrategy
-from trainers.read_checkpoint import read_checkpoint
+from trainers.read_checkpoint import going_on_from, read_checkpoint
 
 NEVER = 1 << 60
-"""So many steps no run has."""
 
 
 def replay(runs: Sequence[Path], console: Console, *, trust: bool = False) -> str:
@@ -54,8 +59,11 @@ def replay(runs: Sequence[Path], console: Console, *, trust: bool = False) -> st
     said = f"equal: {format_count(strategy.replayed.compared, 'step')}"
     if not ended or not finals:
         return said
+    mine = module.state_dict()
     for final, theirs in finals.items():
-        _compare(module.state_dict(), theirs, final)
+        for name in {**mine, **theirs}:
+            if not _is_equal(mine.get(name), theirs.get(name)):
+                raise ReplayDiffers(f"{name} in {final} is not what the replay comes to")
     return f"{said}, and the final weights"
 
 
@@ -81,15 +89,14 @@ def _logs_of(run: Path) -> list[Path]:
     return logs
 
 
-def _train(config: RunConfig, berth: Berth, scratch: Path) -> tuple[L.LightningModule, bool]:
-    """Return the trained module, and whether all phases have ended."""
-    without: dict[str, Any] = {
-        "loggers": [],
-        "checkpoint": CheckpointConfig(every_steps=NEVER),
-        "elastic": None,
-        "loader": config.loader.model_copy(update={"cache": None}),  # it would write a folder
-    }
-    config = config.model_copy(update=without)
+@contextmanager
+def _built_again(
+    config: RunConfig, berth: Berth, scratch: Path, **changed: Any
+) -> Iterator[tuple[L.Trainer, L.LightningModule, PhaseSwitch, Data]]:
+    """Build a run for this block that keeps nothing, with some sections changed."""
+    loader = config.loader.model_copy(update={"cache": None})  # it would write a folder
+    kept = {"loggers": [], "checkpoint": CheckpointConfig(every_steps=NEVER), "loader": loader}
+    config = config.model_copy(update=kept | changed)
     L.seed_everything(config.seed, verbose=False)
     data = build_data(config)
     try:
@@ -99,19 +106,19 @@ def _train(config: RunConfig, berth: Berth, scratch: Path) -> tuple[L.LightningM
         trainer = build_trainer(config, scratch, switch, log, berth, data)
         if not isinstance(config.switch, PlateauSwitch):
             trainer.limit_val_batches = 0  # Only a plateau depends on what validation sees.
+        yield trainer, module, switch, data
+    finally:
+        data.close()
+
+
+def _train(config: RunConfig, berth: Berth, scratch: Path) -> tuple[L.LightningModule, bool]:
+    """Return the trained module, and whether all phases have ended."""
+    with _built_again(config, berth, scratch, elastic=None) as (trainer, module, switch, data):
         trainer.fit(module, **data.fit_arguments())
         with switch.averaged(module):
             state = {name: value.clone() for name, value in module.state_dict().items()}
         module.load_state_dict(state)
         return module, switch.policy.finished
-    finally:
-        data.close()
-
-
-def _compare(mine: Mapping[str, Tensor], theirs: Mapping[str, Any], final: Path) -> None:
-    for name in {**mine, **theirs}:
-        if not _is_equal(mine.get(name), theirs.get(name)):
-            raise ReplayDiffers(f"{name} in {final} is not what the replay comes to")
 
 
 def _is_equal(one: Any, other: Any) -> bool:
@@ -120,3 +127,49 @@ def _is_equal(one: Any, other: Any) -> bool:
         return False
     kinds = [(tensor.dtype, tensor.layout, tensor.device.type) for tensor in (one.cpu(), other)]
     return kinds[0] == kinds[1] and torch.equal(one.cpu(), other)
+
+
+def save_step(
+    run: Path, step: int, out: Path, console: Console, *, data: bool = True, trust: bool = False
+) -> str:
+    """Return what was saved. `data`: as of `SaveStep`. `trust`: import the classes that the
+    configuration names, which runs their code."""
+    folder = RunFolder(run)
+    if not folder.config.exists():
+        raise RunError(f"{run} is no run folder: it has no config.yaml")
+    config = trusted_config(run, trust=trust)
+    if config.elastic is not None or config.trainer.devices > 1:
+        raise RunError(
+            f"{run} trained on several devices, and a step of one device is saved: of a swarm,"
+            " perfect-replay trains the steps again"
+        )
+    saver = SaveStep(out, step, data=data)
+    with tempfile.TemporaryDirectory(prefix="perfect-step-") as scratch:
+        begun, ended = _train_to(config, folder, saver, Path(scratch), console)
+    if not saver.written:
+        raise RunError(f"{run} has no step {step}: it ends after step {ended}")
+    return f"saved step {step} of {run} to {out}, after training from step {begun}"
+
+
+def _train_to(
+    config: RunConfig, folder: RunFolder, saver: SaveStep, scratch: Path, console: Console
+) -> tuple[int, int]:
+    """Return the steps that the run had made before and after it trained."""
+    known = folder.checkpoint_step()
+    begun = known if known is not None and known < saver.step else 0
+    checkpoint = folder.checkpoint if begun else None
+    offload, berth = config.offload or OffloadConfig(), berth_alone(console)
+    with _built_again(config, berth, scratch, offload=offload) as (trainer, module, _, data):
+        trainer.callbacks += [saver, _StopAfter(saver)]  # pyright: ignore[reportAttributeAccessIssue]
+        with going_on_from(checkpoint, trainer):
+            trainer.fit(module, **data.fit_arguments(), ckpt_path=checkpoint, weights_only=True)
+        return begun, trainer.global_step
+
+
+class _StopAfter(L.Callback):
+    def __init__(self, saver: SaveStep) -> None:
+        self._saver = saver
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any, **__: Any) -> None:
+        if self._saver.written:
+            trainer.should_stop = True

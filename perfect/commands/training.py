@@ -14,17 +14,10 @@ from rich.console import Console
 
 from loaders import LoaderError
 from offload import DeviceLost, OffloadError
-from perfect.assembly import (
-    Berth,
-    Data,
-    berth_in_swarm,
-    build_data,
-    build_module,
-    build_phase_switch,
-    build_trainer,
-    to_blame,
-    watched,
-)
+from perfect.assembly.berth import Berth, berth_in_swarm, blamed, watched
+from perfect.assembly.data import Data, build_data
+from perfect.assembly.phase_plan import build_phase_switch
+from perfect.assembly.run import build_module, build_trainer
 from perfect.callbacks.phase_switch import PhaseSwitch
 from perfect.command_line import show_traceback
 from perfect.config.schema import RunConfig, dump_config
@@ -34,18 +27,16 @@ from perfect.report.words import accuracy
 from perfect.runs.folder import RunFolder
 from perfect.runs.record import RunLog, describe_run, measured
 from perfect.runs.stall_log import stall_log
-from perfect.runs.stderr_log import gloo_apart
-from perfect.runs.swarm_figures import swarm_table
+from perfect.runs.swarm_figures import gloo_apart, swarm_table
 from trainers.atomic_checkpoint import written
 from trainers.elastic.errors import ElasticError, Expelled
-from trainers.fleet.jobs.leaving import JobLeft
+from trainers.fleet.jobs.job_turns import JobLeft
 from trainers.folder_lock import hold_folder
 from trainers.read_checkpoint import CheckpointRefused, going_on_from
 
 log = logging.getLogger(__name__)
 
 MAX_REJOINS = 20
-"""Maximum rejoin attempts of an expelled peer."""
 
 
 def train_as_peer(
@@ -164,9 +155,8 @@ def train_run(config: RunConfig, folder: RunFolder, berth: Berth) -> None:
         raise
     except OffloadError as error:
         run["error"] = str(error)
-        if refused := to_blame(error):
-            raise refused from error
-        raise
+        with blamed():
+            raise
     except (LossNotFinite, NotSaved, LoaderError, PhaseError, ElasticError) as error:
         run["error"] = "; ".join([str(error), *getattr(error, "__notes__", [])])
         raise
@@ -201,8 +191,7 @@ def _hold_folder(folder: RunFolder, stack: ExitStack) -> None:
 
 
 def _write_results(folder: RunFolder, run: dict[str, Any]) -> str | None:
-    """Write run.json. Return why it could not be written, which is logged: it must not hide the
-    error that ended the run."""
+    """Write run.json. Return why it could not be written: that must not hide another error."""
     try:
         folder.write(run)
     except OSError as error:

@@ -25,7 +25,6 @@ Raw = Mapping[str, Any]  # Any: plain data of a YAML
 IN_MEMORY: Mapping[str, str] = MappingProxyType(
     {"cifar10": "CIFAR-10", "wikitext2": "WikiText-2", "lines": "a text"}
 )
-"""Data that is wholly in memory, in words."""
 FIXED_FOR_PEERS: Mapping[str, tuple[Any, ...]] = MappingProxyType({
     "host_budget": (None,),
     "recompute": ("auto",),

@@ -22,13 +22,15 @@ from perfect.config.grid import (
     Point,
     key_names,
     length_of,
+    parts_of,
     paths_of,
     placed,
     point_name,
+    put,
     unlike,
+    why_not,
 )
 from perfect.config.grid_schema import FleetConfig, GridSections
-from perfect.config.key_paths import parts_of, put, why_not
 from perfect.config.schema import RunConfig
 from perfect.config.yaml_reader import (
     MOST_PROBLEMS,
@@ -49,7 +51,6 @@ MOST_POINTS = 1000
 ENOUGH = 10 * MOST_PROBLEMS
 """Values with so many problems together are looked at, and no more: few of them are told."""
 OF_THE_FLEET = ("trainer.accelerator", "trainer.devices", "trainer.threads")
-"""All jobs of a fleet share these."""
 OVERRIDDEN = (
     ("optimizer.lr", "lr", "lr.lr"),
     ("optimizer.weight_decay", "weight_decay", "weight_decay"),
@@ -59,8 +60,7 @@ OVERRIDDEN = (
 
 
 def read_recipe(path: Path, settings: Sequence[str] = ()) -> tuple[RunConfig | Grid, Source]:
-    """Return what a file describes, with the values of --set, or raise ConfigError with everything
-    that is wrong."""
+    """Return what a file describes, with the values of --set, or raise ConfigError."""
     document = with_settings(read_document(path), settings)
     if not {"grid", "fleet"} & document.data.keys():
         return run_of(document)
@@ -98,8 +98,6 @@ class _Reading:
 
     def _add(self, problems: Sequence[Problem]) -> None:
         self._problems += problems
-
-    # ---- the two sections -----------------------------------------------------------------------
 
     def _fleet(self) -> FleetConfig | None:
         given, source = self._document.data, self._document.source
@@ -150,8 +148,6 @@ class _Reading:
             seen.setdefault(path, key)
             if reason is not None:
                 yield ("grid", key), reason
-
-    # ---- the values -----------------------------------------------------------------------------
 
     def _probe(self, axes: tuple[Axis, ...]) -> bool:
         """Check each value of each axis. Return whether a problem was found."""
@@ -219,8 +215,6 @@ class _Reading:
                 self._add([(("grid",), f"{same.name} and {name} are the same run: remove one")])
             points.append(Point(name, dict(zip(names, values, strict=True)), config))
         return tuple(points)
-
-    # ---- what does not go together --------------------------------------------------------------
 
     def _add_conflicts(
         self, fleet: FleetConfig, axes: tuple[Axis, ...], points: Sequence[Point]

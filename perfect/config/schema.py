@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from loaders.order.reuse import Mode
-from perfect.config.augment_schema import AugmentConfig
 from perfect.config.elastic_schema import ElasticConfig
 from perfect.config.fields import (
+    AugmentConfig,
     Budget,
     Bytes,
     Count,

@@ -28,7 +28,6 @@ MOST_PROBLEMS, LONGEST = 100, 500
 """So many problems are told at once, and so many characters of one are shown."""
 Path_ = tuple[str | int, ...]
 Problem = tuple[Path_, str]
-"""The place of a key, and what is wrong there."""
 Model = TypeVar("Model", bound=BaseModel)
 
 

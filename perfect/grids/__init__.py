@@ -1,7 +1,5 @@
 """A grid of runs as a fleet: its jobs, its folder, its check, and what came of it.
 
-    Grid --> GridJob for every point --> Fleet.fit --> grid.json --> perfect/report/fleet_page.py
-
 May import: assembly, commands, config, errors, offload.sizes, report, runs, trainers.fleet,
     trainers.fleet.deciding, trainers.fleet.hosting, trainers.fleet.jobs, trainers.fleet.keeping,
     trainers.fleet.search, trainers.record_file.

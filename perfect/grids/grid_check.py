@@ -20,8 +20,7 @@ from offload.sizes import format_count, format_size
 from perfect.config.grid import Grid, Point
 from perfect.config.schema import RunConfig, dump_config
 from perfect.errors import BuildError
-from perfect.grids.grid_fleet import build_fleet
-from perfect.grids.grid_results import widen
+from perfect.grids.grid_fleet import build_fleet, widen
 from perfect.report.words import DASH, brief
 from trainers.fleet.deciding.fleet_state import FleetState, JobState
 from trainers.fleet.deciding.prediction import explained

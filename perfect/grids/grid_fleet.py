@@ -1,11 +1,8 @@
-"""The jobs of a grid, and the fleet or the search that trains them.
-
-A point of a grid is a job of a fleet: the run that `perfect-train` makes of its YAML alone. With
-`fleet.search` Optuna chooses the points, one after the other.
-"""
+"""The jobs of a grid, and the fleet or the search that trains them."""
 
 import io
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,23 +13,27 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.logging import RichHandler
+from rich.table import Table
+from rich.text import Text
 
-from perfect.assembly import berth_in_fleet, build_phases
+from perfect.assembly.berth import berth_in_fleet
+from perfect.assembly.phase_plan import build_phases
 from perfect.commands.training import train_run
 from perfect.config.grid import Grid, Point
 from perfect.config.grid_schema import FleetConfig
 from perfect.config.schema import RunConfig, dump_config
-from perfect.errors import BuildError, Interrupted, RunFailed
+from perfect.errors import BuildError, Interrupted, RunError, RunFailed
+from perfect.report.results import Run, read_run
+from perfect.report.words import DASH, duration, percent
 from perfect.runs.folder import RunFolder
 from trainers.fleet import Fleet, FleetResult
-from trainers.fleet.deciding.halving import Halving
-from trainers.fleet.deciding.stop_rule import StopRule
+from trainers.fleet.deciding.halving import Halving, StopRule
 from trainers.fleet.fleet_run import Watch
 from trainers.fleet.hosting.device_process import PROGRAM
-from trainers.fleet.jobs.leaving import STOPPED, JobLeft
+from trainers.fleet.jobs.job_turns import STOPPED, JobLeft
 from trainers.fleet.jobs.seat import Seat
 from trainers.fleet.search import optuna_pruner_of, optuna_search_of
-from trainers.fleet.search.asked_trials import AskedTrials
+from trainers.fleet.search.optuna_search import AskedTrials
 
 OUTPUT = "output.txt"
 log = logging.getLogger(__name__)
@@ -152,8 +153,7 @@ def settings_of(grid: Grid, folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def build_fleet(grid: Grid, folder: Path, watch: Watch, jobs: Sequence[Point]) -> Fleet:
-    """Return the fleet with the jobs of these points; a search adds its own. Raise `BuildError` if
-    a key does not fit this machine."""
+    """Return the fleet with these jobs, or raise `BuildError` for a key that does not fit."""
     given = grid.fleet
     points = grid.points or (grid.first,)
     for point in points:
@@ -203,3 +203,88 @@ def _devices(grid: Grid) -> str | int | Sequence[str | int]:
             "fleet.devices", f"is {devices}, numbers of GPUs, but the jobs run on the CPU: give 1"
         )
     return ["cpu"] * (1 if isinstance(devices, str) else devices)
+
+
+Row = dict[str, Any]
+
+
+def grid_results(grid: Grid, folder: Path, result: FleetResult, status: str) -> Row:
+    """Return what grid.json has: every job, best first."""
+    settings = settings_of(grid, folder)
+    return {
+        "status": status,
+        "metric": result.metric,
+        "mode": result.mode,
+        "axes": [axis.name for axis in grid.axes],
+        "fleet": grid.fleet.model_dump(mode="json"),
+        "jobs": [
+            {
+                "name": job.name,
+                "settings": settings.get(job.name, {}),
+                "state": job.state,
+                "step": job.step,
+                "metric": _finite(job.metric),
+                "seconds": job.seconds,
+                "why": job.why,
+                "folder": f"jobs/{job.name}",
+            }
+            for job in result.ranked
+        ],
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no NaN."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def failures(result: FleetResult) -> list[str]:
+    """Return a sentence for each job that failed."""
+    return [
+        f"{job.name} failed: {job.why or 'no reason is known'}; {job.folder / 'output.txt'} has"
+        " what it said"
+        for job in result.jobs.values()
+        if job.state == "failed"
+    ]
+
+
+def result_table(results: Mapping[str, Any], runs: Mapping[str, Run]) -> Table:
+    """Return the jobs, best first, for the terminal. `runs` are by the jobs' names."""
+    jobs: Sequence[Row] = results["jobs"]
+    judged = [(name, text) for name, text in (("accuracy", percent), ("perplexity", _plain))
+              if any(run.number(name) is not None for run in runs.values())]  # fmt: skip
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("", "job", "state", "step", results["metric"] or "metric"):
+        table.add_column(column, justify="left" if column in ("job", "state") else "right")
+    for name, _ in judged:
+        table.add_column(name, justify="right")
+    table.add_column("on device", justify="right")
+    for number, job in enumerate(jobs, start=1):
+        run = runs.get(job["name"])
+        cells = [str(number), job["name"], job["state"], f"{job['step']}", _plain(job["metric"])]
+        cells += [text(None if run is None else run.number(name)) for name, text in judged]
+        cells.append(duration(job["seconds"]))
+        style = "red" if job["state"] == "failed" else "bold" if number == 1 else ""
+        table.add_row(*map(Text, cells), style=style)
+    return table
+
+
+def widen(console: Console) -> None:
+    """Make room for a table. A file has no edge at which its cells must break."""
+    if not console.is_terminal:
+        console.width = max(console.width, 160)
+
+
+def _plain(value: float | None) -> str:
+    return DASH if value is None else f"{value:.5g}"
+
+
+def runs_of(folder: Path, results: Mapping[str, Any]) -> dict[str, Run]:
+    """Return the run of every job that has begun."""
+    found = {}
+    for job in results["jobs"]:
+        try:
+            found[job["name"]] = read_run(folder / job["folder"])
+        except RunError:
+            continue  # it was not built, or never had a turn
+    return found

@@ -13,38 +13,95 @@ It is for the report (perfect/report/fleet_record.py reads it). After a kill onl
 last states is unknown, and a full disk loses only the lines that do not fit.
 """
 
+import json
 import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
 from rich.console import Console
 from rich.text import Text
 
 from perfect.config.grid import Grid
-from perfect.errors import RunError
-from perfect.grids.grid_fleet import build_fleet, fit_of
-from perfect.grids.grid_folder import GridFolder
-from perfect.grids.grid_results import (
-    exit_code,
+from perfect.config.yaml_reader import read_dump
+from perfect.errors import ConfigError, FolderError, RunError
+from perfect.grids.grid_fleet import (
+    build_fleet,
     failures,
+    fit_of,
     grid_results,
     result_table,
     runs_of,
     widen,
 )
 from perfect.report.fleet_page import write_fleet_page
+from perfect.runs.folder import check_same, is_folder
 from perfect.runs.kept_runs import hold_folder
+from perfect.runs.record import write_whole
 from trainers.fleet import Fleet
 from trainers.fleet.deciding.events import Event
 from trainers.fleet.deciding.fleet_state import FleetState
 from trainers.fleet.keeping.board import Board
 from trainers.fleet.keeping.fleet_result import describe_unfinished
 from trainers.record_file import RecordFile
+
+log = logging.getLogger(__name__)
+
+HOW = ("devices", "budget", "host_budget", "quantum", "hours")
+"""These keys of `fleet` change no job's results, so a grid may be resumed with other ones."""
+
+
+class GridFolder:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.grid = path / "grid.yaml"
+        self.timeline = path / "timeline.jsonl"
+        self.results = path / "grid.json"
+        self.report = path / "report.html"
+
+    def open(self, grid: Grid) -> None:
+        """Make the folder. Raise `FolderError` if this grid may not run here."""
+        plain = grid.dump()
+        if is_folder(self.path) and self.grid.exists():
+            self._compare(plain)
+        elif self.path.exists() and any(self.path.iterdir()):
+            raise FolderError(
+                f"{self.path} is not empty and holds no grid (no grid.yaml): give another --out"
+            )
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_whole(self.grid, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
+        except OSError as error:
+            raise FolderError(
+                f"{self.path} cannot be written ({error}): free some space, or give another --out"
+            ) from error
+
+    def _compare(self, mine: dict[str, Any]) -> None:
+        try:
+            theirs = read_dump(self.grid)
+        except ConfigError as error:
+            raise FolderError(f"{self.grid} is damaged ({error}): give another --out") from error
+        check_same(f"{self.path} holds another grid", _what(theirs), _what(mine))
+
+    def write(self, results: Mapping[str, Any]) -> None:
+        """Write grid.json, whole or not at all."""
+        write_whole(self.results, json.dumps(results, indent=1) + "\n")
+
+
+def _what(plain: Any) -> Any:
+    """Return the grid without the keys that only say how it is made."""
+    if not isinstance(plain, dict):
+        return plain
+    fleet = plain.get("fleet")
+    kept = {key: value for key, value in plain.items() if key not in ("fleet", "offload")}
+    if isinstance(fleet, dict):
+        kept["fleet"] = {key: value for key, value in fleet.items() if key not in HOW}
+    return kept
 
 
 class Timeline:
@@ -82,9 +139,6 @@ class Timeline:
         self._file.append_if_it_fits({"at": round(self._clock(), 3), **row})
 
 
-log = logging.getLogger(__name__)
-
-
 def run_grid(grid: Grid, out: Path, console: Console) -> int:
     """Train all jobs of the grid, or go on with them. Return the program's exit code."""
     widen(console)
@@ -117,7 +171,7 @@ def run_grid(grid: Grid, out: Path, console: Console) -> int:
         finally:
             stack.close()
             _write_records(grid, folder, fleet, status, console)
-    return code or exit_code(fleet.result())
+    return code or int(any(job.state == "failed" for job in fleet.result().jobs.values()))
 
 
 def _write_records(

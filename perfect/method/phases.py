@@ -68,9 +68,6 @@ def check_phases(phases: Sequence[Phase]) -> list[str]:
     return problems
 
 
-# ---- budget -------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class BudgetSplit:
     """`pretrain` passes of `reuse` serves each, then `finetune` fresh passes."""
@@ -98,9 +95,6 @@ def budget_split(fresh: float, total: float, reuse: int) -> BudgetSplit:
     finetune = min(max(finetune, 0.15 * total), 0.45 * total)
     pretrain = max(1, round((total - finetune) / reuse))
     return BudgetSplit(pretrain, max(1, round(total - pretrain * reuse)))
-
-
-# ---- the walk through the phases ----------------------------------------------------------------
 
 
 SwitchReason = Literal["planned", "plateau", "latest start"]
@@ -161,10 +155,6 @@ class PhasePolicy:
     def finished(self) -> bool:
         return self.state.index == len(self.phases)
 
-    @property
-    def _in_last_phase(self) -> bool:
-        return self.state.index >= len(self.phases) - 1
-
     def served(self, epochs: float, steps: int) -> None:
         """Count a served batch of `epochs` epoch-equivalents, and `steps` (0 or 1) updates."""
         s = self.state
@@ -177,7 +167,8 @@ class PhasePolicy:
         lr = self.phase.lr
         constant = lr is None or lr.is_constant_at(fraction)
         verdict = None
-        if self.detector is not None and self.phase.reuse > 1 and not self._in_last_phase:
+        is_last = self.state.index >= len(self.phases) - 1
+        if self.detector is not None and self.phase.reuse > 1 and not is_last:
             if constant:
                 verdict = self.detector.observe(seen)
                 self._fired = self._fired or verdict.fired
@@ -188,8 +179,7 @@ class PhasePolicy:
         return look
 
     def end_pass(self) -> Switch | None:
-        """Count a finished pass, or the last part of a phase given in steps. Return the switch if
-        the phase ends with it."""
+        """Count a finished pass or part of one. Return the switch if the phase ends with it."""
         if self.finished:
             return None
         s = self.state = replace(self.state, passes=self.state.passes + 1)
@@ -219,8 +209,7 @@ class PhasePolicy:
         return switch
 
     def _give_to_last(self, left: Phase, passes: int) -> None:
-        """Give the epochs that `left` did not use to the last phase: a plateau moves the switch,
-        but not the end of the run."""
+        """Give the epochs that `left` did not use to the last phase, so the run's end stays."""
         last = self.phases[-1]
         if left.passes is not None and last.passes is not None:
             saved = (left.passes - passes) * left.reuse // last.reuse

@@ -33,8 +33,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The detector's judgement of the latest observation. It is logged, so that a switch can be
-    replayed."""
+    """The detector's judgement of the latest observation, which is logged."""
 
     at: float
     fired: bool
@@ -120,7 +119,14 @@ class PlateauDetector:
         if len(self._points) < rule.window:
             reason = f"window fills: {len(self._points)} of {rule.window} points"
             return Verdict(seen.at, False, None, None, 0, reason)
-        up, loss = self._accuracy_slope(), self._loss_slope()
+        points = self._points
+        up, loss = (
+            theil_sen(*zip(*seen_values, strict=True)) if len(seen_values) == rule.window else None
+            for seen_values in (
+                [(p.at, 100 * p.accuracy) for p in points if p.accuracy is not None],
+                [(p.at, math.log(p.loss)) for p in points if p.loss is not None and p.loss > 0],
+            )
+        )
         flat = (up is None or up < rule.accuracy_slope) and (
             loss is None or abs(loss) < rule.loss_slope
         )
@@ -138,14 +144,6 @@ class PlateauDetector:
         if early:
             said += f"; not before epoch {rule.not_before:g}"
         return Verdict(seen.at, fired, up, loss, self._hits, said)
-
-    def _accuracy_slope(self) -> float | None:
-        seen = [(p.at, 100 * p.accuracy) for p in self._points if p.accuracy is not None]
-        return theil_sen(*zip(*seen, strict=True)) if len(seen) == self.rule.window else None
-
-    def _loss_slope(self) -> float | None:
-        seen = [(p.at, math.log(p.loss)) for p in self._points if p.loss is not None and p.loss > 0]
-        return theil_sen(*zip(*seen, strict=True)) if len(seen) == self.rule.window else None
 
     def state_dict(self) -> dict[str, Any]:
         points = [asdict(p) for p in self._points]

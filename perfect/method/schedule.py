@@ -35,7 +35,11 @@ class Schedule:
         """Return the learning rate when `fraction` (0 to 1) of the phase is done."""
         where = self._where(fraction)
         if self.kind == "onecycle":
-            return self._onecycle(where)
+            if where < self.ramp:
+                low, high, x = self.lr * ONECYCLE_START, self.lr, where / self.ramp
+            else:
+                low, high, x = self.lr, self.final, (where - self.ramp) / (1 - self.ramp)
+            return high + (low - high) * 0.5 * (1 + math.cos(math.pi * x))
         if where < self.warmup:
             return self.lr * where / self.warmup
         where = (where - self.warmup) / (1 - self.warmup)
@@ -59,11 +63,3 @@ class Schedule:
         """Return the place on the whole curve, of which the phase uses a part."""
         begin, end = self.part
         return begin + (end - begin) * min(max(fraction, 0.0), 1.0)
-
-    def _onecycle(self, where: float) -> float:
-        start = self.lr * ONECYCLE_START
-        if where < self.ramp:
-            low, high, x = start, self.lr, where / self.ramp
-        else:
-            low, high, x = self.lr, self.final, (where - self.ramp) / (1 - self.ramp)
-        return high + (low - high) * 0.5 * (1 + math.cos(math.pi * x))

@@ -8,11 +8,6 @@
     gpt2_tiny, _small, _medium, _large, _xl     text: N x S ids -> N x S x vocabulary logits
     llama_tiny, llama_7b                        the same; with LoRA if the config asks for it
 
-Every net for pictures takes N x 3 x H x W and returns N x num_classes logits. All pool globally
-before one linear head, so they take any H and W that the strides leave something of. Their weights
-start at PyTorch's defaults.
-A net of your own needs no file here: name its class in the config (`model: {class_path: ...}`).
-
 May import: callbacks, config, text.
 """
 
@@ -21,10 +16,8 @@ from types import MappingProxyType
 
 from torch import nn
 
-from perfect.config.schema import LANGUAGE_MODEL_NAMES, MODEL_NAMES
 from perfect.models.gpt2 import GPT2_SHAPES, Gpt2
 from perfect.models.llama import LLAMA_SHAPES, Llama
-from perfect.models.lora import add_lora
 from perfect.models.picture_nets import (
     mobilenetv2,
     pilot,
@@ -33,18 +26,6 @@ from perfect.models.picture_nets import (
     resnet18,
     vgg16,
 )
-from perfect.models.pretrained import WeightsError, load_pretrained
-
-__all__ = [
-    "LANGUAGE_MODEL_NAMES",
-    "MODEL_NAMES",
-    "WeightsError",
-    "add_lora",
-    "build_language_model",
-    "build_model",
-    "load_pretrained",
-    "longest_sequence",
-]
 
 
 def _resnet50(num_classes: int) -> nn.Module:
@@ -72,8 +53,7 @@ def build_model(name: str, num_classes: int) -> nn.Module:
 
 
 def build_language_model(name: str, vocabulary: int, dropout: float | None = None) -> Gpt2 | Llama:
-    """Build the net called `name`, untrained. Only GPT-2 has dropout (None: 0.1, as in its
-    paper)."""
+    """Build the net called `name`, untrained. Only GPT-2 has dropout (None: 0.1)."""
     if name in GPT2_SHAPES:
         return Gpt2(GPT2_SHAPES[name], vocabulary, 0.1 if dropout is None else dropout)
     return Llama(LLAMA_SHAPES[name], vocabulary)

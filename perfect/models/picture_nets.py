@@ -95,25 +95,27 @@ VGG_STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512,
 """The widths of the convolutions between two 2x2 max-pools."""
 
 
-class VGG(nn.Module):
-    def __init__(self, num_classes: int) -> None:
+class PooledNet(nn.Module):
+    """Layers, the mean over all places, and a linear head."""
+
+    def __init__(self, layers: Sequence[nn.Module], width: int, num_classes: int) -> None:
         super().__init__()
-        layers: list[nn.Module] = []
-        before = 3
-        for stage in VGG_STAGES:
-            for width in stage:
-                layers += _convolution(before, width)
-                before = width
-            layers.append(nn.MaxPool2d(2))
         self.features = nn.Sequential(*layers)
-        self.head = nn.Linear(before, num_classes)
+        self.head = nn.Linear(width, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.features(x).mean(dim=(2, 3)))
 
 
-def vgg16(num_classes: int) -> VGG:
-    return VGG(num_classes)
+def vgg16(num_classes: int) -> PooledNet:
+    layers: list[nn.Module] = []
+    before = 3
+    for stage in VGG_STAGES:
+        for width in stage:
+            layers += _convolution(before, width)
+            before = width
+        layers.append(nn.MaxPool2d(2))
+    return PooledNet(layers, before, num_classes)
 
 
 # ---- MobileNetV2 (Sandler et al. 2018), without dropout ---------------------------------------
@@ -154,26 +156,15 @@ class InvertedResidual(nn.Module):
         return x + self.body(x) if self.residual else self.body(x)
 
 
-class MobileNetV2(nn.Module):
-    def __init__(self, num_classes: int) -> None:
-        super().__init__()
-        layers = _convolution(3, STEM, activation=nn.ReLU6)  # stride 2 on ImageNet
-        before = STEM
-        for expansion, width, blocks, stride in MOBILENET_STAGES:
-            for block in range(blocks):
-                first = stride if block == 0 else 1
-                layers.append(InvertedResidual(before, width, first, expansion))
-                before = width
-        layers += _pointwise(before, LAST)
-        self.features = nn.Sequential(*layers)
-        self.head = nn.Linear(LAST, num_classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x).mean(dim=(2, 3)))
-
-
-def mobilenetv2(num_classes: int) -> MobileNetV2:
-    return MobileNetV2(num_classes)
+def mobilenetv2(num_classes: int) -> PooledNet:
+    layers = _convolution(3, STEM, activation=nn.ReLU6)  # stride 2 on ImageNet
+    before = STEM
+    for expansion, width, blocks, stride in MOBILENET_STAGES:
+        for block in range(blocks):
+            first = stride if block == 0 else 1
+            layers.append(InvertedResidual(before, width, first, expansion))
+            before = width
+    return PooledNet([*layers, *_pointwise(before, LAST)], LAST, num_classes)
 
 
 # ---- the pilot net ----------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """Loads a GPT-2 or LLaMA checkpoint, in the layout of transformers, into our own nets.
 
-    folder --transformers (the extra .[llm])--> its parameters --names, transposes--> ours
-
 GPT-2's checkpoints hold their matrices transposed (input x output). Nothing is downloaded: `folder`
 has a config.json and the weights. A shape that differs is an error; weights never load in part.
 """
@@ -77,8 +75,7 @@ def load_pretrained(model: Gpt2 | Llama, folder: Path) -> None:
 
 
 def _take_constants(model: Llama, config: Any, folder: Path) -> None:
-    """Check the constants that no tensor holds, and take over the norms' epsilon, in which LLaMA 1
-    and 2 differ."""
+    """Check the constants that no tensor holds, and take over the norms' epsilon."""
     rotary = getattr(config, "rope_parameters", None) or {"rope_theta": config.rope_theta}
     told = (config.num_attention_heads, rotary["rope_theta"], rotary.get("rope_type", "default"))
     ours = (model.shape.heads, model.shape.rotary_base, "default")

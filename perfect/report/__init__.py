@@ -1,8 +1,5 @@
 """The page of a run, and the parts of a comparison: one HTML file without scripts or downloads.
 
-    metrics.csv -> metrics  |  run.json -> results  -> run_phases, plots, page -> report
-                                                    -> measures, curves        -> perfect.compare
-
 Nothing here imports torch or Lightning, so a report can be made on a machine without them.
 
 May import: config, errors, trainers.record_file, trainers.plain_values.

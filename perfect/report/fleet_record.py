@@ -45,12 +45,10 @@ class JobRecord:
 
     name: str
     settings: dict[str, Any]
-    """The value of each key of the grid."""
     state: str
     step: int
     metric: float | None
     seconds: float
-    """It had a device for so long."""
     why: str
     folder: str
     run: Run | None

@@ -1,9 +1,5 @@
 """Compares runs: their figures, the differences of their configurations, remarks for the reader.
 
-                      fresh     reuse       labels(runs)
-    Accuracy         98.80 %   97.40 %      measures(first): Run -> number -> text
-    Speed-up          1.00x     2.02x       cells(runs): the texts, and which is the best
-
 The other runs are measured against one of them, the baseline. An unfinished run is shown and
 marked; it has no speed-up and cannot be the best.
 """
@@ -67,8 +63,7 @@ def measures(baseline: Run) -> tuple[Measure, ...]:
 
 
 def baseline_of(runs: Sequence[Run], named: str | None) -> Run:
-    """Return the run that the user names by its name or folder, or else the first one without
-    reuse; the first, if there is none."""
+    """Return the run of this name or folder, or else the first one without reuse."""
     if named is None:
         return next((run for run in runs if without_reuse(run)), runs[0])
     for run in runs:
@@ -215,7 +210,7 @@ def _differences(settings: Sequence[Setting], at: str) -> Iterator[tuple[str, li
     if all(isinstance(value, Mapping) for value in values):
         keys = dict.fromkeys(key for value in values for key in value)
         parts = [(f"{at}.{key}" if at else str(key), key) for key in keys]
-    elif all(_is_nest(value) for value in values):
+    elif all(isinstance(v, list) and any(isinstance(p, Mapping | list) for p in v) for v in values):
         parts = [(f"{at}[{i}]", i) for i in range(max(map(len, values)))]
     else:
         some = any(isinstance(value, Mapping) for value in values)
@@ -226,10 +221,6 @@ def _differences(settings: Sequence[Setting], at: str) -> Iterator[tuple[str, li
         return
     for name, key in parts:
         yield from _differences([(_part(v, key), _part(given, key)) for v, given in settings], name)
-
-
-def _is_nest(value: object) -> bool:
-    return isinstance(value, list) and any(isinstance(part, Mapping | list) for part in value)
 
 
 def _part(whole: Any, key: Any) -> Any:

@@ -1,22 +1,109 @@
 """The sections of a run with `offload:`: where its time went, its memory, its predictions.
 
-    run.json, offload --> stalls_section     one bar per phase: kernels | transfers | input | ...
-                      --> memory_section     budget, peak, and the pictures that the run has drawn
-                      --> steps_section      one row per plan: predicted against measured
-
-A run without `offload:` has none of the three. The pictures are files beside run.json; a missing
-one is left out.
+run.json, offload --> stalls_section     one bar per phase: kernels | transfers | input | ...
+                  --> memory_section     budget, peak, and the pictures that the run has drawn
+                  --> steps_section      one row per plan: predicted against measured
 """
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
+from math import inf
+from types import MappingProxyType
 from typing import Any
 
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from perfect.report import words
 from perfect.report.page import note, plot, section, table
+from perfect.report.panels import BLUE, INK, MUTED, ORANGE, STYLE, WIDTH, put_legend, to_svg
 from perfect.report.results import Run
-from perfect.report.time_bars import PARTS, TimeShares, time_bars
-from perfect.report.words import DASH, brief, count, percent, seconds, size, times
+from perfect.report.words import DASH, brief, count, duration, percent, seconds, size, times
+
+PARTS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
+    {
+        "compute_seconds": ("kernels", BLUE, "white"),
+        "transfer_seconds": ("waiting for transfers", ORANGE, "white"),
+        "input_seconds": ("waiting for input", "#E69F00", INK),
+        "planning_seconds": ("capturing and planning", "#8d99a6", "white"),
+        "rest": ("everything else", "#dde2e7", INK),
+    }
+)
+"""For each part its name, its colour and the colour of text in it, in the order of the bar."""
+TOP, BAR, ROW = 0.34, 0.24, 0.52
+"""These heights are in inches."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeShares:
+    """The training time of a phase, or of a whole run."""
+
+    name: str
+    seconds: float
+    parts: Mapping[str, float]
+
+    @classmethod
+    def from_row(
+        cls, row: Mapping[str, Any], name: str = ""
+    ) -> "TimeShares":  # Any: a row of run.json
+        """Read a row. The rest is the time that no other part contains."""
+        parts = {key: float(row.get(key) or 0.0) for key in PARTS if key != "rest"}
+        seconds = max(float(row.get("seconds") or 0.0), sum(parts.values()))
+        parts["rest"] = seconds - sum(parts.values())
+        return cls(name or str(row["name"]), seconds, parts)
+
+    def share(self, part: str) -> float | None:
+        return self.parts[part] / self.seconds if self.seconds else None
+
+
+def time_bars(times: Sequence[TimeShares]) -> str | None:
+    times = [time for time in times if time.seconds]
+    if not times:
+        return None
+    with matplotlib.rc_context(dict(STYLE)):
+        return to_svg(draw_bars(times), "Where the time of training went")
+
+
+def draw_bars(times: Sequence[TimeShares]) -> Figure:
+    """Draw a figure that is as wide as the text, unlike figures with axes."""
+    height = TOP + ROW * len(times)
+    figure = Figure(figsize=(WIDTH, height))
+    axes = figure.add_axes((0, 0, 1, ROW * len(times) / height))
+    for number, time in enumerate(times):
+        _bar(axes, len(times) - 1 - number, time)
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, len(times))
+    axes.set_axis_off()
+    entries = [(name, colour) for name, colour, _ in PARTS.values()]
+    put_legend(figure, entries, height, gap=1.8)
+    return figure
+
+
+def _bar(axes: Axes, low: float, time: TimeShares) -> None:
+    height = BAR / ROW
+    left = 0.0
+    for part, (_, colour, ink) in PARTS.items():
+        share = time.share(part) or 0.0
+        axes.barh(low, share, height, left, align="edge", color=colour, linewidth=0)
+        if share >= 0.055:
+            axes.annotate(
+                percent(share), (left + share / 2, low + height / 2), ha="center", va="center",
+                color=ink, fontsize=8.5,
+            )  # fmt: skip
+        left += share
+    at = low + height
+    axes.annotate(
+        time.name, (0, at), xytext=(0, 3), textcoords="offset points", va="bottom",
+        fontweight="bold", parse_math=False,
+    )  # fmt: skip
+    axes.annotate(
+        duration(time.seconds), (1, at), xytext=(0, 3), textcoords="offset points", va="bottom",
+        ha="right", color=MUTED,
+    )  # fmt: skip
+
 
 Row = Mapping[str, Any]  # Any: rows of run.json
 TRUSTED = 0.1
@@ -113,11 +200,13 @@ def steps_section(run: Run) -> str:
         )
         for row in plans
     ]
-    made, kept = found.get("plans_made") or len(plans), len(plans)
+    ran, made, kept = "", found.get("plans_made") or len(plans), len(plans)
+    if device := found.get("device"):  # run.json of older versions does not contain it
+        ran = f" Steps ran on {escape(str(device))}, engine {escape(str(found.get('engine')))}."
     more = f" {count(made)} plans were made; those that are not listed are no longer kept."
     return section(
         "Step time, predicted and measured",
-        f"<p>{prediction(found)}{_where_it_ran(found)}</p>",
+        f"<p>{prediction(found)}{ran}</p>",
         table(head, rows, words=(0, 1, 9)),
         note("Measured is the median of the latest runs." + (more if made > kept else "")),
     )
@@ -143,12 +232,6 @@ def prediction(found: Row) -> str:
     )
 
 
-def _where_it_ran(found: Row) -> str:
-    """Say where the steps ran. run.json of older versions does not contain it."""
-    device, engine = found.get("device"), found.get("engine")
-    return f" Steps ran on {escape(str(device))}, engine {escape(str(engine))}." if device else ""
-
-
 def _ratio(row: Row) -> float | None:
     return _divide(row.get("median_seconds"), row.get("predicted_seconds"))
 
@@ -159,3 +242,119 @@ def _divide(part: float | None, whole: float | None) -> float | None:
 
 def _share(part: float | None, whole: float | None) -> str:
     return percent(_divide(part, whole))
+
+
+MOST_ROWS = 40
+"""A long run may have a thousand generations; the first and the last ones are listed."""
+MEANINGS = (
+    "Samples/s: while the peer computed lanes, and waited for their samples. Utilisation: the share"
+    " of the time in the swarm in which it did so. Sent: the bytes of sums that it gave to other"
+    " members in reduces, without the last one."
+)
+
+
+def swarm_section(run: Run) -> str:
+    found = run.table("elastic")
+    generations: Sequence[Row] = found.get("generations") or ()
+    if not found:
+        return ""
+    if not generations:
+        return section("The swarm", note("This peer was not a member of any generation."))
+    return section(
+        "The swarm",
+        f"<p>{escape(_lead(found, generations))}</p>",
+        _shares(found.get("peers") or ()),
+        _generations(generations),
+        _gaps(found.get("gaps") or (), run.rows("phases")),
+    )
+
+
+def _lead(found: Row, generations: Sequence[Row]) -> str:
+    began = found.get("began") or {}
+    how = {
+        "nothing": "with the first weights",
+        "checkpoint": f"with a checkpoint of step {began.get('step')}",
+        "member": f"with a member's state of step {began.get('step')}",
+    }.get(str(began.get("with")), "")
+    most = max(len(row["members"]) for row in generations)
+    return (
+        f"A step was dealt in {found.get('lanes')} lanes to {most} or fewer peers. This peer began"
+        f" {how}, and saw {words.counted(len(generations), 'generation')}."
+    )
+
+
+def _shares(peers: Sequence[Row]) -> str:
+    lanes = sum(peer["lanes"] for peer in peers)
+    if not lanes:
+        return note("No step was committed.")
+    rows = [
+        (
+            peer["name"],
+            count(peer["lanes"]),
+            percent(peer["lanes"] / lanes),
+            count(peer["steps"]),
+            count(_rate(peer, "samples", "seconds")),
+            percent(_rate(peer, "seconds", "present")),
+            size(peer.get("bytes_sent")),
+        )
+        for peer in peers
+    ]
+    bars = "".join(
+        f"<div class=bar title='{escape(str(peer['name']), quote=True)}'>"
+        f"<i style='width:{100 * peer['lanes'] / lanes:.2f}%'></i></div>"
+        for peer in peers
+    )
+    head = ("Peer", "Lanes computed", "Share", "Steps", "Samples/s", "Utilisation", "Sent")
+    return bars + table(head, rows, words=(0,)) + note(MEANINGS)
+
+
+def _rate(peer: Row, over: str, under: str) -> float | None:
+    """Return None where nobody has counted."""
+    return peer[over] / peer[under] if peer.get(under) else None
+
+
+def _generations(generations: Sequence[Row]) -> str:
+    listed = list(generations)
+    left = len(listed) - MOST_ROWS
+    if left > 0:
+        listed = [*listed[: MOST_ROWS // 2], *listed[-MOST_ROWS // 2 :]]
+    rows = [
+        (
+            count(row["generation"]),
+            words.seconds(row["seconds"]),
+            count(row["step"]),
+            count(row["steps"]),
+            ", ".join(row["members"]),
+            row.get("ended") or DASH,
+        )
+        for row in listed
+    ]
+    head = ("Generation", "Began after", "At step", "Steps", "Members", "Ended because")
+    more = note(f"{count(left)} generations in the middle are not listed.") if left > 0 else ""
+    return table(head, rows, words=(4, 5)) + more
+
+
+def _gaps(gaps: Sequence[Row], phases: Sequence[Row]) -> str:
+    if not gaps:
+        return note("No generation ended unplanned, so there were no gaps.")
+    median, longest, whole = _waited(gaps)
+    told = note(
+        f"{words.counted(len(gaps), 'generation')} ended unplanned. Until the"
+        f" next one had begun this peer waited {median} (median), {longest} at most, {whole} in"
+        " all. No step was lost."
+    )
+    if len(phases) < 2:
+        return told
+    ends = [phase["first_step"] for phase in phases[1:]]
+    rows = []
+    for phase, first, end in zip(phases, [0, *ends], [*ends, inf], strict=True):
+        own = [gap for gap in gaps if first <= gap["step"] < end]
+        rows.append((phase["name"], count(len(own)), *(_waited(own) if own else [DASH] * 3)))
+    head = ("Phase", "Gaps", "Median", "Longest", "In all")
+    return told + table(head, rows, words=(0,))
+
+
+def _waited(gaps: Sequence[Row]) -> list[str]:
+    """Return the median, the longest and all seconds of gaps."""
+    seconds = sorted(gap["seconds"] for gap in gaps)
+    return [brief(one) for one in (seconds[len(seconds) // 2], seconds[-1], sum(seconds))]

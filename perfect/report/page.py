@@ -1,15 +1,8 @@
 """Makes an HTML page that needs no scripts, no network and no other files.
 
-    page
-      h1, lead
-      section   h2, then any of: table, plot (a figure and its caption), note
-
 These functions take text and escape it, once, because a user may have written it. A table's cell is
 text unless it is `Html`; code that makes an `Html` of its own escapes the text in it. A section
 without content has no heading.
-
-On a narrow screen, a row of a table with a head becomes a block of lines, `name of the column:
-cell`, and a figure keeps a size at which its text can be read, and is moved sideways in its box.
 """
 
 import re

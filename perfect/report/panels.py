@@ -1,13 +1,5 @@
 """Makes panels to draw in, all in one style, and turns them into SVG text.
 
-    |<-------------------- WIDTH -------------------->|
-    | title                             - key - key   |  top        put_title
-    | +-----------------------------------------------|
-    | | heights[0]                                    |             draw_line
-    | +-----------------------------------------------|  gap
-    | | heights[1]                                    |
-    | +-----------------------------------------------|  bottom     to_svg: text for a page
-
 Margins are the same in every figure, so figures below one another line up. Figures are made through
 `Figure`, never pyplot, and styled inside one `rc_context`, so no global state changes. The colours
 are those of Okabe and Ito, which colour-blind readers can tell apart.
@@ -22,9 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from perfect.report.metrics import Column
+import numpy as np
+
+from perfect.report.page import Html
+from perfect.report.results import Column, Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -150,3 +145,98 @@ def to_svg(figure: Figure, title: str) -> str:
     box = re.search(r'viewBox="[^"]*"', text)
     head = f'<svg role="img" aria-label="{escape(title)}" {box.group() if box else ""}>'
     return head + text[text.index(">") + 1 :].strip()
+
+
+COLOURS = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", "#4d4d4d")
+DASHES = ((), (6, 2), (2, 1.5), (7, 2, 1.5, 2))
+
+
+class Curve(NamedTuple):
+    """The hold-out accuracy of a run (0 to 1) over a cost, and the point of its final weights."""
+
+    x: Column
+    y: Column
+    end: tuple[float, float] | None
+
+
+AXES = (
+    ("optimizer step", "step", "steps"),
+    ("samples decoded", "decoded", "decoded_samples"),
+    ("seconds", "wall_seconds", "wall_seconds"),
+)
+
+
+def curve(run: Run, column: str, total: str) -> Curve:
+    """Return accuracy over a column, which is interpolated for rows of validation."""
+    steps, accuracy = run.metrics.pairs("step", "val_accuracy")
+    known, values = run.metrics.pairs("step", column)
+    if not len(known):
+        steps, accuracy = steps[:0], accuracy[:0]
+    # The curve begins at (0, 0), as nothing is decoded before the first step.
+    x = np.interp(steps, np.concatenate([[0.0], known]), np.concatenate([[0.0], values]))
+    last, final = run.number(total), run.number("accuracy")
+    return Curve(x, accuracy, None if last is None or final is None else (last, final))
+
+
+def accuracy_figure(runs: Sequence[Run]) -> str | None:
+    """Draw panels side by side with one axis of accuracy. Each has a curve for every run."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    drawn = [[curve(run, column, total) for run in runs] for _, column, total in AXES]
+    if not any(len(x) or end for curves in drawn for x, _, end in curves):
+        return None
+    with panels([3.2], columns=len(AXES)) as (figure, axes):
+        for panel, curves, (label, _, _) in zip(axes, drawn, AXES, strict=True):
+            for number, (x, y, end) in enumerate(curves):
+                colour, dashes = line_style(number)
+                draw_line(panel, x, 100 * y, colour, dots=False, dashes=dashes)
+                if end is not None:
+                    panel.plot(
+                        end[0], 100 * end[1], "D", color=colour, ms=6, mec="white", clip_on=False
+                    )
+            panel.margins(x=0.03)
+            panel.set_xlim(left=0)
+            panel.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
+            panel.xaxis.set_major_formatter(FuncFormatter(_short))
+            panel.set_xlabel(label)
+        limits = _accuracy_limits([c for curves in drawn for c in curves])
+        for i, panel in enumerate(axes):
+            panel.set_ylim(*limits)
+            panel.tick_params(labelleft=i == 0)
+        put_title(axes[0], "Accuracy, %", [])
+        return to_svg(figure, "Accuracy of every run over steps, samples decoded and seconds")
+
+
+def _accuracy_limits(curves: Sequence[Curve]) -> tuple[float, float]:
+    """Return the limits of the upper half of the curves, where the runs differ."""
+    seen = [100 * value for _, y, end in curves for value in (*y, *(end[1:] if end else ()))]
+    ends = [100 * (end[1] if end else y[-1]) for _, y, end in curves if end or len(y)]
+    bottom = (min(seen) + min(ends)) / 2
+    margin = 0.06 * (max(seen) - bottom) or 1.0
+    return bottom - margin, max(seen) + margin
+
+
+def line_style(number: int) -> tuple[str, tuple[float, ...]]:
+    """Return colour and dashes of the run with this number."""
+    return COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)]
+
+
+def _short(value: float, _: int) -> str:
+    for unit, size in (("M", 1e6), ("k", 1e3)):
+        if abs(value) >= size:
+            return f"{value / size:g}{unit}"
+    return f"{value:g}"
+
+
+KEY_CSS = """
+.key span { margin-right: 22px; white-space: nowrap } .line { display: inline-block; width: 26px;
+  height: 10px; margin-right: 7px; vertical-align: baseline }
+"""
+
+
+def line_key(number: int, label: str) -> Html:
+    """Return the name of the curve with this number, after a piece of its line."""
+    colour, dashes = line_style(number)
+    dash = f" stroke-dasharray='{' '.join(f'{d:g}' for d in dashes)}'" if dashes else ""
+    line = f"<line x1=0 y1=7 x2=26 y2=7 stroke='{colour}' stroke-width=3{dash} />"
+    return Html(f"<svg class=line viewBox='0 0 26 10'>{line}</svg>{escape(label)}")

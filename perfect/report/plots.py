@@ -5,7 +5,7 @@
                                 input_pipeline    served, decoded | stall      over seconds
     trace of the rule --------> plateau_trace     slopes and thresholds        over epochs
 
-The run's phases (perfect/report/run_phases.py) are drawn behind all but the last. A figure that
+The run's phases (perfect/report/plots.py) are drawn behind all but the last. A figure that
 would be empty is None. Training is orange and hold-out is blue everywhere.
 """
 
@@ -18,26 +18,114 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from perfect.report.metrics import Column, Metrics, rates
 from perfect.report.panels import (
     BLUE,
     GREEN,
     INK,
+    MUTED,
     ORANGE,
     RULE,
+    WIDTH,
     draw_line,
     panels,
+    put_text,
     put_title,
     to_svg,
 )
-from perfect.report.run_phases import RunPhases
+from perfect.report.results import Column, Metrics, rates
+from perfect.report.words import TIMES
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseSpan:
+    """A phase, from step `start` to step `end`."""
+
+    name: str
+    reuse: int
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A switch, at a step."""
+
+    step: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunPhases:
+    """The phases and switches of a run, which are drawn behind every curve."""
+
+    spans: Sequence[PhaseSpan] = ()
+    marks: Sequence[Mark] = ()
+
+    @classmethod
+    def from_rows(
+        cls,
+        phases: Sequence[Mapping[str, Any]],  # Any: rows of run.json
+        switches: Sequence[Mapping[str, Any]],
+    ) -> "RunPhases":
+        starts = [p["first_step"] for p in phases]
+        ends = [*starts[1:], *(p["last_step"] + 1 for p in phases[-1:])]
+        spans = [
+            PhaseSpan(str(phase["name"]), phase["reuse"], start, end)
+            for phase, start, end in zip(phases, starts, ends, strict=True)
+        ]
+        # No phase follows the last one: its end is the run's end, and not a switch.
+        entered = [s for s in switches if s.get("entered") is not None]
+        return cls(spans, [Mark(s["step"], f"switch: {s['reason']}") for s in entered])
+
+    def over_seconds(self, metrics: Metrics) -> "RunPhases":
+        """Return the same phases on an axis of seconds."""
+        steps, seconds = metrics.pairs("step", "wall_seconds")
+
+        def when(step: float) -> float:
+            return float(np.interp(step, steps, seconds))
+
+        spans = [PhaseSpan(s.name, s.reuse, when(s.start), when(s.end)) for s in self.spans]
+        return RunPhases(spans, [Mark(when(m.step), m.text) for m in self.marks])
+
+    def draw(self, below: Sequence[Axes], end: float, mark_text: bool = False) -> None:
+        """Shade the panels up to `end`. Name the phases above the first panel, the marks in it."""
+        start, stop = 0.0, end if end > 0 else 1.0
+        for axes in below:
+            axes.set_xlim(start, stop)
+            axes.locator_params("x", integer=True)
+            for i, span in enumerate(self.spans):
+                shade = 0.0 if span.reuse <= 1 else min(0.02 + 0.022 * span.reuse, 0.18)
+                axes.axvspan(span.start, span.end, color=BLUE, alpha=shade, linewidth=0)
+                if i:
+                    axes.axvline(span.start, color=RULE, linewidth=0.8)
+            for mark in self.marks:
+                axes.axvline(mark.step, color=INK, linewidth=0.9, dashes=(3, 2))
+        if not below:
+            return
+        for span in self.spans:
+            room = (min(span.end, stop) - span.start) / stop * 72 * (WIDTH - 0.7)
+            told = (
+                f"{span.name}, {_reuse(span.reuse)}",
+                _reuse(span.reuse),
+                f"{TIMES}{span.reuse}",
+            )
+            label = next((t for t in told if 5.0 * len(t) + 4 < room), "")
+            put_text(below[0], span.start / stop, 1.0, label, (3, 4), color=MUTED, va="bottom")
+        for i, mark in enumerate(self.marks if mark_text else ()):
+            right = mark.step < 0.6 * stop
+            offset = (5 if right else -5, 5 + 12 * (i % 4))
+            side = "left" if right else "right"
+            put_text(below[0], mark.step / stop, 0.0, mark.text, offset, ha=side, va="bottom")
+
+
+def _reuse(times: int) -> str:
+    return "fresh" if times == 1 else f"reuse {times}"
 
 
 def learning_curves(
     metrics: Metrics, run_phases: RunPhases, steps: float, test_accuracy: float | None = None
 ) -> str | None:
-    """Draw accuracy above and loss below. `test_accuracy` (0 to 1) is a diamond at the last
-    step."""
+    """Draw accuracy above and loss below. `test_accuracy` (0 to 1) is a diamond."""
     accuracy, loss = metrics.pairs("step", "val_accuracy"), metrics.pairs("step", "train_loss")
     held_out = metrics.pairs("step", "val_loss")
     has_loss = len(loss[0]) + len(held_out[0]) > 0
@@ -114,8 +202,7 @@ def rate_curve(
     metrics: Metrics,
     phases: Sequence[Mapping[str, Any]],  # Any: rows of run.json
 ) -> tuple[Column, Column]:
-    """Return steps and rates: those that were logged, and those with which phases began and ended.
-    So the curve begins at step 0."""
+    """Return the rates that were logged, and those with which phases began and ended."""
     x, y = metrics.pairs("step", "lr")
     ends = [
         (phase[f"{at}_step"], phase[f"lr_{of}"])
@@ -130,8 +217,7 @@ def rate_curve(
 
 
 def input_pipeline(metrics: Metrics, run_phases: RunPhases) -> str | None:
-    """Draw the samples decoded and served per second, and the share of time spent waiting for
-    decodes."""
+    """Draw the samples decoded and served per second, and the share of waiting."""
     seen = rates(metrics)
     if seen is None:
         return None
@@ -154,25 +240,20 @@ def input_pipeline(metrics: Metrics, run_phases: RunPhases) -> str | None:
         return to_svg(figure, "Samples decoded and served per second, and stall share")
 
 
-@dataclass(frozen=True, slots=True)
-class Slopes:
-    """One check of the plateau rule."""
-
-    at: float
-    """The time of the check, in epoch-equivalents."""
-    accuracy: float | None
-    """Points per epoch."""
-    loss: float | None
-    """Relative change per epoch."""
-    fired: bool
-
-
 def plateau_trace(
-    checks: Sequence[Slopes], accuracy_below: float | None, loss_below: float | None
+    verdicts: Sequence[Mapping[str, Any]],  # Any: rows of run.json
+    accuracy_below: float | None,
+    loss_below: float | None,
 ) -> str | None:
     """Draw the slopes over epochs. Inside the bands the rule calls a curve flat."""
-    accuracy = [(c.at, c.accuracy, c.fired) for c in checks if c.accuracy is not None]
-    loss = [(c.at, 100 * c.loss, c.fired) for c in checks if c.loss is not None]
+    accuracy, loss = (
+        [
+            (v["at"], scale * v[key], bool(v.get("fired")))
+            for v in verdicts
+            if v.get(key) is not None
+        ]
+        for key, scale in (("accuracy_slope", 1), ("loss_slope", 100))
+    )
     if not accuracy and not loss:
         return None
     loss_limit = None if loss_below is None else 100 * loss_below

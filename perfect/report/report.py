@@ -1,11 +1,7 @@
 """Writes report.html, the page of one run, from the files in its folder.
 
-    run.json, metrics.csv --read_run--> Run --sections--> page --> report.html
-    config.yaml ----------------------------^
-
-The sections answer a reader's questions in turn: how good the run is, how it got there, what it
-cost, which settings it had. Data that is missing is left out or named in a sentence, so a run that
-was interrupted, has no validation or only one row of metrics also has a report.
+run.json, metrics.csv --read_run--> Run --sections--> page --> report.html
+config.yaml ----------------------------^
 """
 
 import math
@@ -15,12 +11,10 @@ from pathlib import Path
 import yaml
 
 from perfect.report import plots, words
-from perfect.report.offloading import memory_section, stalls_section, steps_section
+from perfect.report.offloading import memory_section, stalls_section, steps_section, swarm_section
 from perfect.report.page import note, page, plot, section, table
-from perfect.report.plots import Slopes
+from perfect.report.plots import RunPhases
 from perfect.report.results import Run, read_run
-from perfect.report.run_phases import RunPhases
-from perfect.report.swarm_section import swarm_section
 from perfect.report.words import DASH, count, duration, fewer, passes, percent, size
 
 
@@ -76,11 +70,11 @@ def summary(run: Run) -> str:
     steps = words.counted(run.number("steps") or 0, "step")
     accuracy, best = run.number("accuracy"), run.number("best_accuracy")
     if accuracy is not None:
-        said = f"{words.accuracy(accuracy)} {_accuracy_on(run)} after {steps}"
+        said = f"{words.accuracy(accuracy)} {_judged_on(run, 'accuracy')} after {steps}"
     elif best is not None:
         said = f"{words.accuracy(best)} best hold-out accuracy in {steps}"
     elif (perplexity := run.number("perplexity")) is not None:
-        said = f"{_perplexity_on(run)} {perplexity:.2f} a token after {steps}"
+        said = f"{_judged_on(run, 'perplexity')} {perplexity:.2f} a token after {steps}"
     else:
         said = f"{steps} without a measured accuracy"
     if not run.completed:
@@ -108,14 +102,9 @@ def summary(run: Run) -> str:
     return text[0].upper() + text[1:]
 
 
-def _accuracy_on(run: Run) -> str:
-    kinds = {"test": "test accuracy", "holdout": "hold-out accuracy"}
-    return kinds.get(run.record.get("accuracy_on") or "", "accuracy")
-
-
-def _perplexity_on(run: Run) -> str:
-    kinds = {"test": "test perplexity", "holdout": "hold-out perplexity"}
-    return kinds.get(run.record.get("perplexity_on") or "", "perplexity")
+def _judged_on(run: Run, what: str) -> str:
+    sets = {"test": "test ", "holdout": "hold-out "}
+    return f"{sets.get(run.record.get(f'{what}_on') or '', '')}{what}"
 
 
 def _alerts(run: Run) -> str:
@@ -135,13 +124,13 @@ def _alerts(run: Run) -> str:
 
 
 def _key_figures(run: Run) -> str:
-    label = _accuracy_on(run)
+    label = _judged_on(run, "accuracy")
     figures = [
         (words.accuracy(run.number("accuracy")), label[0].upper() + label[1:]),
         (words.accuracy(run.number("best_accuracy")), "Best on hold-out"),
     ]
     if (perplexity := run.number("perplexity")) is not None:
-        figures = [(f"{perplexity:.2f}", _perplexity_on(run).capitalize())]
+        figures = [(f"{perplexity:.2f}", _judged_on(run, "perplexity").capitalize())]
     figures += [
         (count(run.number("steps")), "Optimizer steps"),
         (duration(run.number("wall_seconds")), "Wall time"),
@@ -176,11 +165,7 @@ def _plateau(run: Run) -> str:
     if not verdicts:
         return ""
     rule = run.table("config").get("switch") or {}
-    checks = [
-        Slopes(v["at"], v.get("accuracy_slope"), v.get("loss_slope"), bool(v.get("fired")))
-        for v in verdicts
-    ]
-    svg = plots.plateau_trace(checks, rule.get("accuracy_slope"), rule.get("loss_slope"))
+    svg = plots.plateau_trace(verdicts, rule.get("accuracy_slope"), rule.get("loss_slope"))
     hits = f" {rule['hits']} checks in a row must be flat." if rule.get("hits") else ""
     told = (
         f"Slopes are over a window of checks, under a constant learning rate.{hits} The rule fired"

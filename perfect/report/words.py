@@ -1,12 +1,9 @@
 """Formats numbers for readers: short, with a unit, and a dash for an unknown one.
 
-    percent 0.4051 -> 40.5 %          accuracy 0.9775 -> 97.75 %    passes   14.4 -> 14.4
-    fewer   0.4    -> 40.0 % fewer    seconds     150 -> 150.0 s    times    2.02 -> 2.02x
-    brief   0.0123 -> 12.3 ms         size      2**30 -> 1,024.0 MiB
-    count   24000  -> 24,000          duration    150 -> 2.5 min
-
-The report, the comparison and the terminal use these functions, so the same number looks the same
-everywhere. Times in a table are `seconds`, so that they can be compared; one alone is a `duration`.
+percent 0.4051 -> 40.5 %          accuracy 0.9775 -> 97.75 %    passes   14.4 -> 14.4
+fewer   0.4    -> 40.0 % fewer    seconds     150 -> 150.0 s    times    2.02 -> 2.02x
+brief   0.0123 -> 12.3 ms         size      2**30 -> 1,024.0 MiB
+count   24000  -> 24,000          duration    150 -> 2.5 min
 """
 
 from unicodedata import category

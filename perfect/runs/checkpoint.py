@@ -4,13 +4,16 @@ A kill at any moment and a full disk leave the last one intact (trainers/atomic_
 """
 
 import logging
+import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Checkpoint
+from rich.console import Console
 
 from perfect.errors import Interrupted, LossNotFinite
 from trainers.atomic_checkpoint import is_safe, written
@@ -20,8 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class FiniteLoss(L.Callback):
-    """Stops the run at the first loss that is not finite. A GPU is only asked every `every`
-    batches."""
+    """Stops the run at the first loss that is not finite; a GPU is asked every `every` batches."""
 
     def __init__(self, every: int = 20) -> None:
         self.every = every
@@ -136,3 +138,41 @@ class RunCheckpoint(Checkpoint):
         self._due_from = trainer.global_step
         self._saved_step = trainer.global_step if saved else self._saved_step
         self.not_saved_since = None if saved else self._saved_step
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopSignal(L.Callback):
+    """Receives signals. RunCheckpoint calls `is_requested()` after each batch."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._requested = False
+        self._before: list[Any] = []
+
+    def is_requested(self) -> bool:
+        return self._requested
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        # Lightning installs its own SIGTERM handler when fit() begins, so ours comes after it.
+        self._before = [signal.signal(number, self._receive) for number in SIGNALS]
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._restore()
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in zip(SIGNALS, self._before, strict=False):
+            signal.signal(number, handler)
+        self._before = []
+
+    def _receive(self, _number: int, _frame: FrameType | None) -> None:
+        if self._requested:
+            raise KeyboardInterrupt
+        self._requested = True
+        self._console.print("stopping after a checkpoint (press Ctrl-C again to stop at once)")

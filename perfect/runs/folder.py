@@ -41,8 +41,7 @@ class RunFolder:
         self.report = path / "report.html"
 
     def open(self, config: dict[str, Any]) -> State:
-        """Return the status of the run. Raise `FolderError` if this configuration may not run
-        here."""
+        """Return the status of the run, or raise `FolderError` if it may not run here."""
         if not is_folder(self.path):
             return "new"
         half_begun = {self.config.with_suffix(".part").name}
@@ -56,12 +55,8 @@ class RunFolder:
             theirs = read_dump(self.config)
         except ConfigError as error:
             raise FolderError(f"{self.config} is damaged ({error}): give another --out") from error
-        odd = differences(_without_how(theirs), _without_how(config))
-        if odd:
-            raise FolderError(
-                f"{self.path} holds a run of another configuration: {'; '.join(odd[:5])}"
-                f"{'; ...' if len(odd) > 5 else ''}. Give another --out, or delete the folder"
-            )
+        what = f"{self.path} holds a run of another configuration"
+        check_same(what, _without_how(theirs), _without_how(config))
         return "completed" if self.read().get("status") == "completed" else "begun"
 
     @rank_zero_only
@@ -125,6 +120,15 @@ def _without_how(config: Any) -> Any:
     if isinstance(elastic := kept.get("elastic"), dict):
         kept["elastic"] = {key: value for key, value in elastic.items() if key not in OF_A_NODE}
     return kept
+
+
+def check_same(what: str, theirs: Any, mine: Any) -> None:
+    """Raise `FolderError` if these are not the same, with what differs. `what`: what that means."""
+    if odd := differences(theirs, mine):
+        raise FolderError(
+            f"{what}: {'; '.join(odd[:5])}{'; ...' if len(odd) > 5 else ''}. Give another --out, or"
+            " delete the folder"
+        )
 
 
 def differences(theirs: Any, mine: Any, key: str = "") -> list[str]:

@@ -114,8 +114,7 @@ class RunLog(Logger):
         """Do nothing: config.yaml has them."""
 
     def save(self) -> None:
-        """Write what is not in the file yet. On a full disk that is logged, and tried again later:
-        a run can do without."""
+        """Write what is not in the file yet. On a full disk that is logged and tried again."""
         if self._kept == len(self.rows) or not self._writes:
             return
         try:
@@ -158,8 +157,7 @@ def write_whole(path: Path, text: str) -> None:
 def describe_run(
     *, name: str, seed: int, config: dict[str, Any], chosen: dict[str, Any], resumed_at: list[int]
 ) -> dict[str, Any]:
-    """Return what is known of a run before its first step. `chosen` is what of its configuration
-    differs from the defaults."""
+    """Return what is known of a run before its first step. `chosen`: what is no default."""
     return {
         "status": "running",
         "name": name,

@@ -21,7 +21,6 @@ from trainers.offloading.planned_strategy import PlannedStrategy
 from trainers.steps.meter import MeasuredPlan, TimeSpent
 
 Row = dict[str, Any]
-"""A mapping in run.json, with numbers and words as values."""
 SHAPES = 4
 """At most so many shapes of batches are listed for a phase."""
 DRAWN = 0.1
@@ -47,21 +46,16 @@ class PhaseTime:
         shapes = self.inputs
         if now.inputs and now.inputs not in shapes:
             shapes = (*shapes, now.inputs)[:SHAPES]
-        return replace(
-            self,
-            runs=self.runs + now.runs - before.runs,
-            seconds=self.seconds + seconds,
-            compute_seconds=self.compute_seconds + now.compute_seconds - before.compute_seconds,
-            transfer_seconds=self.transfer_seconds + now.transfer_seconds - before.transfer_seconds,
-            input_seconds=self.input_seconds + waited,
-            planning_seconds=self.planning_seconds + now.planning_seconds - before.planning_seconds,
-            inputs=shapes,
-        )
+        spent = {
+            name: getattr(self, name) + getattr(now, name) - getattr(before, name)
+            for name in ("runs", "compute_seconds", "transfer_seconds", "planning_seconds")
+        }
+        seconds, waited = self.seconds + seconds, self.input_seconds + waited
+        return replace(self, seconds=seconds, input_seconds=waited, inputs=shapes, **spent)
 
 
 class StallLog(L.Callback):
-    """Counts the time of each phase. It must come after `switch` in the list of callbacks, which
-    has then counted the batch."""
+    """Counts the time of each phase. It comes after `switch` in the list of callbacks."""
 
     def __init__(self, switch: PhaseSwitch, clock: Callable[[], float] = time.perf_counter) -> None:
         self._switch = switch
@@ -76,8 +70,6 @@ class StallLog(L.Callback):
         self._since = 0.0
         self._spent = TimeSpent()
         self._waited = 0.0
-
-    # ---- what Lightning calls -------------------------------------------------------------------
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit" and isinstance(trainer.strategy, PlannedStrategy):
@@ -123,8 +115,6 @@ class StallLog(L.Callback):
         loader = self._switch.loader
         return loader.stats.stall_seconds if loader is not None else 0.0
 
-    # ---- results --------------------------------------------------------------------------------
-
     def section(self) -> Row | None:
         """Return the section `offload` of run.json; None if nothing is offloaded."""
         if not self._counts:
@@ -137,7 +127,10 @@ class StallLog(L.Callback):
             **self._headline(),
             "held_bytes": max((row["held_bytes"] for row in plans), default=None),
             # These are for one run of a graph: an optimizer step, or one of its micro-batches.
-            **{name: _mean(plans, runs, name) for name in ("predicted_seconds", "median_seconds")},
+            **{
+                name: sum(row["runs"] * row[name] for row in plans) / runs if runs else None
+                for name in ("predicted_seconds", "median_seconds")
+            },
             "transfer_share": stalled / seconds if seconds else None,
             **{
                 f"{part}_seconds": sum(getattr(phase, f"{part}_seconds") for phase in phases)
@@ -189,18 +182,26 @@ class StallLog(L.Callback):
         return [row for row, _ in self._measured()]
 
     def _measured(self) -> list[tuple[Row, MeasuredPlan | None]]:
-        """Return the plans of the whole run. A plan that was also used before the run was resumed
-        has one row for both."""
+        """Return the plans of the whole run, one row for each, also of before a resume."""
         found: list[tuple[Row, MeasuredPlan | None]] = [(row, None) for row in self._earlier]
         if self._strategy is None:
             return found
         steps = self._strategy.spent.seconds
         for measured in self._strategy.plans:
             row = _row(measured)
-            earlier = (n for n, (old, now) in enumerate(found) if now is None and _same(old, row))
-            at = next(earlier, len(found))
+            of = row["inputs"], row["part"]
+            at = next(
+                (
+                    n
+                    for n, (old, now) in enumerate(found)
+                    if now is None and (old["inputs"], old["part"]) == of
+                ),
+                len(found),
+            )
             if at < len(found):
-                row = _sum_rows(found[at][0], row)
+                old = found[at][0]
+                summed = ("runs", "seconds", "compute_seconds", "transfer_seconds")
+                row = old | row | {key: old[key] + row[key] for key in summed}
             else:
                 found.append((row, measured))
             if measured.spent.seconds >= DRAWN * steps:
@@ -228,21 +229,6 @@ def _row(measured: MeasuredPlan) -> Row:
         "peak_bytes": plan.device_bytes,
         "held_bytes": measured.held_bytes,
     }
-
-
-def _same(old: Row, new: Row) -> bool:
-    """Whether two rows are of the same plan."""
-    return all(old[key] == new[key] for key in ("inputs", "part"))
-
-
-def _sum_rows(old: Row, new: Row) -> Row:
-    """Return the newer row, with the time and the runs of both."""
-    summed = ("runs", "seconds", "compute_seconds", "transfer_seconds")
-    return old | new | {key: old[key] + new[key] for key in summed}
-
-
-def _mean(plans: list[Row], runs: int, name: str) -> float | None:
-    return sum(row["runs"] * row[name] for row in plans) / runs if runs else None
 
 
 def stall_log(trainer: L.Trainer) -> StallLog:

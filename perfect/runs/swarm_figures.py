@@ -1,9 +1,5 @@
 """Shows the swarm of a peer while it trains: a table, a line of progress, and logged figures.
 
-    generation 3   lanes   samples/s   sent        state
-    a                  5         812   1.2 GiB     writes
-    b                  3         540   1.2 GiB     this peer
-
 Loggers get elastic/peers (members of the generation), elastic/generation (its number) and
 elastic/gap_seconds (the seconds waited in unplanned gaps between generations so far), and of each
 member:
@@ -14,7 +10,15 @@ elastic/NAME/sent_bytes          bytes of sums that it had sent to other members
                                  before the reduce of the latest step
 """
 
-from collections.abc import Sequence
+import faulthandler
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from io import UnsupportedOperation
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -24,7 +28,6 @@ from rich.text import Text
 
 from perfect.report.words import size
 from perfect.runs.record import RunLog
-from perfect.runs.swarm_record import swarm_record
 from trainers.elastic.deciding.header import Header
 from trainers.elastic.deciding.view import View
 from trainers.elastic.peer.elastic_strategy import ElasticStrategy
@@ -87,8 +90,7 @@ def _members(view: View, headers: Sequence[Header]) -> list[Header]:
 
 
 class SwarmFigures(L.Callback):
-    """Logs the figures as often as PhaseSwitch logs its own, and lets the run's log begin at the
-    step at which this peer came in."""
+    """Logs the swarm's figures, and lets the run's log begin where this peer came in."""
 
     def __init__(self, run_log: RunLog) -> None:
         self._log = run_log
@@ -143,3 +145,133 @@ def swarm_table(trainer: L.Trainer) -> dict[str, Any]:
         if isinstance(callback, SwarmFigures):
             return {"elastic": callback.section(trainer)}
     return {}
+
+
+Line = Mapping[str, Any]
+PLANNED = "somebody came"
+"""Why a generation ends without a gap."""
+
+
+@dataclass(slots=True)
+class _PeerSums:
+    """What is counted of one of them."""
+
+    name: str
+    lanes: int = 0
+    steps: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+    present: float = 0.0
+    bytes_sent: int = 0
+    said: int | None = None
+    """The bytes that it had told of last."""
+
+    def add(self, samples: int, seconds: float, sent: int, present: float) -> None:
+        """Count what it has told at a step. `present`: the seconds since the step before."""
+        self.samples += samples
+        self.seconds += seconds
+        self.present += present
+        if self.said is not None:  # a peer that joins again under its name begins at 0
+            self.bytes_sent += sent - self.said if sent >= self.said else sent
+        self.said = sent
+
+    def plain(self) -> dict[str, Any]:
+        told = asdict(self) | {key: round(getattr(self, key), 3) for key in ("seconds", "present")}
+        del told["said"]
+        return told
+
+
+def swarm_record(lines: Sequence[Line]) -> dict[str, Any]:
+    """Return the section `elastic` of run.json."""
+    first = next((line["time"] for line in lines), 0.0)
+    generations: list[dict[str, Any]] = []
+    gaps: list[dict[str, Any]] = []
+    peers: dict[str, _PeerSums] = {}
+    began: dict[str, Any] = {}
+    lanes = 0
+    latest: float | None = None
+    for line in lines:
+        if "run" in line:
+            lanes = line["run"]["lanes"]
+        elif "begins" in line:
+            began = {"step": line["begins"], "with": line["with"]}
+            latest = None
+            for peer in peers.values():
+                peer.said = None  # what it has sent while this peer was away is not counted
+        elif "generation" in line:
+            latest = line["time"] if latest is None else latest
+            if generations:
+                generations[-1]["ended"] = PLANNED
+            generations.append(
+                {
+                    "generation": line["generation"],
+                    "step": line["step"],
+                    "seconds": round(line["time"] - first, 3),
+                    "members": line["members"],
+                    "steps": 0,
+                    "ended": None,
+                }
+            )
+        elif "gap" in line:
+            gaps.append({"step": line["step"], "seconds": line["gap"], "why": line["why"]})
+            if len(generations) > 1:  # the line comes when the next generation has begun
+                generations[-2]["ended"] = line["why"]
+        elif "commit" in line:
+            if generations:
+                generations[-1]["steps"] += 1
+            for name, added in line["added"]:
+                peer = peers.setdefault(name, _PeerSums(name))
+                peer.lanes += len(added)
+                peer.steps += 1
+            for name, samples, seconds, sent in line.get("peers", ()):
+                present = line["time"] - latest if latest is not None else 0.0
+                peers.setdefault(name, _PeerSums(name)).add(samples, seconds, sent, present)
+            latest = line["time"]
+    return {
+        "lanes": lanes,
+        "began": began,
+        "generations": generations,
+        "gaps": gaps,
+        "peers": [peer.plain() for peer in peers.values()],
+    }
+
+
+STDERR = 2
+OF_GLOO = re.compile(rb"/gloo/|ProcessGroupGloo\.cpp")
+
+
+@contextmanager
+def gloo_apart(log: Path) -> Iterator[None]:
+    """Send what is not Python's to `log` in this block, and show at its end what is not gloo's. If
+    the process dies in the block, Python says where on the terminal, and `log` has the rest."""
+    before = sys.stderr
+    terminal = os.fdopen(os.dup(STDERR), "w", buffering=1)
+    reports = faulthandler.is_enabled()
+    with terminal, log.open("ab+") as file:
+        begin = file.tell()
+        if _descriptor(before) == STDERR:
+            sys.stderr = terminal
+        if not reports:
+            faulthandler.enable(terminal)
+        os.dup2(file.fileno(), STDERR)
+        try:
+            yield
+        finally:
+            os.dup2(terminal.fileno(), STDERR)
+            sys.stderr = before
+            if not reports:
+                faulthandler.disable()
+            file.seek(begin)
+            for line in file:
+                if not OF_GLOO.search(line):
+                    os.write(STDERR, line)
+            if not file.tell():
+                log.unlink()
+
+
+def _descriptor(stream: object) -> int | None:
+    """Return the descriptor that a stream writes to; None if it writes to none."""
+    try:
+        return stream.fileno()  # pyright: ignore[reportAttributeAccessIssue]
+    except (AttributeError, UnsupportedOperation, ValueError):
+        return None

@@ -8,22 +8,6 @@ padding     pads batches of them to a few lengths
 May import: loaders.errors.
 """
 
-from perfect.text.bpe import Bpe, read_bpe
-from perfect.text.padding import IGNORED, PadToLengths, lengths_for
-from perfect.text.text_lines import LineText, TextLines, read_lines
-from perfect.text.wikitext import TestText, WikiText, blocks, read_wikitext
+from perfect.text.padding import PadToLengths, lengths_for
 
-__all__ = [
-    "IGNORED",
-    "Bpe",
-    "LineText",
-    "PadToLengths",
-    "TestText",
-    "TextLines",
-    "WikiText",
-    "blocks",
-    "lengths_for",
-    "read_bpe",
-    "read_lines",
-    "read_wikitext",
-]
+__all__ = ["PadToLengths", "lengths_for"]

@@ -74,8 +74,7 @@ def lengths_for(counts: Mapping[int, int], batch: int, longest: int) -> tuple[in
 
 
 def longest_of_batches(counts: Mapping[int, int], batch: int) -> dict[int, float]:
-    """Return, by length, the part of all batches whose longest sample has it. Batches are drawn at
-    random."""
+    """Return, by length, the part of all batches, drawn at random, whose longest has it."""
     whole, before, seen = sum(counts.values()), 0.0, 0
     found: dict[int, float] = {}
     for length in sorted(counts):

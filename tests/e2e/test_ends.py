@@ -17,7 +17,7 @@ from offload.memory import device_memory, room
 from offload.memory.device_memory import DeviceLeft, ProcessShare
 from offload.memory.host_memory import HostMemoryLeft
 from offload.running.stage import Stage
-from perfect.runs.stop import SIGNALS
+from perfect.runs.checkpoint import SIGNALS
 from trainers.offloading.planned_strategy import PlannedStrategy
 
 Train = Callable[..., tuple[int, Path]]

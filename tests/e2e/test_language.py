@@ -13,7 +13,8 @@ import torch
 import yaml
 from torch.nn import functional
 
-from perfect.assembly import build_data, build_module
+from perfect.assembly.data import build_data
+from perfect.assembly.run import build_module
 from perfect.config.yaml_reader import read_config
 
 ROOT = Path(__file__).parents[2]

@@ -15,14 +15,11 @@ from torch.utils import _pytree as pytree
 
 import offload.measuring.profiling
 from offload import Plan, Runner
-from perfect.assembly import (
-    berth_alone,
-    build_data,
-    build_module,
-    build_phase_switch,
-    build_trainer,
-)
-from perfect.commands.plans import plan_phases
+from perfect.assembly.berth import berth_alone
+from perfect.assembly.data import build_data
+from perfect.assembly.phase_plan import build_phase_switch
+from perfect.assembly.run import build_module, build_trainer
+from perfect.commands.check import plan_phases
 from perfect.config.yaml_reader import read_config
 from perfect.runs.checkpoint import RunCheckpoint
 from perfect.runs.record import RunLog

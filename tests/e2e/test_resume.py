@@ -11,7 +11,7 @@ import pytest
 from support.products import only_first
 
 from perfect.assembly import run
-from perfect.runs.stop import StopSignal
+from perfect.runs.checkpoint import StopSignal
 
 Train = Callable[..., tuple[int, Path]]
 Recipe = dict[str, Any]

@@ -14,7 +14,8 @@ import torch
 import yaml
 from torch.utils.data import DataLoader, TensorDataset
 
-from perfect.assembly import build_data, build_module
+from perfect.assembly.data import build_data
+from perfect.assembly.run import build_module
 from perfect.config.yaml_reader import read_config
 
 Train = Callable[..., tuple[int, Path]]

@@ -20,10 +20,9 @@ from support.wire_ends import LOOPBACK, SECRET
 from trainers.elastic.anchor import kinds
 from trainers.elastic.anchor.anchor import Anchor
 from trainers.elastic.deciding.roster import Settings
-from trainers.elastic.wire.connection import connect
-from trainers.elastic.wire.incoming import IncomingFrame
-from trainers.elastic.wire.message import Message, encode
-from trainers.elastic.wire.tensors import tensors_of
+from trainers.elastic.peer.donated_state import tensors_of
+from trainers.elastic.wire.listener import connect
+from trainers.elastic.wire.message import IncomingFrame, Message, encode
 from trainers.elastic.wire.wire_errors import BadFrame, ChannelClosed
 
 NUMBERS = [b"-1", b"9" * 4300, b"1e400", b"NaN", b"[0, 100000000000000000000]", b'"\\ud800"']

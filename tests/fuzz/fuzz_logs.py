@@ -20,13 +20,12 @@ from unittest.mock import patch
 from support.fuzzing import TryOne, damaged, deepened, main, mutated
 
 from offload.caching.plan_cache import PlanCache
-from perfect.runs.swarm_record import swarm_record
-from trainers.elastic.deciding.era import Era
+from perfect.runs.swarm_figures import swarm_record
 from trainers.elastic.errors import LogDamaged
-from trainers.elastic.peer.step_log import StepLog, newest_era, read_history, read_lines
+from trainers.elastic.peer.step_log import Era, StepLog, newest_era, read_history, read_lines
 from trainers.fleet import Fleet, FleetError
 from trainers.fleet.keeping.journal import Journal
-from trainers.fleet.search.asked_trials import SEARCH_FILE, AskedTrials
+from trainers.fleet.search.optuna_search import SEARCH_FILE, AskedTrials
 
 RUN = {"lanes": 4, "sum": "fast", "micro": 2}
 STEP_LOG: list[dict[str, Any]] = [

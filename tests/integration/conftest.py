@@ -16,8 +16,7 @@ from support.wire_ends import LOOPBACK, SECRET, Pair
 
 from loaders import SharedStream
 from trainers import OffloadStrategy
-from trainers.elastic.wire.connection import connect
-from trainers.elastic.wire.listener import Listener
+from trainers.elastic.wire.listener import Listener, connect
 
 Ended = Callable[[], bool]
 

@@ -8,8 +8,7 @@ import pytest
 
 from perfect.compare import main
 from perfect.report.measures import differences
-from perfect.report.metrics import Metrics
-from perfect.report.results import Run
+from perfect.report.results import Metrics, Run
 
 RUN: dict[str, Any] = {
     "status": "completed", "accuracy": 0.91, "wall_seconds": 100.0, "stall_seconds": 40.0,

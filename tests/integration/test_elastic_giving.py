@@ -9,13 +9,12 @@ import torch
 from support.secret_files import write_secret
 
 from trainers.elastic.deciding.header import LaneLogs
-from trainers.elastic.deciding.pace import HELD_SECONDS, SETUP_SECONDS
 from trainers.elastic.deciding.view import Member
 from trainers.elastic.errors import SwarmRefused
 from trainers.elastic.peer.donated_state import DonatedState
-from trainers.elastic.peer.donor import Donor
+from trainers.elastic.peer.donor import HELD_SECONDS, SETUP_SECONDS, Donor
 from trainers.elastic.wire.secret import Secret, read_secret
-from trainers.elastic.work.commit import Commit
+from trainers.elastic.work.digests import Commit
 
 NUMBERS = 4 << 20
 """Of a total: more bytes than the system keeps for who does not take them."""

@@ -16,7 +16,7 @@ from trainers.elastic.anchor.anchor import Anchor
 from trainers.elastic.deciding.view import Member, View
 from trainers.elastic.peer.anchor_link import AnchorLink
 from trainers.elastic.wire.channel import Channel
-from trainers.elastic.wire.connection import connect
+from trainers.elastic.wire.listener import connect
 from trainers.elastic.wire.secret import read_secret
 from trainers.elastic.wire.wire_errors import ChannelClosed
 

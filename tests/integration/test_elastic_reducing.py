@@ -40,11 +40,10 @@ from support.products import only_first
 from support.wire_ends import few_descriptors
 
 from benchmarks.swarms.swarm import Nursery, until
+from trainers.elastic.errors import ReducingError
 from trainers.elastic.reducing.canonical import reduce_in_order, sum_in_order
 from trainers.elastic.reducing.graveyard import Graveyard
-from trainers.elastic.reducing.group import GroupPlace, form_group
-from trainers.elastic.reducing.link_watch import open_sockets
-from trainers.elastic.reducing.reducing_errors import ReducingError
+from trainers.elastic.reducing.group import GroupPlace, form_group, open_sockets
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])

@@ -22,18 +22,16 @@ from fuzz.fuzz_logs import JOURNAL, RUN, STEP_LOG
 
 from offload.caching.plan_cache import PlanCache
 from perfect.grids.grid_fleet import job_output
-from perfect.grids.grid_folder import GridFolder
-from perfect.grids.grid_run import Timeline
+from perfect.grids.grid_run import GridFolder, Timeline
 from perfect.runs.kept_runs import is_held
 from perfect.runs.record import RunLog, write_run
 from trainers.atomic_checkpoint import AtomicCheckpointIO
-from trainers.elastic.deciding.era import Era
 from trainers.elastic.errors import LogDamaged
-from trainers.elastic.peer.step_log import StepLog, newest_era, read_history, read_lines
+from trainers.elastic.peer.step_log import Era, StepLog, newest_era, read_history, read_lines
 from trainers.fleet import Fleet, FleetError
 from trainers.fleet.deciding.events import Added
 from trainers.fleet.keeping.journal import Journal
-from trainers.fleet.search.asked_trials import AskedTrials
+from trainers.fleet.search.optuna_search import AskedTrials
 from trainers.folder_lock import hold_folder
 from trainers.record_file import whole_lines
 

@@ -31,7 +31,7 @@ from benchmarks.jobs.fleet_jobs import (
 from trainers.fleet import Fleet, FleetError, Halving
 from trainers.fleet.deciding.events import Event, Planned, TurnEnded
 from trainers.fleet.deciding.fleet_state import FleetState
-from trainers.fleet.jobs.leaving import FINAL, LAST
+from trainers.fleet.jobs.job_turns import FINAL, LAST
 from trainers.fleet.keeping.fleet_result import describe_unfinished
 
 pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]

@@ -12,7 +12,7 @@ from benchmarks.jobs.fleet_jobs import KINDS, QUIET, JobKind, Outcome, add, alon
 from trainers.fleet import Fleet
 from trainers.fleet.deciding.events import Event, Planned, TurnEnded
 from trainers.fleet.deciding.fleet_state import FleetState
-from trainers.fleet.jobs.leaving import FINAL
+from trainers.fleet.jobs.job_turns import FINAL
 
 pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]
 

@@ -28,7 +28,7 @@ from benchmarks.jobs.fleet_jobs import (
 )
 from loaders import ReuseLoader
 from trainers.fleet import Fleet, FleetError, Halving
-from trainers.fleet.deciding.stop_rule import Seen
+from trainers.fleet.deciding.halving import Seen
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_left_at_once"),

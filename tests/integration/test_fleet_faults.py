@@ -17,8 +17,8 @@ from benchmarks.jobs.fleet_jobs import KINDS, QUIET, Outcome, add, alone, make
 from trainers.fleet import Fleet, FleetError, Halving
 from trainers.fleet.deciding.events import Event, Turn
 from trainers.fleet.deciding.fleet_state import FleetState
-from trainers.fleet.deciding.stop_rule import Seen
-from trainers.fleet.jobs.leaving import FINAL, LAST
+from trainers.fleet.deciding.halving import Seen
+from trainers.fleet.jobs.job_turns import FINAL, LAST
 from trainers.fleet.keeping.journal import NAME
 from trainers.record_file import RecordFile
 

@@ -25,7 +25,7 @@ from loaders import ReuseLoader, Workers
 from trainers.fleet.deciding.events import Event, TurnEnded
 from trainers.fleet.deciding.fleet_state import FleetState
 from trainers.fleet.inputs import shared_inputs
-from trainers.fleet.jobs.leaving import FINAL, LAST, STOPPED
+from trainers.fleet.jobs.job_turns import FINAL, LAST, STOPPED
 
 pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]
 COUNT = 48

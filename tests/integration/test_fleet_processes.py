@@ -17,9 +17,8 @@ from benchmarks.jobs.fleet_jobs import BUDGET, KINDS, QUIET, Outcome, add, alone
 from trainers.fleet import Fleet
 from trainers.fleet.deciding.events import DeviceEnded, Event, TurnEnded
 from trainers.fleet.deciding.fleet_state import FleetState
-from trainers.fleet.hosting.device_host import HostedJob
-from trainers.fleet.hosting.device_process import PROGRAM, PickledProgram, pickle_program
-from trainers.fleet.jobs.leaving import LAST
+from trainers.fleet.hosting.device_process import PROGRAM, HostedJob, PickledProgram, pickle_program
+from trainers.fleet.jobs.job_turns import LAST
 from trainers.random_state import RandomState
 
 pytestmark = [

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from perfect.errors import RunError
-from perfect.report.fleet_figures import metric_figure, timeline_figure
-from perfect.report.fleet_page import write_fleet_page
+from perfect.report.fleet_page import metric_figure, timeline_figure, write_fleet_page
 from perfect.report.fleet_record import JobSpan, read_fleet, read_timeline
 
 RUN = {"status": "completed", "perplexity": 90.0, "perplexity_on": "test"}

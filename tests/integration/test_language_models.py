@@ -9,15 +9,12 @@ from torch import nn
 from torch.nn import functional
 
 from perfect.config.schema import OptimizerConfig
-from perfect.models import (
-    WeightsError,
-    add_lora,
-    build_language_model,
-    load_pretrained,
-)
+from perfect.models import build_language_model
+from perfect.models.classification import LanguageTask
 from perfect.models.gpt2 import Gpt2, Gpt2Shape
-from perfect.models.language import LanguageTask
 from perfect.models.llama import Llama, LlamaShape
+from perfect.models.lora import add_lora
+from perfect.models.pretrained import WeightsError, load_pretrained
 
 TINY = ("gpt2_tiny", "llama_tiny")
 

@@ -22,11 +22,11 @@ from offload.memory.host_memory import HostMemoryLeft, memory_left
 from offload.program.kernels import CPU
 from offload.running.runner import Runner
 from offload.running.stage import Stage
-from perfect.assembly.strategy import build_strategy
+from perfect.assembly.berth import build_strategy
 from perfect.config.schema import RunConfig
 from perfect.errors import BuildError
 from trainers import OffloadStrategy
-from trainers.fleet.deciding.fleet_error import FleetError
+from trainers.fleet.deciding.events import FleetError
 from trainers.fleet.jobs.tenancy import Tenancy
 from trainers.steps.target import Target, target_of
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from perfect.assembly import build_phases
+from perfect.assembly.phase_plan import build_phases
 from perfect.config.grid import Grid
 from perfect.config.grid_reader import read_recipe
 from perfect.config.schema import RunConfig, dump_config

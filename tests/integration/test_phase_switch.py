@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from perfect import Phase, PhaseSwitch, PlateauRule, ReuseLoader, Schedule
-from perfect.callbacks.first_serves import SAMPLE_LOSSES
+from perfect.callbacks.phase_records import SAMPLE_LOSSES
 from perfect.method.phases import PhaseError
 from perfect.runs.checkpoint import FiniteLoss, RunCheckpoint
 from trainers.atomic_checkpoint import AtomicCheckpointIO

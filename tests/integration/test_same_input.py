@@ -11,8 +11,7 @@ from support.shared_streams import BATCH, BATCHES, SIZE, Counted, lone, passes
 from loaders import ReuseLoader
 from loaders.sharing.shared_view import SharedView
 from trainers.fleet.inputs import shared_inputs
-from trainers.fleet.inputs.same_input import LoaderContents
-from trainers.fleet.inputs.shared_inputs import SharedInputs
+from trainers.fleet.inputs.shared_inputs import LoaderContents, SharedInputs
 
 
 def twice(images: torch.Tensor, draws: Any) -> torch.Tensor:

@@ -11,7 +11,7 @@ import pytest
 from support.fake_fleet import Killed
 from support.fake_fleet import SearchedFleet as Fleet
 
-from trainers.fleet.deciding.fleet_error import FleetError
+from trainers.fleet.deciding.events import FleetError
 from trainers.fleet.search import OptunaSearch
 
 optuna = pytest.importorskip("optuna")

@@ -18,7 +18,7 @@ import torch
 from support.fleet_outcomes import states
 
 from benchmarks.jobs.fleet_jobs import KINDS, QUIET, Net, add, make
-from trainers.fleet.jobs.leaving import FINAL, LAST
+from trainers.fleet.jobs.job_turns import FINAL, LAST
 from trainers.fleet.ray_cluster import tune_trial
 from trainers.read_checkpoint import CheckpointRefused
 

@@ -19,12 +19,10 @@ from trainers.elastic.deciding.header import Header
 from trainers.elastic.deciding.roster import Settings
 from trainers.elastic.deciding.view import Member
 from trainers.elastic.peer.anchor_link import AnchorLink
-from trainers.elastic.peer.donated_state import DonatedState
+from trainers.elastic.peer.donated_state import DonatedState, payloads_of, tensors_of
 from trainers.elastic.wire.channel import Channel
-from trainers.elastic.wire.connection import connect
-from trainers.elastic.wire.listener import Listener
+from trainers.elastic.wire.listener import Listener, connect
 from trainers.elastic.wire.message import MAGIC, PREFIX, VERSION, Message, encode
-from trainers.elastic.wire.tensors import payloads_of, tensors_of
 from trainers.elastic.wire.wire_errors import BadFrame, ChannelClosed
 
 WITH_PAYLOAD = ("put", "value")

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from loaders.errors import SourceError
-from perfect.text import blocks, read_bpe, read_wikitext
+from perfect.text.bpe import read_bpe
+from perfect.text.text_lines import blocks, read_wikitext
 
 MERGES = (("t", "h"), ("th", "e"), ("\u0120", "the"), ("i", "n"), ("in", "g"), ("\u0120", "a"))
 SHARED = Path(__file__).parents[3] / "shared" / "data"

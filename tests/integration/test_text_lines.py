@@ -11,8 +11,10 @@ from torch.nn import functional
 from loaders.errors import SourceError
 from perfect.config.schema import OptimizerConfig
 from perfect.models import build_language_model
-from perfect.models.language import LanguageTask
-from perfect.text import IGNORED, PadToLengths, TextLines, read_bpe, read_lines
+from perfect.models.classification import LanguageTask
+from perfect.text.bpe import read_bpe
+from perfect.text.padding import IGNORED, PadToLengths
+from perfect.text.text_lines import TextLines, read_lines
 
 LINES = ("the thing in the air", "", "singing the thing " * 9, "a", "in the end", "   ")
 

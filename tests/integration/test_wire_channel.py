@@ -18,8 +18,7 @@ from support import wire_peer
 from support.wire_ends import LOOPBACK, SECRET, Pair
 
 from trainers.elastic.wire.channel import Channel
-from trainers.elastic.wire.connection import connect
-from trainers.elastic.wire.listener import Listener
+from trainers.elastic.wire.listener import Listener, connect
 from trainers.elastic.wire.wire_errors import BadFrame, ChannelClosed, WireTimeout
 
 

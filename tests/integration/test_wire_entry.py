@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from support.wire_ends import LOOPBACK, OTHER, SECRET, Pair, few_descriptors, plain
 
-from trainers.elastic.wire import certificate, listener
+from trainers.elastic.wire import listener
 from trainers.elastic.wire.address import Address
-from trainers.elastic.wire.connection import connect
-from trainers.elastic.wire.listener import Listener
+from trainers.elastic.wire.listener import Listener, connect
 from trainers.elastic.wire.message import VERSION
 from trainers.elastic.wire.secret import read_secret
+from trainers.elastic.wire.stream import client_context, make_certificate, server_context
 from trainers.elastic.wire.wire_errors import (
     AddressError,
     ChannelClosed,
@@ -44,7 +44,7 @@ def refusal(anchor: Listener) -> WireError:
 
 
 def encrypted(anchor: Listener) -> ssl.SSLSocket:
-    return certificate.client_context().wrap_socket(plain(anchor))
+    return client_context().wrap_socket(plain(anchor))
 
 
 # ---- who is let in ------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ def test_who_knows_the_secret_is_let_in_and_both_sides_talk(pair: Pair) -> None:
 def test_the_connection_is_encrypted_with_tls_13(anchor: Listener) -> None:
     with encrypted(anchor) as client:
         assert client.version() == "TLSv1.3"
-    old = certificate.client_context()
+    old = client_context()
     old.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
     old.maximum_version = ssl.TLSVersion.TLSv1_2
     with plain(anchor) as raw, pytest.raises(OSError):
@@ -83,8 +83,8 @@ def test_a_wrong_secret_is_an_error_at_both_sides_that_tells_no_secret(anchor: L
 
 
 def test_a_server_without_the_secret_is_refused_though_it_says_welcome() -> None:
-    made = certificate.make_certificate()
-    context = certificate.server_context(made)
+    made = make_certificate()
+    context = server_context(made)
     with socket.create_server((LOOPBACK, 0)) as listening, ThreadPoolExecutor(1) as pool:
 
         def impostor() -> None:
@@ -133,7 +133,7 @@ def proxied(anchor: Listener, context: ssl.SSLContext) -> Unreachable | WrongSec
 
 
 def test_a_man_in_the_middle_with_a_certificate_of_his_own_is_refused(anchor: Listener) -> None:
-    his = certificate.server_context(certificate.make_certificate())
+    his = server_context(make_certificate())
     assert isinstance(proxied(anchor, his), WrongSecret)
     assert isinstance(refusal(anchor), WrongSecret)
 
@@ -225,7 +225,7 @@ def test_who_does_not_speak_tls_is_refused(anchor: Listener, garbage: bytes) -> 
 
 
 def test_a_listener_of_another_version_is_named_with_both_numbers() -> None:
-    context = certificate.server_context(certificate.make_certificate())
+    context = server_context(make_certificate())
     with socket.create_server((LOOPBACK, 0)) as listening, ThreadPoolExecutor(1) as pool:
 
         def later_version() -> None:

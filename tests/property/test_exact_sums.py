@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainers.elastic.reducing.exact import BLOCK, FixedPoint
-from trainers.elastic.reducing.reducing_errors import FixedPointError
+from trainers.elastic.errors import FixedPointError
+from trainers.elastic.work.gradient_sums import BLOCK, FixedPoint
 
 FLOATS = st.floats(-(2.0**14), 2.0**14, width=32)
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from support.products import examples
 
-from trainers.fleet.deciding.dealing import deal
-from trainers.fleet.deciding.fleet_error import FleetError
+from trainers.fleet.deciding.events import FleetError
+from trainers.fleet.ray_cluster.ray_fleet import deal
 
 WORK = some.dictionaries(
     some.text("abcdef", min_size=1, max_size=3), some.floats(0, 100), max_size=6

@@ -17,8 +17,8 @@ from support.fleet_simulator import PaperFleet, PaperJob, bound
 from support.products import examples
 
 from trainers.fleet.deciding.fleet_state import FleetSettings
+from trainers.fleet.deciding.halving import Seen, StopRule
 from trainers.fleet.deciding.schedule import Runnable, assign_shares
-from trainers.fleet.deciding.stop_rule import Seen, StopRule
 
 STEP = 0.25
 QUANTUM = 0.5

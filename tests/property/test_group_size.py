@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from support.products import examples
 
-from trainers.elastic.work.group_choice import FASTER, SIZES, best_size, next_size, together
+from trainers.elastic.work.planned_work import FASTER, SIZES, best_size, next_size, together
 
 SIZE = some.sampled_from([1, 2, 3, 4, 8])
 STEP = some.lists(some.sampled_from([0, 2, 3]), min_size=1, max_size=12)

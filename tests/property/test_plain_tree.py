@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.products import examples
 
 from trainers.elastic.errors import CannotBeElastic
-from trainers.elastic.peer.plain_tree import put_together, take_apart
+from trainers.elastic.peer.donated_state import put_together, take_apart
 
 TYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.uint8)
 

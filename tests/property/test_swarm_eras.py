@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.products import examples
 
-from trainers.elastic.deciding.era import Era, steps_that_count
+from trainers.elastic.peer.step_log import Era, steps_that_count
 
 Steps = list[tuple[str, int]]
 

@@ -20,13 +20,11 @@ from torch.nn import functional
 from loaders import ReuseLoader
 from trainers.elastic.deciding.header import LaneLogs
 from trainers.elastic.errors import SwarmStopped
-from trainers.elastic.peer.commits import Commits
-from trainers.elastic.peer.elastic_fit import ElasticFit
+from trainers.elastic.peer.elastic_fit import Commits, ElasticFit
 from trainers.elastic.peer.lane_shares import LaneShares
 from trainers.elastic.reducing.canonical import sum_in_order
-from trainers.elastic.work import group_choice
-from trainers.elastic.work.commit import Commit
-from trainers.elastic.work.digests import digest_of
+from trainers.elastic.work import planned_work
+from trainers.elastic.work.digests import Commit, digest_of
 from trainers.elastic.work.plain_work import PlainWork
 
 LANES, MICRO, WIDTH = 9, 4, 160
@@ -201,6 +199,6 @@ def assert_same(one: DealtRun, other: DealtRun) -> None:
 def always(patch: pytest.MonkeyPatch, size: int) -> None:
     """Have groups of this size chosen, however slow these tiny models are so, and whatever a busy
     machine's seconds make of the plan of single lanes."""
-    patch.setattr(group_choice, "_copies_weights", lambda _: True)
-    patch.setattr(group_choice, "SIZES", tuple(sorted({1, size})))
-    patch.setattr(group_choice, "FASTER", 1e9)
+    patch.setattr(planned_work, "_copies_weights", lambda _: True)
+    patch.setattr(planned_work, "SIZES", tuple(sorted({1, size})))
+    patch.setattr(planned_work, "FASTER", 1e9)

@@ -13,11 +13,10 @@ import pytest
 import torch
 from support.elastic_groups import HOST, Deadline, Ended, Files, Told, always, left_over, tasks
 
-from trainers.elastic.reducing.canonical import reduce_in_order
-from trainers.elastic.reducing.exchange import all_gather_bytes
+from trainers.elastic.errors import FrameError, GroupBroken
+from trainers.elastic.reducing.canonical import all_gather_bytes, reduce_in_order
 from trainers.elastic.reducing.graveyard import Graveyard
 from trainers.elastic.reducing.group import Group, GroupPlace, form_group
-from trainers.elastic.reducing.reducing_errors import FrameError, GroupBroken
 
 SIZES = (1, 2, 3, 5, 1000, 4099)
 DTYPES = (torch.float32, torch.bfloat16, torch.int64)

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.jobs.fleet_jobs import Net, Outcome
 from trainers.fleet import FleetResult
-from trainers.fleet.jobs.leaving import FINAL
+from trainers.fleet.jobs.job_turns import FINAL
 
 
 def states(result: FleetResult) -> dict[str, str]:

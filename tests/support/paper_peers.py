@@ -22,17 +22,18 @@ from trainers.elastic.deciding.decision import (
     is_equal_vote,
 )
 from trainers.elastic.deciding.header import Header, MemberPace
-from trainers.elastic.deciding.orders import (
+from trainers.elastic.deciding.roster import Roster, Settings
+from trainers.elastic.deciding.view import (
     Announce,
     AskHost,
     Break,
     CopyFrom,
     Form,
     FoundRun,
+    Member,
     Order,
+    View,
 )
-from trainers.elastic.deciding.roster import Roster, Settings
-from trainers.elastic.deciding.view import Member, View
 
 if TYPE_CHECKING:
     from support.paper_swarm import PaperSwarm
@@ -355,8 +356,7 @@ class PaperPeer:
                     self.swarm.about_to_reduce(headers)
                     yield from self.collective("reduce", None)
                     self.held = repr((self.step, added))
-                    votes = yield from self.collective("vote", self.held)
-                    if is_equal_vote(votes):
+                    if is_equal_vote((yield from self.collective("vote", self.held))):
                         return self.held
                     raise _Over
                 case Apply():

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from support.paper_peers import LawBroken, PaperAnchor, PaperGroup, PaperPeer
 
 from trainers.elastic.deciding.header import Header
-from trainers.elastic.deciding.orders import (
+from trainers.elastic.deciding.view import (
     Form,
+    View,
 )
-from trainers.elastic.deciding.view import View
 
 
 class PaperSwarm:

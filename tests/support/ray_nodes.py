@@ -16,7 +16,7 @@ STORE_BYTES = 100 * 2**20
 
 def need_ray() -> None:
     """Skip the tests of a file where Ray is missing, and say how to get it."""
-    from trainers.fleet.ray_cluster.ray_package import import_tune
+    from trainers.fleet.ray_cluster.node_fleet import import_tune
 
     try:
         import_tune()

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from perfect import Phase, PhaseSwitch, PlateauRule, ReuseLoader, Schedule
-from perfect.callbacks.first_serves import SAMPLE_LOSSES
+from perfect.callbacks.phase_records import SAMPLE_LOSSES
 
 SAMPLES = 41
 

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from trainers.elastic.wire.incoming import IncomingFrame
-from trainers.elastic.wire.message import Message
+from trainers.elastic.wire.message import IncomingFrame, Message
 
 
 def received(data: bytes, *, limit: int = 1 << 20, pieces: Sequence[int] = ()) -> Message:

@@ -49,7 +49,7 @@ REASONS: Mapping[str, Mapping[str, int]] = {
         "trainers/fleet/hosting/device_process.py pickle.dump": 1,
         "trainers/fleet/inputs/input_link.py pickle.dumps": 1,
         "trainers/fleet/jobs/lightning_job.py weights_only=True": 1,
-        "trainers/fleet/jobs/leaving.py weights_only=True": 1,
+        "trainers/fleet/jobs/job_turns.py weights_only=True": 1,
         "trainers/lightning_seams.py weights_only=False": 1,
     },
     CHECKED: {
@@ -59,13 +59,13 @@ REASONS: Mapping[str, Mapping[str, int]] = {
         "trainers/fleet/ray_cluster/tune_trial.py weights_only=True": 1,
         "offload/replaying/step_file.py torch.load": 1,
         "offload/replaying/step_file.py weights_only=True": 1,
-        "perfect/commands/step_saving.py weights_only=True": 1,
+        "perfect/commands/replaying.py weights_only=True": 1,
         "trainers/read_checkpoint.py torch.load": 1,
         "trainers/read_checkpoint.py weights_only=True": 1,
     },
     "of numpy's arrays, numbers alone are loaded": {
-        "perfect/text/cached_ids.py allow_pickle=False": 1,
-        "perfect/text/cached_ids.py np.load": 1,
+        "perfect/text/bpe.py allow_pickle=False": 1,
+        "perfect/text/bpe.py np.load": 1,
     },
     OF_THE_USER: {
         "loaders/convert.py resolve_name": 1,
@@ -77,7 +77,7 @@ REASONS: Mapping[str, Mapping[str, int]] = {
     OF_OURS: {
         "perfect/assembly/run.py find_spec": 1,
         "perfect/__init__.py find_spec": 1,
-        "trainers/fleet/search/optuna_package.py find_spec": 1,
+        "trainers/fleet/search/optuna_pruner.py find_spec": 1,
     },
     PARENT: {
         "loaders/workers/processes.py pickle.loads": 1,

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from perfect.report.curves import curve, line_style
-from perfect.report.metrics import Metrics
-from perfect.report.results import Run
+from perfect.report.panels import curve, line_style
+from perfect.report.results import Metrics, Run
 
 NAN = np.nan
 RECORD = {"status": "completed", "accuracy": 0.91, "decoded_samples": 24_000, "wall_seconds": 100.0}

@@ -10,8 +10,7 @@ from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.plugins.precision import MixedPrecision
 
 from trainers.elastic.errors import CannotBeElastic
-from trainers.elastic.peer.elastic_fit import ElasticFit
-from trainers.elastic.peer.elastic_refusals import check_run
+from trainers.elastic.peer.elastic_fit import ElasticFit, check_run
 
 
 class Net(L.LightningModule):

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from trainers.elastic.deciding.era import Era
 from trainers.elastic.deciding.view import Member, View
 from trainers.elastic.errors import LogDamaged
 from trainers.elastic.peer.step_log import (
+    Era,
     History,
     StepLog,
     newest_era,

@@ -11,7 +11,7 @@ from trainers.elastic.deciding.header import LaneLogs, in_units
 from trainers.elastic.errors import CannotBeElastic
 from trainers.elastic.work.digests import COLUMNS, PARTS, digest_of, part_of_step
 from trainers.elastic.work.gradient_sums import ExactSums, GradientSums
-from trainers.elastic.work.lane_logs import LogCatcher
+from trainers.elastic.work.plain_work import LogCatcher
 
 # ---- gradients ----------------------------------------------------------------------------------
 

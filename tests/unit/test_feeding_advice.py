@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from perfect.commands.feeding_advice import Feeding, decodes_with_cache, even_share, feeding_lines
+from perfect.commands.check_swarm import Feeding, decodes_with_cache, even_share, feeding_lines
 
 GB = 10**9
 RECIPE = [(4, 3), (3, 1)]

@@ -14,6 +14,7 @@ from trainers.fleet.deciding.events import (
     Event,
     Failed,
     Finished,
+    FleetError,
     InterruptAsked,
     JobMemory,
     Leave,
@@ -26,7 +27,6 @@ from trainers.fleet.deciding.events import (
     Turn,
     Yield,
 )
-from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.deciding.fleet_state import FleetSettings
 from trainers.fleet.deciding.halving import Halving
 

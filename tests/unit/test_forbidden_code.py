@@ -34,8 +34,8 @@ PURE_FILES = (
     "trainers/elastic/errors.py",
     "trainers/plain_values.py",
     "trainers/elastic/wire/address.py",
-    "trainers/elastic/wire/incoming.py",
-    "trainers/elastic/wire/manifest.py",
+    "trainers/elastic/wire/message.py",
+    "trainers/elastic/anchor/kinds.py",
     "trainers/elastic/wire/message.py",
     "trainers/elastic/wire/wire_errors.py",
 )

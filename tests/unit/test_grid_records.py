@@ -15,11 +15,9 @@ from perfect.config.grid import Grid
 from perfect.config.grid_reader import read_recipe
 from perfect.errors import FolderError
 from perfect.grids.grid_fleet import OUTPUT, GridJob, job_output
-from perfect.grids.grid_folder import GridFolder
-from perfect.grids.grid_run import Timeline
+from perfect.grids.grid_run import GridFolder, Timeline
 from perfect.runs.folder import RunFolder
-from trainers.fleet.deciding.events import Restarted
-from trainers.fleet.deciding.fleet_error import FleetError
+from trainers.fleet.deciding.events import FleetError, Restarted
 from trainers.fleet.deciding.fleet_state import FleetSettings, FleetState, JobState, Phase
 from trainers.fleet.keeping.fleet_result import FleetResult, JobResult
 

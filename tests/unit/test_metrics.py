@@ -5,9 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfect.report.metrics import Metrics, rates, read_metrics
-from perfect.report.plots import input_pipeline
-from perfect.report.run_phases import RunPhases
+from perfect.report.plots import RunPhases, input_pipeline
+from perfect.report.results import Metrics, rates, read_metrics
 
 TEXT = """step,wall_seconds,decoded,served,stall_seconds,val_accuracy
 100,10,1000,3000,1,

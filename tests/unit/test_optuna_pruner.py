@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from support.fake_fleet import FakeFleet, Killed
 
-from trainers.fleet.deciding.fleet_error import FleetError
-from trainers.fleet.search import OptunaPruner, optuna_package
+from trainers.fleet.deciding.events import FleetError
+from trainers.fleet.search import OptunaPruner, optuna_pruner
 
 optuna = pytest.importorskip("optuna")
 pruners = optuna.pruners
@@ -214,7 +214,7 @@ def test_bad_input_is_refused_by_name(arguments: dict[str, Any], says: str) -> N
 def test_a_pruner_that_lacks_its_own_package_is_refused_before_anything_is_trained(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(optuna_package, "find_spec", lambda package: None)
+    monkeypatch.setattr(optuna_pruner, "find_spec", lambda package: None)
     with pytest.raises(FleetError, match="WilcoxonPruner needs the package scipy: pip install"):
         rule(pruners.WilcoxonPruner())
 

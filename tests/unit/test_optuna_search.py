@@ -13,7 +13,7 @@ import torch
 from support.fake_fleet import FakeFleet, Killed
 from support.fake_fleet import SearchedFleet as Fleet
 
-from trainers.fleet.deciding.fleet_error import FleetError
+from trainers.fleet.deciding.events import FleetError
 from trainers.fleet.search import OptunaPruner, OptunaSearch, optuna_pruner_of, optuna_search_of
 from trainers.fleet.search.optuna_search import SearchedJob
 

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from loaders import ReuseLoader
 from loaders.pixels.augmentation import CentreCrop
 from perfect.assembly.augmentation import build_augmentation, centre_crop, pictures_after
-from perfect.config.augment_schema import AugmentConfig
+from perfect.config.fields import AugmentConfig
 from perfect.config.yaml_reader import Source, read_config
 from perfect.errors import ConfigError
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from perfect.runs.stderr_log import gloo_apart
+from perfect.runs.swarm_figures import gloo_apart
 
 GLOO = (
     "[/w/third_party/gloo/gloo/transport/tcp/debug_logger.cc:9] ERROR failed to connect\n"
@@ -35,7 +35,7 @@ def test_gloo_is_kept_out_of_the_terminal_and_nothing_is_lost(
 def test_a_death_is_seen_and_what_came_before_it_is_in_the_file(tmp_path: Path) -> None:
     script = (
         "import os, sys; from pathlib import Path\n"
-        "from perfect.runs.stderr_log import gloo_apart\n"
+        "from perfect.runs.swarm_figures import gloo_apart\n"
         "with gloo_apart(Path(sys.argv[1])):\n"
         "    os.write(2, b'terminate called after\\n'); os.abort()"
     )

@@ -6,15 +6,17 @@ from typing import Any
 
 import pytest
 
-from trainers.elastic.deciding.deal import LaneRate, best_counts, deal
 from trainers.elastic.deciding.decision import (
     Apply,
     Compute,
+    LaneRate,
     Reduce,
     Rejoin,
     Stop,
     ToGate,
     Wait,
+    best_counts,
+    deal,
     decide,
     is_equal_vote,
 )

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from trainers.elastic.deciding.pace import Following, seconds_left, too_slow
+from trainers.elastic.peer.donor import Following, seconds_left, too_slow
 
 SLOW = Following(
     seconds=10.0, held=4.0, taken=40_000_000, commits=12, commit_bytes=8_000_000, lanes=64,

@@ -8,7 +8,7 @@ from typing import Any
 from perfect.config.elastic_schema import shared_keys
 from perfect.config.schema import RunConfig, dump_config
 from perfect.report.report import write_report
-from perfect.runs.swarm_record import PLANNED, swarm_record
+from perfect.runs.swarm_figures import PLANNED, swarm_record
 
 LINES: list[dict[str, Any]] = [
     {"run": {"lanes": 4, "sum": "fast", "micro": 2}, "time": 100.0},

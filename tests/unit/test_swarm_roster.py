@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from trainers.elastic.deciding.electorate import Electorate
-from trainers.elastic.deciding.orders import (
+from trainers.elastic.deciding.roster import Roster, Settings
+from trainers.elastic.deciding.view import (
     Announce,
     AskHost,
     Break,
@@ -15,11 +16,11 @@ from trainers.elastic.deciding.orders import (
     Expel,
     Form,
     FoundRun,
+    Member,
     Order,
     Refuse,
+    View,
 )
-from trainers.elastic.deciding.roster import Roster, Settings
-from trainers.elastic.deciding.view import Member, View
 
 NOW = 100.0
 SETTINGS = Settings(heartbeat=2.0)

@@ -8,9 +8,15 @@ import pytest
 import torch
 from support.wire_frames import received
 
-from trainers.elastic.wire.incoming import IncomingFrame
-from trainers.elastic.wire.message import MAGIC, MOST_HEADER_BYTES, PREFIX, VERSION, encode
-from trainers.elastic.wire.tensors import payloads_of, tensors_of
+from trainers.elastic.peer.donated_state import payloads_of, tensors_of
+from trainers.elastic.wire.message import (
+    MAGIC,
+    MOST_HEADER_BYTES,
+    PREFIX,
+    VERSION,
+    IncomingFrame,
+    encode,
+)
 from trainers.elastic.wire.wire_errors import BadFrame
 
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from trainers.elastic.anchor.kinds import difference
 from trainers.elastic.errors import ElasticError
 from trainers.elastic.wire import wire_errors
 from trainers.elastic.wire.address import parse_addresses
-from trainers.elastic.wire.certificate import make_certificate
-from trainers.elastic.wire.manifest import difference
 from trainers.elastic.wire.secret import Secret
+from trainers.elastic.wire.stream import make_certificate
 from trainers.elastic.wire.wire_errors import AddressError, SecretError, WireError
 
 
@@ -119,6 +119,6 @@ def test_without_cryptography_the_error_says_what_to_install(
 
 
 def test_importing_the_wire_does_not_import_cryptography() -> None:
-    text = (Path(wire_errors.__file__).parent / "certificate.py").read_text()
+    text = (Path(wire_errors.__file__).parent / "stream.py").read_text()
     assert "\nfrom cryptography" not in text
     assert "\nimport cryptography" not in text

@@ -1,15 +1,4 @@
-"""The errors of elastic training.
-
-ElasticError
-  WireError        what goes wrong between two peers: trainers/elastic/wire/wire_errors.py
-  GenerationEnded  a member has died, or the anchor says that the next generation begins
-  Expelled         this peer is no member any more, and can join again
-  SwarmRefused     the swarm does not take this peer
-  SwarmStopped     every member ends the run, for example because a loss is no number
-  LogDamaged       a swarm's log that cannot be read or begun, or logs that disagree
-  ReplayDiffers    a step that comes to other gradients than the log says
-  CannotBeElastic  a module, loader or Trainer that a swarm cannot train exactly
-"""
+"""The errors of elastic training."""
 
 
 class ElasticError(Exception):
@@ -62,4 +51,26 @@ class CannotBeElastic(ElasticError):
     """A run has a part that a swarm cannot train exactly.
 
     Leave out the part that the message names, or train on one node.
+    """
+
+
+class ReducingError(ElasticError):
+    """Base of what goes wrong in a group of one generation.
+
+    The members form a group again by themselves.
+    """
+
+
+class GroupBroken(ReducingError):
+    """The group of this generation is of no use any more."""
+
+
+class FrameError(ReducingError):
+    """A header or a vote is larger than was agreed."""
+
+
+class FixedPointError(ReducingError):
+    """A number has no place in the range of fixed-point sums.
+
+    Lower the learning rate, or give `sum: fast`.
     """

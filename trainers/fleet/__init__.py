@@ -1,14 +1,10 @@
 """Many jobs on few devices: the arena of a device is lent to one job at a time, for whole steps.
 
-`fleet.py` is what a user calls. `deciding/` says what happens next, from events alone; the other
-folders do it.
-
 May import: fleet.deciding, fleet.hosting, fleet.inputs, fleet.jobs, fleet.keeping, loaders,
     offload.memory, offload.sizes, random_state, torch_seams.
 """
 
-from trainers.fleet.deciding.events import JobMemory
-from trainers.fleet.deciding.fleet_error import FleetError
+from trainers.fleet.deciding.events import FleetError, JobMemory
 from trainers.fleet.deciding.halving import Halving
 from trainers.fleet.fleet import Fleet
 from trainers.fleet.keeping.fleet_result import FleetResult, JobResult

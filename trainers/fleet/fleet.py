@@ -1,8 +1,4 @@
-"""`Fleet`: many jobs at once, on few devices, each with the bits that it would have alone.
-
-One device has one process: its jobs' threads are in the caller's process if there is one device,
-and in a spawned process for each of several. `fleet_run.py` has the loop.
-"""
+"""`Fleet`: many jobs at once, on few devices, each with the bits that it would have alone."""
 
 import threading
 from collections.abc import Iterator, Mapping
@@ -10,15 +6,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from trainers.fleet.deciding.events import Added, Planned, StopAsked
-from trainers.fleet.deciding.fleet_error import FleetError
+from trainers.fleet.deciding.events import Added, FleetError, Planned, StopAsked
+from trainers.fleet.deciding.halving import StopRule
 from trainers.fleet.deciding.prediction import explained
-from trainers.fleet.deciding.stop_rule import StopRule
-from trainers.fleet.fleet_jobs import FleetJobs, check_name
 from trainers.fleet.fleet_options import (
     Devices,
+    FleetJobs,
     FleetOptions,
     Isolation,
+    check_name,
     check_stop_rule,
     checked_hours,
     find_devices,
@@ -87,7 +83,6 @@ class Fleet:
         self._jobs = FleetJobs(self._options)
         self._run = FleetRun(self._options, self._jobs, watch)
         self._random_state: RandomState | None = None
-        """The random state of this process when the fleet began."""
         self._adding = threading.Lock()
         """Held while a job is added, and where the fleet begins and ends, so that no job is
         lost."""
@@ -99,8 +94,6 @@ class Fleet:
             f"Fleet({len(self._jobs.hosted)} jobs on {devices}, budget={options.budget!r},"
             f" stop={options.stop!r}, metric={self.metric!r}, folder={str(self.folder)!r})"
         )
-
-    # ---- jobs ------------------------------------------------------------------------------------
 
     def add(
         self,
@@ -166,8 +159,6 @@ class Fleet:
         is resumed, it is first called for the jobs that ended before, in the same order."""
         self._run.on_end.append(call)
 
-    # ---- the run ---------------------------------------------------------------------------------
-
     def explain(self) -> str:
         """Plan the jobs, and predict the whole run."""
         plans = self.plan()
@@ -183,8 +174,7 @@ class Fleet:
         return [plans[name] for name in self._run.state.jobs if name in plans]
 
     def fit(self) -> FleetResult:
-        """Run all jobs to their ends, or until the time is over. Ctrl-C and the end of the time let
-        every job write a checkpoint first."""
+        """Run all jobs until they or the time end. Ctrl-C lets them write checkpoints first."""
         if self._ended:
             raise FleetError("fit() has ended: make another Fleet")
         with self._begun():

@@ -1,7 +1,5 @@
 """The run of a fleet: events of jobs go into the journal, and decisions to the devices.
 
-    job's event --> journal --> decide (pure) --> commands --> the devices' hosts
-
 The loop runs in the caller's thread. It decides and never trains. What ends it early (Ctrl-C, the
 end of its time) is an event as well: an exception between an event and its decision would lose it.
 """
@@ -23,6 +21,7 @@ from trainers.fleet.deciding.events import (
     DeviceEnded,
     Event,
     Finished,
+    FleetError,
     InterruptAsked,
     Leave,
     Planned,
@@ -31,13 +30,14 @@ from trainers.fleet.deciding.events import (
     Turn,
     TurnEnded,
 )
-from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.deciding.fleet_state import FleetSettings, FleetState, JobState
-from trainers.fleet.fleet_jobs import FleetJobs
-from trainers.fleet.fleet_options import FleetOptions
-from trainers.fleet.hosting.device_host import DeviceHost
-from trainers.fleet.hosting.device_process import DeviceProcess
-from trainers.fleet.hosting.input_process import InputProcess, needs_input_process
+from trainers.fleet.fleet_options import FleetJobs, FleetOptions
+from trainers.fleet.hosting.device_process import (
+    DeviceHost,
+    DeviceProcess,
+    InputProcess,
+    needs_input_process,
+)
 from trainers.fleet.inputs.input_link import InputAddress
 from trainers.fleet.keeping.fleet_result import FleetResult, JobResult
 from trainers.fleet.keeping.journal import Journal
@@ -54,9 +54,7 @@ class FleetRun:
         self.state: FleetState | None = None
         self.events: SimpleQueue[Event] = SimpleQueue()
         self.plans: dict[str, Planned] = {}
-        """The first plan of each job."""
         self.on_end: list[OnEnd] = []
-        """They are called for each job that has ended."""
         self._options = options
         self._jobs = jobs
         self._watch = watch
@@ -68,11 +66,8 @@ class FleetRun:
         self._journal = Journal(options.folder)
         self._resources = ExitStack()
 
-    # ---- the beginning ---------------------------------------------------------------------------
-
     def begin(self, lock: threading.Lock) -> None:
-        """Read the journal, start the hosts, and send the jobs to them. `lock`: held while a job is
-        added; later ones come as events."""
+        """Read the journal, and send the jobs to the hosts. `lock`: held while a job is added."""
         settings = self._options.settings()
         past = self._journal.open(self._options.identity())
         if needs_input_process(self._options.in_processes, len(self._options.devices)):
@@ -118,11 +113,12 @@ class FleetRun:
         settings = replace(self._options.seat(number, device), inputs=self._input_address)
         return self._resources.enter_context(kind(settings, self.events.put))
 
-    # ---- the loop --------------------------------------------------------------------------------
-
     def plan(self) -> None:
         """Build and plan every job for which there is memory. Turns wait for `train`."""
-        while not self._only_turns_left():
+        assert self.state is not None
+        while not self.events.empty() or len(self._held_turns) < sum(
+            command is not None for command in self.state.busy
+        ):
             self._handle(self.events.get(), hold_turns=True)
 
     def train(self, is_done: Callable[[], bool]) -> bool:
@@ -168,12 +164,6 @@ class FleetRun:
                 for call in self.on_end:
                     call(self._job_result(job), job.rungs.values)
 
-    def _only_turns_left(self) -> bool:
-        """Whether all that devices could do are turns."""
-        assert self.state is not None
-        busy = sum(command is not None for command in self.state.busy)
-        return self.events.empty() and busy == len(self._held_turns)
-
     @contextmanager
     def _early_end(self) -> Iterator[list[int]]:
         """In this block let all jobs leave after the first Ctrl-C, which the yielded list has then,
@@ -200,23 +190,16 @@ class FleetRun:
             if is_main:
                 signal.signal(signal.SIGINT, before)
 
-    # ---- the end ---------------------------------------------------------------------------------
-
     def close(self, is_first: bool) -> None:
-        """End all threads and processes. `is_first`: jobs may still wait for a turn."""
-        if is_first and self._held_turns:
-            self._end_planned_jobs()
+        """End all threads and processes. `is_first`: jobs may still wait for their first turn."""
+        if is_first and self._held_turns and self.state is not None:
+            for name, job in self.state.jobs.items():
+                if job.device is not None and not job.ended:
+                    self._send(Leave(name, job.device, "interrupted"))
+                    self.events.get()
+            self._held_turns = []
         self._resources.close()
         self._journal.close()
-
-    def _end_planned_jobs(self) -> None:
-        """End the jobs that were only planned. They have done no step that must be kept."""
-        assert self.state is not None
-        for name, job in self.state.jobs.items():
-            if job.device is not None and not job.ended:
-                self._send(Leave(name, job.device, "interrupted"))
-                self.events.get()
-        self._held_turns = []
 
     def result(self) -> FleetResult:
         """Return the results so far."""

@@ -22,6 +22,8 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -30,7 +32,84 @@ import torch
 from offload import OffloadError
 from trainers.random_state import RandomState
 from trainers.sharing.guest_session import GuestSession
-from trainers.sharing.waits import RequestTimes, Waits
+
+SHARES = (0.5, 0.95)
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Percentiles of some seconds. NaN if there are none."""
+
+    p50: float
+    p95: float
+    most: float
+
+    @classmethod
+    def of_seconds(cls, seconds: Sequence[float]) -> "Percentiles":
+        if not seconds:
+            return cls(*[float("nan")] * 3)
+        ordered = sorted(seconds)
+        p50, p95 = (ordered[ceil(share * len(ordered)) - 1] for share in SHARES)
+        return cls(p50, p95, ordered[-1])
+
+    def describe(self) -> str:
+        p50, p95, most = (1e3 * value for value in (self.p50, self.p95, self.most))
+        return f"{p50:.1f} / {p95:.1f} / {most:.1f} ms"
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """All requests so far."""
+
+    starts: Sequence[float]
+    """Seconds from each request to the moment when it had the device."""
+    answers: Sequence[float]
+    """Seconds from each request to its answer."""
+    stood_aside: float
+    """Seconds in which the training could have run, and stood aside."""
+
+    def metrics(self, name: str = "sharing") -> dict[str, float]:
+        """Return the metrics for loggers, in milliseconds."""
+        if not self.answers:
+            return {}
+        metrics = {f"{name}/requests": float(len(self.answers))}
+        for what, seconds in (("start", self.starts), ("answer", self.answers)):
+            times = Percentiles.of_seconds(seconds)
+            for key, value in (("p50", times.p50), ("p95", times.p95), ("max", times.most)):
+                metrics[f"{name}/{what}_{key}_ms"] = 1e3 * value
+        return metrics | {f"{name}/training_stood_aside_s": self.stood_aside}
+
+    def describe(self) -> str:
+        """Return one line."""
+        if not self.answers:
+            return "no request was made"
+        start, answer = Percentiles.of_seconds(self.starts), Percentiles.of_seconds(self.answers)
+        return (
+            f"{len(self.answers)} requests; p50 / p95 / max:"
+            f" {start.describe()} to the start, {answer.describe()} to the answer; the training"
+            f" stood aside for {self.stood_aside:.2f} s"
+        )
+
+
+class RequestTimes:
+    """Collects the times of requests, from any thread."""
+
+    def __init__(self, stood_aside: float) -> None:
+        """`stood_aside`: the seconds for which steps had stood aside before."""
+        self._stood_aside = stood_aside
+        self._starts: list[float] = []
+        self._answers: list[float] = []
+        self._lock = threading.Lock()
+
+    def add(self, start: float, answer: float) -> None:
+        with self._lock:
+            self._starts.append(start)
+            self._answers.append(answer)
+
+    def summary(self, stood_aside: float) -> Waits:
+        with self._lock:
+            starts, answers = tuple(self._starts), tuple(self._answers)
+        return Waits(starts, answers, stood_aside - self._stood_aside)
 
 
 class HighPriority:
@@ -54,11 +133,7 @@ class HighPriority:
         self._random = GuestRandomState(seed)
         self._opened_by = threading.get_ident()
         self._times = RequestTimes(self._gate.stood_aside)
-        self._closed = False
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
+        self.closed = False
 
     @property
     def waits(self) -> Waits:
@@ -68,7 +143,12 @@ class HighPriority:
     def __call__(self, *inputs: torch.Tensor, priority: int | None = None) -> Any:
         """Return what the net makes of these inputs, or the loss of a training step."""
         self._check_open()
-        _check_tensors(inputs)
+        for number, value in enumerate(inputs):
+            if not isinstance(value, torch.Tensor):
+                raise OffloadError(
+                    f"input {number} is a {type(value).__name__}; a tensor is expected: make one of"
+                    " it"
+                )
         may_draw = self._random.draws is not False
         priority = self._priority if priority is None else priority
         inside = self._session.borrows or may_draw
@@ -81,7 +161,7 @@ class HighPriority:
         return answer
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self.closed:
             raise OffloadError("this use of high priority is over: its block was left")
 
     def _check_thread(self) -> None:
@@ -129,9 +209,9 @@ class HighPriority:
 
     def close(self) -> None:
         """Give its tensors memory of their own again. It may be called again."""
-        if not self._closed:
+        if not self.closed:
             with self._gate.granted(self._priority):
-                self._closed = True
+                self.closed = True
                 self._session.close()
         self._on_close(self)
 
@@ -150,7 +230,6 @@ class GuestRandomState:
         """Whether the guest draws random numbers; None: it is unknown."""
         self._seed = seed
         self._state: RandomState | None = None
-        """None before the first request."""
 
     @contextmanager
     def restored(self, device: torch.device) -> Iterator[None]:
@@ -169,11 +248,3 @@ class GuestRandomState:
             self.draws = self._state.without_torch != before.without_torch or self.draws
         finally:
             training.restore(device)
-
-
-def _check_tensors(inputs: Sequence[Any]) -> None:
-    for number, value in enumerate(inputs):
-        if not isinstance(value, torch.Tensor):
-            raise OffloadError(
-                f"input {number} is a {type(value).__name__}; a tensor is expected: make one of it"
-            )

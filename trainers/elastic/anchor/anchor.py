@@ -20,9 +20,9 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from trainers.elastic.anchor.kinds import TO_ANCHOR
-from trainers.elastic.anchor.meeting_place import MeetingPlace
-from trainers.elastic.deciding.orders import (
+from trainers.elastic.anchor.kinds import TO_ANCHOR, MeetingPlace, difference
+from trainers.elastic.deciding.roster import Roster, Settings
+from trainers.elastic.deciding.view import (
     Announce,
     AskHost,
     Break,
@@ -30,14 +30,13 @@ from trainers.elastic.deciding.orders import (
     Expel,
     Form,
     FoundRun,
+    Member,
     Order,
     Refuse,
+    View,
 )
-from trainers.elastic.deciding.roster import Roster, Settings
-from trainers.elastic.deciding.view import Member, View
 from trainers.elastic.wire.channel import Channel
 from trainers.elastic.wire.listener import Listener
-from trainers.elastic.wire.manifest import difference
 from trainers.elastic.wire.message import Message, as_line
 from trainers.elastic.wire.secret import Secret
 from trainers.elastic.wire.wire_errors import BadFrame, ChannelClosed, WireError, WireTimeout
@@ -52,7 +51,6 @@ LAST_SECONDS = 0.2
 JOIN_SECONDS = 5.0
 PROBE_SECONDS = 0.5
 ASK_SECONDS = 0.1
-"""The pause between two questions whether an awaited member is dead."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,14 +61,6 @@ class ChannelEvent:
     message: Message | None
     why: str = ""
     certain: bool = True
-    """Whether a closed channel is the peer's death."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemberDeath:
-    """The host of an awaited member reports that it is dead."""
-
-    member: Member
 
 
 class Anchor:
@@ -93,7 +83,8 @@ class Anchor:
             host, port, secret, insecure_network=insecure_network, send_seconds=SEND_SECONDS
         )
         self.address = self._listener.address
-        self._queue: queue.SimpleQueue[ChannelEvent | MemberDeath | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[ChannelEvent | Member | None] = queue.SimpleQueue()
+        """A member here is an awaited one whose host reports that it is dead."""
         self._channels: dict[str, Channel] = {}
         self._names: dict[Channel, str] = {}
         self._members: dict[Channel, Member] = {}
@@ -103,7 +94,6 @@ class Anchor:
         self._open: list[Channel] = []
         self._threads: list[threading.Thread] = []
         self._beginning = threading.Lock()
-        """Held to start a thread: two threads do."""
         self._stopped = threading.Event()
         self._reported = ""
         self._stalled = 0.0
@@ -125,14 +115,17 @@ class Anchor:
             if (late := latest - before - pause) > pause:
                 self._stalled += late
             self._carry_out(self.roster.tick(self._now()))
-            self._report_waiting()
+            waits = self.roster.waits_for()
+            if waits and waits != self._reported:
+                for peer in list(self.roster.peers):
+                    self._send_to(peer, "waits", why=waits)
+            self._reported = waits
             if self.roster.finished is not None and not self.roster.peers:
                 self._log(f"all peers have ended the run, at step {self.roster.finished[0]}")
                 return
 
     def _now(self) -> float:
-        """Return the roster's time. It stands still while this process does not run: the
-        peers were not silent then."""
+        """Return the roster's time, which stands still while this process does not run."""
         return time.monotonic() - self._stalled
 
     def stop(self) -> None:
@@ -227,16 +220,20 @@ class Anchor:
         end = time.monotonic() + self.roster.settings.heartbeat
         while member.name not in self._channels and time.monotonic() < end:
             if is_dead(member.host, member.port):
-                self._queue.put(MemberDeath(member))
+                self._queue.put(member)
                 return
             if self._stopped.wait(ASK_SECONDS):
                 return
 
     # ---- messages of peers ----------------------------------------------------------------------
 
-    def _handle(self, event: ChannelEvent | MemberDeath) -> None:
-        if isinstance(event, MemberDeath):
-            self._handle_death(event.member.name)
+    def _handle(self, event: ChannelEvent | Member) -> None:
+        if isinstance(event, Member):
+            if event.name not in self._channels:  # else its channel says when it dies
+                why = f"{event.name} has died while no anchor was there"
+                self._log(why)
+                orders = self.roster.remove_lost(event.name, self._now(), certain=True, why=why)
+                self._carry_out(orders)
             return
         channel, message = event.channel, event.message
         name = self._names.get(channel)
@@ -259,13 +256,6 @@ class Anchor:
         if name in self.roster.peers:
             self._log(why)
         self._carry_out(self.roster.remove_lost(name, self._now(), certain=event.certain, why=why))
-
-    def _handle_death(self, name: str) -> None:
-        if name in self._channels:
-            return  # It has connected meanwhile. If it dies, its channel is closed.
-        why = f"{name} has died while no anchor was there"
-        self._log(why)
-        self._carry_out(self.roster.remove_lost(name, self._now(), certain=True, why=why))
 
     def _admit(self, channel: Channel, message: Message) -> None:
         fields, now = message.fields, self._now()
@@ -314,19 +304,15 @@ class Anchor:
                 self._carry_out(roster.end_run(name, fields["step"], fields["digest"], now))
             case "put":
                 self._meeting.put(fields["generation"], fields["key"], fields["payload"])
-                self._send_answers()
             case "get":
                 self._meeting.ask(name, fields["generation"], fields["key"], fields["ticket"])
-                self._send_answers()
             case kind:
                 raise AssertionError(kind)
+        for waiting, ticket, value in self._meeting.answers():
+            if waiting in self._channels:
+                self._send(self._channels[waiting], "value", payloads=[value], ticket=ticket)
 
     # ---- messages to peers ----------------------------------------------------------------------
-
-    def _send_answers(self) -> None:
-        for name, ticket, value in self._meeting.answers():
-            if name in self._channels:
-                self._send(self._channels[name], "value", payloads=[value], ticket=ticket)
 
     def _carry_out(self, orders: list[Order]) -> None:
         for order in orders:
@@ -363,13 +349,6 @@ class Anchor:
         # A channel that fails here ends its own thread, which reports it to the roster.
         with contextlib.suppress(WireError):
             channel.send(kind, payloads, **fields)
-
-    def _report_waiting(self) -> None:
-        waits = self.roster.waits_for()
-        if waits and waits != self._reported:
-            for peer in list(self.roster.peers):
-                self._send_to(peer, "waits", why=waits)
-        self._reported = waits
 
 
 def is_dead(host: str, port: int, seconds: float = PROBE_SECONDS) -> bool:

@@ -66,7 +66,6 @@ class MemberPace:
     rate: float = 0.0
     """Lanes a second, smoothed over the last steps; 0.0 before it is known."""
     idle: int = 0
-    """The steps that have ended since it computed a lane."""
     seconds: float = 0.0
     """How long it has computed the lanes that are in its sums, with the time that it waited for
     their samples."""
@@ -89,10 +88,8 @@ class Header:
     held: str = ""
     """The digest of this step's total, if the member has it and has not applied it."""
     kept: str = ""
-    """The digest of the total that it applied last."""
     pace: MemberPace = MemberPace()
     announced: bool = False
-    """Whether it knows that this generation is going to change."""
     weights: str = ""
     """The digest of the part of the weights that is compared in this step; "" if not made."""
     logs: LaneLogs = LaneLogs()

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from trainers.elastic.deciding.electorate import Electorate
-from trainers.elastic.deciding.orders import (
+from trainers.elastic.deciding.view import (
     Announce,
     AskHost,
     Break,
@@ -32,10 +32,11 @@ from trainers.elastic.deciding.orders import (
     Expel,
     Form,
     FoundRun,
+    Member,
     Order,
     Refuse,
+    View,
 )
-from trainers.elastic.deciding.view import Member, View
 
 MOST_FRUITLESS = 3
 """After so many generations without a death and without a step, as when two members cannot reach
@@ -94,11 +95,9 @@ class Roster:
 
     settings: Settings
     opened: float
-    """When the anchor began to listen."""
     generation: int = 0
     peers: dict[str, Peer] = field(default_factory=dict)
     view: tuple[str, ...] = ()
-    """The names of the present generation, dead ones too."""
     electorate: Electorate = field(default_factory=Electorate)
     awaited: dict[str, float] = field(default_factory=dict)
     """Members that others have named to this new anchor, and until when they may come back."""
@@ -110,11 +109,8 @@ class Roster:
     began_at: int = 0
     """The newest step of a member when the present generation began."""
     fruitless: int = 0
-    """Generations without a death that did not come to a step, since one did."""
     finished: tuple[int, str] | None = None
     arrivals: int = 0
-
-    # ---- what happens ---------------------------------------------------------------------------
 
     def add_newcomer(self, member: Member, has_step: int, now: float) -> list[Order]:
         """A peer without the state has connected."""
@@ -178,8 +174,7 @@ class Roster:
     def enter_gate(
         self, name: str, generation: int, step: int, now: float, *, planned: bool
     ) -> list[Order]:
-        """A member has left its generation: between two steps, as all do (`planned`), or because it
-        cannot reach others."""
+        """A member has left its generation, between two steps as all do (`planned`) or alone."""
         if name not in self.peers:
             return []
         peer = self.peers[name]
@@ -239,8 +234,6 @@ class Roster:
             self.electorate.silent |= {*gone}
             orders += self._break(f"{', '.join(gone)} did not come to this anchor in {allowed:g} s")
         return [*orders, *self._next_orders(now)]
-
-    # ---- what follows ---------------------------------------------------------------------------
 
     def waits_for(self) -> str:
         """Return what the next generation waits for, or "" if none is due."""

@@ -1,9 +1,7 @@
 """How well a swarm's peers are used, predicted from a few numbers.
 
-    step = lanes of the busiest peer | totals over the wire | headers, vote
-    utilisation = the time in which equal peers would compute all samples / the time of a step
-
-Peers are taken to be equally fast, and the wire to be idle while they compute.
+step = lanes of the busiest peer | totals over the wire | headers, vote
+utilisation = the time in which equal peers would compute all samples / the time of a step
 """
 
 import math
@@ -24,13 +22,9 @@ class Nodes:
 
     peers: int
     bits_per_second: float
-    """Of each peer's link, in both directions."""
     parameters: int
-    """Those that are trained."""
     seconds_per_sample: float
-    """Of forward and backward pass, on one peer."""
     exact: bool = False
-    """Whether sums do not depend on who computed what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +54,7 @@ def wire_seconds(nodes: Nodes) -> float:
 
 
 def least_global_batch(nodes: Nodes, lanes: int, asked: float = ASKED) -> int | None:
-    """Return the least global batch that `lanes` lanes divide and that keeps the utilisation at
-    `asked`. None: no batch does, since these lanes cannot be dealt evenly enough."""
+    """Return the least batch that keeps the utilisation at `asked`; None where no batch does."""
     left = 1 - asked / _balance(nodes.peers, lanes)
     if left <= 0:
         return None

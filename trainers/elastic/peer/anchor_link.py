@@ -1,10 +1,7 @@
 """A peer's link to the anchor: the anchor's latest orders, and the peer's reports.
 
-    thread "elastic-link"   receives; connects again, to the next address, when the anchor is gone
-    thread "elastic-beat"   reports that the peer lives, its step, and its donor
-
-The trainer's thread asks `alive()` while it waits for others, and waits at the `gate` between two
-generations. While no anchor can be reached, the members train on.
+thread "elastic-link"   receives; connects again, to the next address, when the anchor is gone
+thread "elastic-beat"   reports that the peer lives, its step, and its donor
 """
 
 import logging
@@ -16,12 +13,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trainers.elastic.anchor.kinds import TO_PEER
-from trainers.elastic.deciding.orders import Form
-from trainers.elastic.deciding.view import Member, View
+from trainers.elastic.deciding.view import Form, Member, View
 from trainers.elastic.errors import Expelled, GenerationEnded, SwarmRefused
 from trainers.elastic.wire.address import Address
 from trainers.elastic.wire.channel import Channel
-from trainers.elastic.wire.connection import connect
+from trainers.elastic.wire.listener import connect
 from trainers.elastic.wire.message import Message, as_line
 from trainers.elastic.wire.secret import Secret
 from trainers.elastic.wire.wire_errors import (
@@ -63,7 +59,6 @@ class AnchorLink:
         self.member = member
         self.heartbeat = 2.0
         self.min_peers = 1
-        """The anchor sets both in its welcome."""
         self.step = 0
         """The steps that are applied to the weights here. The trainer's thread sets it."""
         self._addresses = list(addresses)
@@ -74,13 +69,11 @@ class AnchorLink:
         self._channel: Channel | None = None
         self._closing = False
         self._run_ended = False
-        """Whether this peer has ended the whole run."""
         self._hung_up = threading.Event()
         self._view: View | None = None
         self._role: Instruction | None = None
         self._formed: Form | None = None
         self._ended: dict[int, str] = {}
-        """Why generations have ended, by number."""
         self._announced: set[int] = set()
         self._values: dict[int, bytes] = {}
         self._tickets = 0
@@ -88,7 +81,6 @@ class AnchorLink:
         self._ready = ""
         """The donor of this newcomer; "" before it has the state, and when it is a member."""
         self._failure: Exception | None = None
-        """Why this peer cannot go on."""
         self._waits = ""
         self._threads = [
             threading.Thread(target=self._listen, name="elastic-link", daemon=True),
@@ -123,7 +115,10 @@ class AnchorLink:
         end = time.monotonic() + seconds
         with self._changed:
             while self._role is None or self._role.number <= after:
-                self._wait("the anchor's answer")
+                self._raise_if_expelled()
+                if self._closing:
+                    raise ChannelClosed("the link is closed, and the anchor's answer will not come")
+                self._changed.wait(1.0)
                 if time.monotonic() > end:
                     raise Expelled("the anchor named nobody else who has the state: start again")
             return self._role
@@ -157,8 +152,7 @@ class AnchorLink:
             return self._view is not None and self._view.generation in self._announced
 
     def gate(self, step: int, idle: Callable[[], None], *, planned: bool) -> Form:
-        """Wait for the next generation, and call `idle` meanwhile. `planned`: whether all members
-        come here between two steps."""
+        """Wait for the next generation, and call `idle` meanwhile. `planned`: between two steps."""
         with self._changed:
             generation = 0 if self._view is None else self._view.generation
             self._at_gate = generation, step, planned
@@ -232,12 +226,6 @@ class AnchorLink:
         assert self._view is not None
         return self._view.generation
 
-    def _wait(self, what: str) -> None:
-        self._raise_if_expelled()
-        if self._closing:
-            raise ChannelClosed(f"the link is closed, and {what} will not come")
-        self._changed.wait(1.0)
-
     def _raise_if_expelled(self) -> None:
         if self._failure is not None:
             raise type(self._failure)(str(self._failure)) from self._failure
@@ -305,7 +293,9 @@ class AnchorLink:
             try:
                 self._send_hello(connect(self._addresses, self._secret, CONNECT_SECONDS))
             except WrongSecret as error:
-                self._fail(error)
+                with self._changed:
+                    self._failure = error
+                    self._changed.notify_all()
                 return False
             except WireError:
                 with self._changed:
@@ -313,11 +303,6 @@ class AnchorLink:
                 continue
             log.info("an anchor was found at %s", self._channel and self._channel.peer)
             return True
-
-    def _fail(self, error: Exception) -> None:
-        with self._changed:
-            self._failure = error
-            self._changed.notify_all()
 
     def _handle(self, message: Message) -> None:
         fields = message.typed(TO_PEER)

@@ -1,24 +1,76 @@
 """A newcomer receives the state of a member, then every commit, until it is a member."""
 
+import math
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from trainers.elastic.deciding.header import LaneLogs
 from trainers.elastic.deciding.view import Added, Member
-from trainers.elastic.errors import SwarmRefused
-from trainers.elastic.peer.plain_tree import put_together
+from trainers.elastic.errors import CannotBeElastic, SwarmRefused
 from trainers.elastic.wire.address import Address
 from trainers.elastic.wire.channel import Channel
-from trainers.elastic.wire.connection import connect
-from trainers.elastic.wire.message import Kinds, Message, as_line
+from trainers.elastic.wire.listener import connect
+from trainers.elastic.wire.message import Kinds, Message, Payload, PayloadForm, as_line
 from trainers.elastic.wire.secret import Secret
-from trainers.elastic.wire.tensors import tensors_of
 from trainers.elastic.wire.wire_errors import BadFrame, WireTimeout
-from trainers.elastic.work.commit import Commit
+from trainers.elastic.work.digests import Commit
+
+
+def payloads_of(tensors: Iterable[Tensor]) -> list[Payload]:
+    """Return the tensors' bytes. A tensor whose elements lie one after the other is not copied."""
+    return [_payload(number, tensor) for number, tensor in enumerate(tensors)]
+
+
+def tensors_of(message: Message) -> list[Tensor]:
+    """Return the payloads of a message as tensors, which share their memory."""
+    return [_tensor(message.kind, n, payload) for n, payload in enumerate(message.payloads)]
+
+
+def _payload(number: int, tensor: Tensor) -> Payload:
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        raise BadFrame(
+            f"tensor {number} is on {tensor.device} with layout {tensor.layout}: only dense tensors"
+            " of the host are sent"
+        )
+    data = _bytes(tensor.detach().contiguous().resolve_conj().resolve_neg())
+    return Payload(
+        data, PayloadForm(len(data), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+    )
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    if sys.byteorder != "little":
+        raise BadFrame("tensors are sent in little-endian order, and this machine has the other")
+    if not tensor.numel():
+        return memoryview(bytearray())
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def _tensor(kind: str, number: int, payload: Payload) -> Tensor:
+    form = payload.form
+    dtype = getattr(torch, form.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise BadFrame(f"payload {number} of {kind!r} is no tensor: its type is {form.dtype!r}")
+    if math.prod(form.shape) * dtype.itemsize != form.size:
+        raise BadFrame(
+            f"tensor {number} of {kind!r} has {form.size} bytes, which is not {form.dtype}"
+            f" {list(form.shape)}"
+        )
+    try:
+        if not form.size:
+            return torch.empty(form.shape, dtype=dtype)
+        return torch.frombuffer(payload.data, dtype=dtype).reshape(form.shape)
+    except RuntimeError as error:  # A type without dense tensors, or an empty one that overflows.
+        raise BadFrame(f"torch makes no tensor of {form.dtype} {list(form.shape)}") from error
+
 
 CONNECT_SECONDS = 10.0
 STATE_SECONDS = 600.0
@@ -90,3 +142,82 @@ class DonatedState:
 
     def close(self) -> None:
         self._channel.close()
+
+
+def take_apart(value: Any) -> tuple[Any, list[Tensor]]:
+    """Return JSON for `value`, and copies of its tensors in host memory."""
+    tensors: list[Tensor] = []
+    return _plain(value, tensors, ""), tensors
+
+
+def put_together(plain: Any, tensors: Sequence[Tensor]) -> Any:
+    """Return what `take_apart` was given."""
+    if not isinstance(plain, dict):
+        return plain
+    ((kind, inner),) = plain.items()
+    match kind:
+        case "dict":
+            return {put_together(k, tensors): put_together(v, tensors) for k, v in inner}
+        case "list":
+            return [put_together(one, tensors) for one in inner]
+        case "tuple":
+            return tuple(put_together(one, tensors) for one in inner)
+        case "set":
+            return {put_together(one, tensors) for one in inner}
+        case "tensor":
+            return tensors[inner]
+        case "array":
+            return tensors[inner].numpy()
+        case "float":
+            return float(inner)
+        case "path":
+            return Path(inner)
+        case "dtype" if isinstance(dtype := getattr(torch, inner, None), torch.dtype):
+            return dtype
+        case "size":
+            return torch.Size(inner)
+        case _:
+            raise CannotBeElastic(f"a state has a part of the unknown kind {kind!r}")
+
+
+def _plain(value: Any, tensors: list[Tensor], where: str) -> Any:
+    match value:
+        case None | bool() | str():
+            return value
+        case np.generic():
+            return _plain(value.item(), tensors, where)
+        case int():
+            return int(value)
+        case float():
+            return float(value) if np.isfinite(value) else {"float": repr(float(value))}
+        case torch.Size():
+            return {"size": list(value)}
+        case dict():
+            return {
+                "dict": [
+                    [_plain(k, tensors, where), _plain(v, tensors, f"{where}.{k}")]
+                    for k, v in value.items()
+                ]
+            }
+        case list():
+            return {"list": [_plain(v, tensors, f"{where}[{i}]") for i, v in enumerate(value)]}
+        case tuple():
+            return {"tuple": [_plain(v, tensors, f"{where}[{i}]") for i, v in enumerate(value)]}
+        case set() | frozenset():
+            return {"set": [_plain(v, tensors, where) for v in value]}
+        case Tensor():
+            tensors.append(value.detach().to("cpu", copy=True).contiguous())
+            return {"tensor": len(tensors) - 1}
+        case np.ndarray():
+            tensors.append(torch.from_numpy(value.copy()))
+            return {"array": len(tensors) - 1}
+        case Path():
+            return {"path": str(value)}
+        case torch.dtype():
+            return {"dtype": str(value).removeprefix("torch.")}
+        case _:
+            raise CannotBeElastic(
+                f"a newcomer needs the state at {where or 'its root'}, and it is a"
+                f" {type(value).__name__}, which cannot be sent as plain values and tensors: keep"
+                " numbers, texts, lists, dicts and tensors in state_dict()"
+            )

@@ -19,17 +19,67 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from trainers.elastic.deciding.pace import Following, seconds_left, too_slow
 from trainers.elastic.errors import CannotBeElastic
-from trainers.elastic.peer.plain_tree import take_apart
+from trainers.elastic.peer.donated_state import payloads_of, take_apart
 from trainers.elastic.wire.channel import Channel
 from trainers.elastic.wire.listener import Listener
 from trainers.elastic.wire.secret import Secret
-from trainers.elastic.wire.tensors import payloads_of
 from trainers.elastic.wire.wire_errors import ChannelClosed, WireError, WireTimeout
-from trainers.elastic.work.commit import Commit
+from trainers.elastic.work.digests import Commit
 
 log = logging.getLogger(__name__)
+
+HELD_SECONDS = 3.0
+"""On a busy machine a newcomer may stumble once, and is refused for good after that."""
+SETUP_SECONDS = 5.0
+"""A newcomer that has the state prepares itself for the first step. It takes no totals meanwhile,
+and that says nothing about its pace."""
+HELD_SHARE = 0.2
+"""While a newcomer comes in, the swarm's steps may take longer by this share."""
+MEGABYTE = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """What a donor has measured of one newcomer."""
+
+    seconds: float
+    """Since it began to take the state, to prepare itself, or to follow."""
+    held: float
+    """So many of them the swarm has waited for this newcomer."""
+    taken: int
+    commits: int
+    commit_bytes: int
+    lanes: int
+    lane_rate: float
+    """The lanes a second that the donor computes; 0 where it has computed none."""
+    prepares: bool = False
+
+
+def seconds_left(following: Following) -> float:
+    """Return how long the swarm may still wait for this newcomer; 0 or less if it may not."""
+    at_once = SETUP_SECONDS if following.prepares else HELD_SECONDS
+    return at_once + HELD_SHARE * following.seconds - following.held
+
+
+def too_slow(following: Following) -> str:
+    """Say by what a newcomer is too slow: what it takes, what it could compute, what is needed."""
+    takes = max(following.taken, 1) / following.seconds
+    step = (following.seconds - following.held) / max(following.commits, 1)
+    total = following.commit_bytes / takes
+    lanes = min(int(max(0.0, step - total) * following.lane_rate), following.lanes)
+    return (
+        f"this newcomer is too slow for the swarm, which has waited {following.held:.1f} s for it:"
+        f" it takes {_rate(takes)}, so the total of a step in {total:.3g} s, and the swarm makes a"
+        f" step in {step:.3g} s. That leaves it time for {lanes} of {following.lanes} lanes. It"
+        f" needs {_rate(following.commit_bytes / step)} or more: give it a faster link or machine,"
+        " or a larger global batch, whose steps take longer"
+    )
+
+
+def _rate(bytes_a_second: float) -> str:
+    return f"{bytes_a_second / MEGABYTE:.3g} MB/s"
+
 
 MOST_WAITING = 4
 SEND_SECONDS = 5.0
@@ -45,17 +95,12 @@ class Recipient:
     waiting: "queue.Queue[Commit | None]" = field(default_factory=lambda: queue.Queue(MOST_WAITING))
     """None: there will be no more commits for it."""
     prepares: bool = False
-    """Whether it has the state, and does not follow yet."""
     since: float = field(default_factory=time.monotonic)
     """When its present phase began: to take the state, to prepare itself, or to follow."""
     held: float = 0.0
-    """The seconds that the trainer has waited for it."""
     taken: int = 0
-    """The bytes that it has taken."""
     commits: int = 0
-    """Those that were made since."""
     refused: str = ""
-    """Why it is refused; "" if it is not."""
 
     def begin(self, *, prepares: bool) -> None:
         """Begin the next phase, and measure it from now on."""
@@ -85,7 +130,6 @@ class Donor:
         self.port = self._listener.address.port
         self._lock = threading.Lock()
         self._asked: list[Channel] = []
-        """Newcomers that wait for the state."""
         self._followers: list[Recipient] = []
         self._threads: list[threading.Thread] = []
         self._network_free = threading.Event()

@@ -16,7 +16,9 @@ from typing import Any, Literal, NoReturn, get_args
 import lightning as L
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from lightning_utilities.core.rank_zero import rank_zero_only
 from torch import Tensor
@@ -25,10 +27,8 @@ from offload import Plan
 from trainers.atomic_checkpoint import AtomicCheckpointIO
 from trainers.elastic.deciding.view import Added
 from trainers.elastic.errors import CannotBeElastic
-from trainers.elastic.peer.commits import Commits
-from trainers.elastic.peer.elastic_refusals import check_run
 from trainers.elastic.peer.lane_shares import LaneShare, LaneShares, lane_shares
-from trainers.elastic.work.commit import Commit
+from trainers.elastic.work.digests import Commit
 from trainers.elastic.work.plain_work import PlainWork
 from trainers.elastic.work.planned_work import PlannedWork
 from trainers.elastic.work.planning import Planning
@@ -38,6 +38,25 @@ from trainers.one_device import OneDeviceStrategy
 
 log = logging.getLogger(__name__)
 
+
+class Commits:
+    """Base of the three."""
+
+    def next(self, work: PlainWork) -> Commit:
+        """Return the next commit. The caller applies it before it asks again."""
+        raise NotImplementedError
+
+    def applied(self, commit: Commit) -> None:
+        """Note that the commit is in the weights."""
+        raise NotImplementedError
+
+    def end_run(self) -> None:
+        """Note that the whole run has come to its end."""
+
+    def close(self) -> None:
+        """End everything. It is safe to call again."""
+
+
 Sum = Literal["fast", "exact"]
 SUMS: tuple[Sum, ...] = get_args(Sum)
 
@@ -46,7 +65,6 @@ CLOSED_TO_NEWCOMERS = (
     "a pass has one step, and no run goes on exactly from the beginning of a pass: so newcomers"
     " come in before the first step of all, or when passes are longer; give a smaller batch"
 )
-"""What is said of passes of one step."""
 
 
 class ElasticFit(OneDeviceStrategy):
@@ -73,13 +91,10 @@ class ElasticFit(OneDeviceStrategy):
         self._commit: Commit | None = None
         self._told_of_short_passes = False
         self.latest_added: Added = ()
-        """Who had which lanes in the last step."""
 
     def _begin(self, trainer: L.Trainer, shares: LaneShares) -> Commits:
         """Return where this run's commits come from."""
         raise NotImplementedError
-
-    # ---- what Lightning asks ---------------------------------------------------------------------
 
     def _refuse_devices(self, count: int) -> NoReturn:
         raise CannotBeElastic(
@@ -162,7 +177,8 @@ class ElasticFit(OneDeviceStrategy):
             self._told_of_short_passes = True
             log.warning(CLOSED_TO_NEWCOMERS)
         work = self._work or self._make_work(self._shares)
-        work.open(self._step, rest[0] if rest else share.step, self._shares.micro)
+        step = self._module.trainer.global_step
+        work.open(step, rest[0] if rest else share.step, self._shares.micro)
         try:
             self._commit = commit = self._commits.next(work)
         finally:
@@ -181,7 +197,9 @@ class ElasticFit(OneDeviceStrategy):
         commit, work = self._commit, self._work
         assert commit is not None and work is not None
         work.apply_commit(commit)
-        self._call_hook("on_after_backward")
+        for callback in self._module.trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
+            callback.on_after_backward(self._module.trainer, self._module)
+        self._module.on_after_backward()
         return closure_loss
 
     def optimizer_step(
@@ -234,16 +252,10 @@ class ElasticFit(OneDeviceStrategy):
         if self._planning is not None:
             self._planning.session.interrupt.deliver()
 
-    # ---- details --------------------------------------------------------------------------------
-
     @property
     def _module(self) -> L.LightningModule:
         assert self.lightning_module is not None
         return self.lightning_module
-
-    @property
-    def _step(self) -> int:
-        return self._module.trainer.global_step
 
     def _make_work(self, shares: LaneShares) -> PlainWork:
         module, trainer = self._module, self._module.trainer
@@ -277,8 +289,49 @@ class ElasticFit(OneDeviceStrategy):
         self.global_rank = rank
         vars(rank_zero_only)["rank"] = rank  # Lightning keeps it at its function.
 
-    def _call_hook(self, name: str) -> None:
-        trainer = self._module.trainer
-        for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
-            getattr(callback, name)(trainer, self._module)
-        getattr(self._module, name)()
+
+HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device")
+PER_LANE = "a swarm's batch is a share of a global step, and samples come lane by lane"
+
+
+def check_run(trainer: L.Trainer, module: L.LightningModule) -> None:
+    """Raise `CannotBeElastic` with all that is wrong, each with what to do."""
+    wrong: list[str] = []
+    if not module.automatic_optimization:
+        wrong.append(
+            "manual optimization steps when it wants, and a swarm applies one total a step: use"
+            " automatic optimization"
+        )
+    if len(module.trainer.optimizers) > 1:
+        count = len(module.trainer.optimizers)
+        wrong.append(f"there are {count} optimizers, and a swarm has one: configure one")
+    for hook in HOOKS:
+        if is_overridden(hook, module):
+            wrong.append(f"{type(module).__name__}.{hook}: {PER_LANE}; use on_after_batch_transfer")
+    for name, part in module.named_modules():
+        if type(part).__name__ == "SyncBatchNorm":
+            wrong.append(f"{name} is a SyncBatchNorm, which waits for other ranks: use BatchNorm")
+    if every := getattr(trainer, "reload_dataloaders_every_n_epochs", 0):
+        wrong.append(
+            f"reload_dataloaders_every_n_epochs={every}: a swarm deals one loader from the first"
+            " step to the last; leave it at 0"
+        )
+    if trainer.accumulate_grad_batches != 1:
+        wrong.append(
+            f"accumulate_grad_batches={trainer.accumulate_grad_batches}: lanes are micro-batches"
+            " already; leave it at 1 and choose lanes="
+        )
+    every = trainer.val_check_interval
+    if trainer.enable_validation and isinstance(every, int) and every == 1:
+        wrong.append(
+            "val_check_interval=1: no run goes on exactly right after a validation, so newcomers"
+            " would never be let in; validate after every second batch, or less often"
+        )
+    plugin: Any = trainer.precision_plugin
+    if isinstance(plugin, MixedPrecision) and plugin.scaler is not None:
+        wrong.append(
+            "precision 16-mixed scales gradients by what a peer has seen (GradScaler), so peers"
+            " would differ: use bf16-mixed or 32-true"
+        )
+    if wrong:
+        raise CannotBeElastic("; ".join(wrong))

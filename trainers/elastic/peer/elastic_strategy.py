@@ -21,17 +21,15 @@ from typing import Any
 import lightning as L
 import torch
 
-from trainers.elastic.deciding.era import UNKNOWN, Era
 from trainers.elastic.deciding.header import Header
 from trainers.elastic.deciding.view import Member, View, check_name
 from trainers.elastic.errors import CannotBeElastic, Expelled
 from trainers.elastic.peer.anchor_link import AnchorLink, Instruction
-from trainers.elastic.peer.commits import Commits
 from trainers.elastic.peer.donated_state import DonatedState
 from trainers.elastic.peer.donor import Donor
-from trainers.elastic.peer.elastic_fit import ElasticFit, Sum
+from trainers.elastic.peer.elastic_fit import Commits, ElasticFit, Sum
 from trainers.elastic.peer.lane_shares import LaneShares
-from trainers.elastic.peer.step_log import StepLog, newest_era
+from trainers.elastic.peer.step_log import UNKNOWN, Era, StepLog, newest_era
 from trainers.elastic.peer.swarm_commits import SwarmCommits, TrainerSide
 from trainers.elastic.wire.address import Address, parse_addresses
 from trainers.elastic.wire.secret import read_secret
@@ -96,12 +94,8 @@ class ElasticStrategy(ElasticFit):
         self._insecure_network = insecure_network
         self._alike = dict(alike or {})
         self.gaps: list[tuple[str, float]] = []
-        """Why generations ended unplanned, and the seconds until the next one had begun."""
         self._era: Era | None = None
         self.log_path: Path | None = None
-        """The log of this peer, once it has joined."""
-
-    # ---- the swarm ------------------------------------------------------------------------------
 
     @property
     def view(self) -> View | None:
@@ -158,7 +152,7 @@ class ElasticStrategy(ElasticFit):
         log = StepLog(self.log_path, {**settings, "micro": shares.micro})
         own_state = "nothing" if own is None else "checkpoint"
         log.begins(link.step, own_state if donated is None else "member", self._era)
-        trainer_side = TrainerSide(self._state, self._may_give, self._on_view, log)
+        trainer_side = TrainerSide(self._state, self._may_give, self._set_rank, log)
         commits = SwarmCommits(link, donor, trainer_side, donated)
         self.gaps = commits.gaps
         return commits
@@ -166,8 +160,7 @@ class ElasticStrategy(ElasticFit):
     def _donated(
         self, link: AnchorLink, role: Instruction
     ) -> tuple[DonatedState, dict[str, Any], int]:
-        """Return who gives the state, the state and its step. Where a donor dies meanwhile, the
-        anchor names another one."""
+        """Return who gives the state, the state and its step, from another donor if one dies."""
         while True:
             assert role.donor is not None
             donated = None
@@ -202,7 +195,10 @@ class ElasticStrategy(ElasticFit):
     def _state(self) -> dict[str, Any]:
         assert self._era is not None
         state = {**checkpoint_now(self._module.trainer), ERA: self._era.plain()}
-        _take_back_begun_batch(state)
+        # It is given away in the middle of a batch. The newcomer begins this batch itself, and must
+        # not count it twice: what it counts says when it validates.
+        total = state["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]
+        total["ready"] = total["started"] = total["processed"] = total["completed"]
         state.pop("hyper_parameters", None)  # They may be anything, and every peer has its own.
         state.pop("datamodule_hyper_parameters", None)
         return state
@@ -214,32 +210,17 @@ class ElasticStrategy(ElasticFit):
         done = loop.epoch_loop.batch_progress.current.completed
         if not done:
             return loop.epoch_progress.current.completed == 0
-        return not self._validated_before(done)
-
-    def _validated_before(self, done: int) -> bool:
-        """Whether validation has run after the `done` batches of this pass."""
         trainer = self._module.trainer
         every = trainer.val_check_batch
         if not trainer.enable_validation or every is None:
-            return False
+            return True
         if trainer.check_val_every_n_epoch is None:  # Then batches are counted over all passes.
-            done = trainer.fit_loop.epoch_loop.batch_progress.total.completed
-        return done % every == 0
-
-    def _on_view(self, view: View, rank: int) -> None:
-        self._set_rank(rank)
-
-
-def _take_back_begun_batch(state: dict[str, Any]) -> None:
-    """A state is given away in the middle of a batch. The newcomer begins this batch itself, and
-    must not count it twice: what it counts says when it validates."""
-    total = state["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]
-    total["ready"] = total["started"] = total["processed"] = total["completed"]
+            done = loop.epoch_loop.batch_progress.total.completed
+        return done % every != 0
 
 
 def _begun_here(own: Mapping[str, Any] | None, folder: Path) -> Era:
-    """Return the era that this peer begins, with its checkpoint or the first weights. `folder`:
-    with the logs that it has kept."""
+    """Return the era that this peer begins. `folder`: with the logs that it has kept."""
     number = newest_era(sorted(folder.glob("*.jsonl")))
     if own is None:
         return Era(uuid.uuid4().hex[:12], number + 1)

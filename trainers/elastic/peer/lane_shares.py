@@ -31,7 +31,6 @@ class WholeStep:
     """What all lanes together served at a step that is committed."""
 
     ids: np.ndarray
-    """The numbers of the samples in the data set."""
     serves: np.ndarray
     """The number of each serve: 0 for a sample's first in the pass, 1 for its second, ..."""
 
@@ -49,11 +48,8 @@ class LaneShares:
         self.loader = loader
         self.lanes = LaneLoader(loader, lanes)
         self.last_batch: WholeStep | None = None
-        """The latest step that was committed here."""
         self.first_serves = 0
         """So many samples the whole swarm has served for the first time in a pass."""
-
-    # ---- sizes: a batch is that of all lanes together --------------------------------------------
 
     @property
     def micro(self) -> int:
@@ -83,8 +79,6 @@ class LaneShares:
                 " choose lanes= so that it divides global_batch="
             )
         return whole // self._count
-
-    # ---- the steps of a pass --------------------------------------------------------------------
 
     def __len__(self) -> int:
         return len(self.lanes)

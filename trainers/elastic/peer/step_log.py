@@ -21,21 +21,72 @@ A peer whose disk is full trains on, and its log lacks lines: a replay then need
 A peer does not begin without its `begins` line, because later lines depend on it.
 """
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from trainers.elastic.deciding.era import UNKNOWN, Era, TwoLives, steps_that_count
 from trainers.elastic.deciding.header import Header
 from trainers.elastic.deciding.view import Added, View
 from trainers.elastic.errors import LogDamaged
-from trainers.elastic.work.commit import Commit
-from trainers.plain_values import typed
+from trainers.elastic.work.digests import Commit
+from trainers.plain_values import typed, with_defaults
 from trainers.record_file import RecordFile, read_records
+
+UNKNOWN = ""
+"""The id of steps from a time in which no era was noted. They are taken for one era."""
+
+
+@dataclass(frozen=True, slots=True)
+class Era:
+    """One life of a run."""
+
+    id: str
+    number: int
+    """Higher than that of every era which the peer knew that began this one."""
+    after: str = UNKNOWN
+    step: int = 0
+
+    def plain(self) -> dict[str, Any]:
+        """Return what JSON can hold."""
+        return asdict(self)
+
+    @classmethod
+    def of_plain(cls, told: object) -> "Era":
+        """Raise `ValueError` for what is no era."""
+        return typed(cls, with_defaults(cls, told), "an era")
+
+
+class TwoLives(ValueError):
+    """Two eras go on from each other's past, and neither knows of the other."""
+
+
+def steps_that_count(eras: Iterable[Era]) -> dict[str, float]:
+    """Return up to which step (not included) each era's steps count; an era that is not named
+    counts not at all. Raise `TwoLives` if nothing says which era was the last."""
+    known = {era.id: era for era in eras}
+    if not known:
+        return {UNKNOWN: math.inf}
+    newest = max(era.number for era in known.values())
+    last, *others = sorted(
+        (era for era in known.values() if era.number == newest), key=lambda era: era.id
+    )
+    if others:
+        lives = " and ".join(f"{era.id} from step {era.step} on" for era in (last, *others))
+        raise TwoLives(f"two lives of the run do not know of each other: {lives}")
+    found: dict[str, float] = {last.id: math.inf}
+    era: Era | None = last
+    until = math.inf
+    while era is not None:
+        until = min(until, era.step)
+        found[era.after] = until
+        era = known.pop(era.after, None)
+    return found
+
 
 Source = Literal["nothing", "checkpoint", "member"]
 """What a peer begins with: the first weights, a checkpoint of its own, or a member's state."""
@@ -50,7 +101,6 @@ FORMS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "peers": {"peers": tuple[tuple[str, int, float, int], ...]},
     }
 )
-"""The fields of a line, by a key that it has."""
 
 
 class StepLog:
@@ -150,7 +200,8 @@ def read_history(paths: Sequence[Path]) -> History:
             elif "begins" in line:
                 era = line.get("era", {}).get("id", UNKNOWN)
             elif "commit" in line and line["commit"] < counts.get(era, 0):
-                found = _commit(line)
+                added = tuple((name, tuple(lanes)) for name, lanes in line["added"])
+                found = LoggedCommit(line["commit"], added, line["digest"])
                 known = commits.setdefault(found.step, found)
                 if known.digest != found.digest:
                     raise LogDamaged(
@@ -191,8 +242,3 @@ def _check(_number: int, line: Mapping[str, Any]) -> Mapping[str, Any]:
     if "begins" in line and "era" in line:
         Era.of_plain(line["era"])
     return line
-
-
-def _commit(line: Mapping[str, Any]) -> LoggedCommit:
-    added = tuple((name, tuple(lanes)) for name, lanes in line["added"])
-    return LoggedCommit(line["commit"], added, line["digest"])

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainers.elastic.deciding.deal import LaneRate
 from trainers.elastic.deciding.decision import (
     Apply,
     Compute,
+    LaneRate,
     Reduce,
     Rejoin,
     Stop,
@@ -33,22 +33,18 @@ from trainers.elastic.deciding.decision import (
     is_equal_vote,
 )
 from trainers.elastic.deciding.header import Header, LaneLogs, MemberPace
-from trainers.elastic.deciding.orders import Form
-from trainers.elastic.deciding.view import View
-from trainers.elastic.errors import Expelled, GenerationEnded, SwarmStopped
+from trainers.elastic.deciding.view import Form, View
+from trainers.elastic.errors import Expelled, GenerationEnded, GroupBroken, SwarmStopped
 from trainers.elastic.peer.anchor_link import AnchorLink
-from trainers.elastic.peer.commits import Commits
 from trainers.elastic.peer.donated_state import DonatedState
 from trainers.elastic.peer.donor import Donor
+from trainers.elastic.peer.elastic_fit import Commits
 from trainers.elastic.peer.step_log import StepLog
-from trainers.elastic.reducing.canonical import reduce_in_order
-from trainers.elastic.reducing.exchange import all_gather_bytes
+from trainers.elastic.reducing.canonical import all_gather_bytes, reduce_in_order
 from trainers.elastic.reducing.graveyard import Graveyard
 from trainers.elastic.reducing.group import TRANSFER_SECONDS, Group, GroupPlace, form_group
-from trainers.elastic.reducing.reducing_errors import GroupBroken
 from trainers.elastic.wire.wire_errors import WireError
-from trainers.elastic.work.commit import Commit
-from trainers.elastic.work.digests import digest_of
+from trainers.elastic.work.digests import Commit, digest_of
 from trainers.elastic.work.plain_work import PlainWork
 
 log = logging.getLogger(__name__)
@@ -63,11 +59,10 @@ class TrainerSide:
     """What the commits need of the trainer."""
 
     state: Callable[[], dict[str, Any]]
-    """Makes a checkpoint of the trainer between two steps."""
     may_give: Callable[[], bool]
     """Whether a run that begins with such a checkpoint goes on exactly."""
-    on_view: Callable[[View, int], None]
-    """Called when a generation begins, with this member's rank."""
+    set_rank: Callable[[int], None]
+    """Called when a generation begins."""
     log: StepLog
 
 
@@ -82,7 +77,6 @@ class SwarmCommits(Commits):
         self.gaps: list[tuple[str, float]] = []
         """Why generations ended unplanned, and the seconds until the next one had begun."""
         self.headers: tuple[Header, ...] = ()
-        """The latest headers of all members, by rank."""
         self._link = link
         self._donor = donor
         self._host = host
@@ -98,9 +92,7 @@ class SwarmCommits(Commits):
         self._had: tuple[int, ...] = ()
         self._rate = LaneRate()
         self._seconds = 0.0
-        """How long the lanes took that are in the sums."""
         self._sent = 0
-        """Bytes of sums that were sent in earlier generations."""
         self._weights = ""
         self._trouble = ""
         self._finished: tuple[int, str] | None = None
@@ -110,8 +102,6 @@ class SwarmCommits(Commits):
     def rate(self) -> float:
         """The lanes a second that this peer computes, of late; 0 before it is known."""
         return self._rate.rate
-
-    # ---- what the strategy calls ----------------------------------------------------------------
 
     def next(self, work: PlainWork) -> Commit:
         if self._donated is not None and (commit := self._followed()) is not None:
@@ -162,8 +152,6 @@ class SwarmCommits(Commits):
         self._graveyard.close()
         self._host.log.close()
 
-    # ---- a newcomer -----------------------------------------------------------------------------
-
     def _followed(self) -> Commit | None:
         """Return the donor's next commit; None when this peer has become a member."""
         assert self._donated is not None
@@ -174,32 +162,28 @@ class SwarmCommits(Commits):
                 self._donated = None
                 return None
             wait = POLL_SECONDS if self._formed is None else LAST_COMMITS_SECONDS
-            if (commit := self._donors_next(wait)) is not None:
+            donor = self._donated.donor.name
+            try:
+                commit = self._donated.next(wait)
+            except WireError as error:
+                raise Expelled(
+                    f"{donor}, from whom this peer has its state, is gone before this peer became a"
+                    f" member: start it again ({error})"
+                ) from error
+            if commit is not None:
                 return commit
             if self._formed is not None:
                 raise Expelled(f"commit {self._step} of the donor did not come in {wait:g} s")
             silent = time.monotonic() - since > LAST_COMMITS_SECONDS
             if silent and self._link.names_another(self._donated.donor):
                 raise Expelled(
-                    f"{self._donated.donor.name}, whom this peer follows, is silent, and the anchor"
-                    " names another one: start this peer again"
+                    f"{donor}, whom this peer follows, is silent, and the anchor names another one:"
+                    " start this peer again"
                 )
             if not self._told_ready:
-                self._link.ready(self._donated.donor.name)
+                self._link.ready(donor)
                 self._told_ready = True
             self._formed = self._link.formed()
-
-    def _donors_next(self, wait: float) -> Commit | None:
-        assert self._donated is not None
-        try:
-            return self._donated.next(wait)
-        except WireError as error:
-            raise Expelled(
-                f"{self._donated.donor.name}, from whom this peer has its state, is gone before"
-                f" this peer became a member: start it again ({error})"
-            ) from error
-
-    # ---- generations ----------------------------------------------------------------------------
 
     def _enter(self, *, planned: bool) -> None:
         formed, self._formed = self._formed, None
@@ -219,7 +203,7 @@ class SwarmCommits(Commits):
             max(timeout, TRANSFER_SECONDS),  # a member may be silent for a heartbeat
         )
         self.view = view
-        self._host.on_view(view, rank)
+        self._host.set_rank(rank)
         self._host.log.generation(view, self._step)
         self._finished = formed.finished
 
@@ -234,8 +218,6 @@ class SwarmCommits(Commits):
         if self._donor.wanted and self._host.may_give():
             self._donor.give(self._host.state, self._step)
 
-    # ---- a step ---------------------------------------------------------------------------------
-
     def _attempt(self, work: PlainWork) -> Commit | None:
         """Return the commit; None where the generation changes before anything is begun."""
         assert self._group is not None and self.view is not None
@@ -244,7 +226,9 @@ class SwarmCommits(Commits):
         while True:
             self._give()
             headers = self._exchanged(work)
-            match decide(headers, self._group.rank, work.lanes(), self._least()):
+            # Where no state can be given away, nobody could come to those who wait at the gate.
+            least = self._link.min_peers if self._host.may_give() else 1
+            match decide(headers, self._group.rank, work.lanes(), least):
                 case Compute(lanes):
                     self._had = (*self._done, *lanes)
                     if not any(header.done for header in headers):
@@ -270,11 +254,6 @@ class SwarmCommits(Commits):
                     with contextlib.suppress(GenerationEnded, GroupBroken):
                         self._exchanged(work)
                     raise SwarmStopped(why)
-
-    def _least(self) -> int:
-        """Return how many members there must be. Where no state can be given away, nobody could
-        come to those who wait at the gate, so they make the step however few they are."""
-        return self._link.min_peers if self._host.may_give() else 1
 
     def _exchanged(self, work: PlainWork) -> list[Header]:
         assert self._group is not None
@@ -341,9 +320,13 @@ class SwarmCommits(Commits):
             digest=digest_of([total, *buffers]),
         )
 
+    def _voted(self, held: Commit) -> bool:
+        told = self._gathered(held.digest.encode())
+        return is_equal_vote([one.decode(errors="replace") for one in told])
+
     def _first_buffers(self, work: PlainWork) -> tuple[Tensor, ...]:
         """The buffers of whoever has computed the first lane."""
-        forms = work.buffer_forms()
+        forms = work.committed
         if not forms:
             return ()
         has_first = work.lanes()[0] in self._done
@@ -355,11 +338,6 @@ class SwarmCommits(Commits):
         if len(found) != size:
             raise GroupBroken(f"a member told {len(found)} bytes of buffers, and {size} are needed")
         return unpacked(found, forms)
-
-    def _voted(self, held: Commit) -> bool:
-        return is_equal_vote(
-            [told.decode(errors="replace") for told in self._gathered(held.digest.encode())]
-        )
 
 
 def packed(tensors: Sequence[Tensor]) -> bytes:

@@ -5,15 +5,12 @@ thread first makes the group fail: a receive that nobody will answer runs into a
 millisecond, upon which gloo closes all connections of the group, and every unfinished operation
 fails at once. Only one that is in the middle of a message is not woken, and fails when its own time
 is over. When all works are complete the thread lets the group go.
-
-That takes some 20 ms, in which the thread sleeps, and a generation may begin and end in 5 ms. On
-one thread, groups that end one after the other would wait in a longer and longer line, each with
-its buffers, its connections and its thread of gloo's.
 """
 
 import contextlib
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -98,3 +95,72 @@ def cut(remains: Remains) -> None:
             with contextlib.suppress(RuntimeError):
                 unanswered = remains.process_group.recv([torch.empty(1)], other, NOBODY_SENDS)
                 unanswered.wait(timedelta(milliseconds=1))
+
+
+POLL_SECONDS = 1e-3
+
+
+class Forming:
+    """One constructor. `wait` for it once."""
+
+    def __init__(self, make: Callable[[], Any], rank: int, size: int) -> None:
+        self._make = make
+        self._rank = rank
+        self._size = size
+        self._made: Any = None  # A group of gloo's; torch types none of its methods.
+        self._error: BaseException | None = None
+        self._heir: Graveyard | None = None
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="elastic-forming", daemon=True)
+
+    def wait(self, alive: Callable[[], None], graveyard: Graveyard) -> Any:
+        """Return the group, or raise what the constructor or `alive` raises."""
+        self._thread.start()
+        try:
+            while not self._over.wait(POLL_SECONDS):
+                alive()
+        except BaseException:
+            self._leave_to(graveyard)
+            raise
+        self._thread.join()
+        if self._error is not None:
+            raise self._taken_error()
+        made, self._made = self._made, None
+        assert made is not None
+        return made
+
+    def _leave_to(self, heir: Graveyard) -> None:
+        """Give up what was made or will be made, and what went wrong or will go wrong."""
+        with self._lock:
+            self._heir = heir
+            made, self._made = self._made, None
+            self._error = None
+        heir.expect(self._thread)
+        if made is not None:
+            heir.bury(Remains(made, (), self._rank, self._size))
+
+    def _taken_error(self) -> BaseException:
+        """Return the error, which from now on is the caller's alone: its traceback leads to this
+        object, and one that leads back to itself waits for the garbage collector."""
+        error, self._error = self._error, None
+        assert error is not None
+        return error
+
+    def _run(self) -> None:
+        try:
+            made = self._make()
+        except BaseException as error:
+            with self._lock:
+                if self._heir is None:
+                    self._error = error
+        else:
+            with self._lock:
+                heir = self._heir
+                if heir is None:
+                    self._made = made
+            if heir is not None:
+                heir.bury(Remains(made, (), self._rank, self._size))
+            del made
+        finally:
+            self._over.set()

@@ -1,8 +1,15 @@
 """A group of members for one generation, formed over callbacks."""
 
+import contextlib
+import ctypes
 import errno
 import os
-from collections.abc import Callable, Sequence
+import socket
+import stat
+import struct
+import sys
+import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
@@ -11,14 +18,29 @@ import torch
 from torch.distributed import Store, Work  # pyright: ignore[reportPrivateImportUsage]
 
 import trainers.torch_seams as torch_seams  # `from trainers` would import the public names
-from trainers.elastic.reducing.forming import Forming
-from trainers.elastic.reducing.graveyard import Graveyard, Remains
-from trainers.elastic.reducing.link_watch import (
-    end_when_unreachable,
-    open_sockets,
-    take_nobody_more,
-)
-from trainers.elastic.reducing.reducing_errors import GroupBroken, ReducingError
+from trainers.elastic.errors import GroupBroken, ReducingError
+from trainers.elastic.reducing.graveyard import Forming, Graveyard, Remains
+
+FIRST_POLL = 20e-6
+LONGEST_POLL = 1e-3
+GROWTH = 1.3
+
+
+def wait(work: Work, alive: Callable[[], None], what: str) -> None:
+    """Return when a work is complete, and call `alive`, which raises when the generation has ended,
+    meanwhile. Raise `GroupBroken` if the work has failed. `what` names it in the error."""
+    pause = FIRST_POLL
+    while not work.is_completed():
+        alive()
+        time.sleep(pause)
+        pause = min(pause * GROWTH, LONGEST_POLL)
+    try:
+        work.wait()
+    except RuntimeError as error:
+        raise GroupBroken(
+            f"{what} failed, because a member has died or its connection was cut"
+        ) from error
+
 
 _T = TypeVar("_T")
 
@@ -53,7 +75,6 @@ class _CallbackStore(Store):
         self._seconds = timeout
         self.error: BaseException | None = None
         self.addresses = b""
-        """What this member has left there: the addresses at which its gloo listens."""
 
     def set(self, key: str, value: bytes | str) -> None:
         data = value.encode("latin-1") if isinstance(value, str) else bytes(value)
@@ -146,7 +167,6 @@ class GroupPlace:
     rank: int
     size: int
     host: str
-    """The address of the interface that this member listens on."""
 
 
 def form_group(
@@ -197,3 +217,61 @@ def form_group(
     end_when_unreachable(made, timeout)
     take_nobody_more(made, inner.addresses)
     return Group(formed, place, transfer)
+
+
+PROBES = 3
+SO_ATTACH_FILTER = 26
+DROPS_ALL = struct.pack("HBBI", 6, 0, 0, 0)
+"""The filter of one instruction: return 0 bytes of a packet."""
+
+
+def open_sockets() -> frozenset[int]:
+    """The file descriptors of this process that are sockets; empty where no folder names them."""
+    found: set[int] = set()
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/dev/fd"):
+            with contextlib.suppress(OSError, ValueError):
+                if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                    found.add(int(name))
+    return frozenset(found)
+
+
+def end_when_unreachable(sockets: Collection[int], seconds: float) -> int:
+    """Let connections end where the other side does not answer for so long. Return how many."""
+    watched = 0
+    for number in sockets:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as link:
+            if link.family not in (socket.AF_INET, socket.AF_INET6):
+                continue
+            if link.type != socket.SOCK_STREAM:
+                continue
+            link.getpeername()  # raises OSError for one that listens
+            each = max(1, round(seconds / (PROBES + 1)))
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in (
+                ("TCP_KEEPIDLE", each),
+                ("TCP_KEEPINTVL", each),
+                ("TCP_KEEPCNT", PROBES),
+                ("TCP_USER_TIMEOUT", round(seconds * 1000)),
+            ):
+                if hasattr(socket, option):  # not every system has each of them
+                    link.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+            watched += 1
+    return watched
+
+
+def take_nobody_more(sockets: Collection[int], addresses: bytes) -> int:
+    """Let those of the sockets that listen at one of `addresses` get no packet any more. Return how
+    many do. Gloo ends its process where no descriptor is left for a connection, so anybody who
+    connects often enough could end it; and when a group is there, nobody else has to connect."""
+    closed = 0
+    code = ctypes.create_string_buffer(DROPS_ALL)
+    program = struct.pack("HP", 1, ctypes.addressof(code))
+    for number in sockets if sys.platform == "linux" else ():
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as door:
+            if not door.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                continue
+            if struct.pack("=H", door.family) + door.getsockname()[1].to_bytes(2) in addresses:
+                door.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
+                closed += 1
+    return closed

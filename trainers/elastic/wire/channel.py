@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from trainers.elastic.wire.address import Address
-from trainers.elastic.wire.incoming import IncomingFrame
-from trainers.elastic.wire.message import Bytes, Message, Payload, encode
+from trainers.elastic.wire.message import Bytes, IncomingFrame, Message, Payload, encode
 from trainers.elastic.wire.stream import TlsStream
 from trainers.elastic.wire.wire_errors import ChannelClosed, WireTimeout
 

@@ -39,7 +39,6 @@ class PayloadForm:
     """What a header says of a payload."""
 
     size: int
-    """Bytes."""
     dtype: str = ""
     """The name of a tensor's type. Empty: the bytes are no tensor."""
     shape: tuple[int, ...] = ()
@@ -71,7 +70,7 @@ class Message:
         """Return the fields in their types, and the payload of a kind that has a field `payload`.
 
         A field too many or one too few is refused, as everything else is that this version does
-        not know: sides of two versions do not come so far (greeting.py)."""
+        not know: sides of two versions do not come so far (secret.py)."""
         if self.kind not in kinds:
             raise BadFrame(f"no message that may come here is called {shown(self.kind)}")
         given, expected = dict(self.fields), kinds[self.kind]
@@ -175,3 +174,51 @@ class FrameHeader:
     def __post_init__(self) -> None:
         if not self.kind:
             raise ValueError("its kind is empty")
+
+
+class IncomingFrame:
+    """One message while it arrives."""
+
+    def __init__(self) -> None:
+        self._prefix = bytearray(PREFIX.size)
+        self._parts: list[memoryview] = [memoryview(self._prefix)]
+        """What is still to be filled, the first one perhaps in part."""
+        self._header: bytearray | None = None
+        self._forms: tuple[PayloadForm, ...] = ()
+        self._placed: tuple[memoryview, ...] = ()
+        self._kind = ""
+        self._fields: Mapping[str, Any] = {}
+        self.begun = False
+
+    def wanted(self) -> memoryview | None:
+        """Return where the next bytes go. None: the message is complete."""
+        return self._parts[0] if self._parts else None
+
+    def took(self, count: int, limit: int) -> None:
+        """`count` bytes have been written to what was wanted. `limit`: most bytes of payloads."""
+        self.begun = True
+        self._parts[0] = self._parts[0][count:]
+        if self._parts[0]:
+            return
+        del self._parts[0]
+        if self._header is None:
+            self._header = bytearray(header_bytes(bytes(self._prefix)))
+            self._parts = [memoryview(self._header)]
+        elif not self._kind:
+            self._read_header(bytes(self._header), limit)
+
+    def message(self) -> Message:
+        """Return the complete message."""
+        pairs = zip(self._placed, self._forms, strict=True)
+        return Message(self._kind, self._fields, tuple(Payload(*pair) for pair in pairs))
+
+    def _read_header(self, header: bytes, limit: int) -> None:
+        kind, fields, forms = decode_header(header)
+        total = sum(form.size for form in forms)
+        if total > limit:
+            raise BadFrame(
+                f"{kind!r} brings {total} bytes of payloads, and at most {limit} are taken here"
+            )
+        self._kind, self._fields, self._forms = kind, fields, forms
+        self._placed = tuple(memoryview(bytearray(form.size)) for form in forms)
+        self._parts = [view for view in self._placed if len(view)]

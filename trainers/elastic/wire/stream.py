@@ -2,20 +2,90 @@
 
 OpenSSL does not bear two threads in one connection. So the socket never blocks: each thread makes
 one short call under a lock, and waits outside of it until the system says that there is more.
-
-`hang_up` wakes every thread that waits. The descriptor itself is closed by `close`, when no thread
-can be using it any more.
 """
 
 import math
+import os
 import select
 import socket
 import ssl
+import tempfile
 import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
-from trainers.elastic.wire.wire_errors import ChannelClosed, WireTimeout
+from trainers.elastic.wire.wire_errors import ChannelClosed, WireError, WireTimeout
+
+DAYS = 3650
+"""Nobody checks the dates either: clocks of peers may differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnCertificate:
+    """A certificate, in both of its forms, and its key."""
+
+    der: bytes
+    pem: bytes = field(repr=False)
+
+
+def make_certificate() -> OwnCertificate:
+    """Make a key, and a certificate for it."""
+    try:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+    except ImportError as error:
+        raise WireError(
+            "listening for peers needs the package cryptography"
+            f" ({error}): pip install '.[elastic]'"
+        ) from error
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "perfect-training")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=DAYS))
+        .sign(key, hashes.SHA256())
+    )
+    form = serialization.PrivateFormat.PKCS8
+    pem = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+    return OwnCertificate(
+        certificate.public_bytes(serialization.Encoding.DER),
+        pem + certificate.public_bytes(serialization.Encoding.PEM),
+    )
+
+
+def server_context(certificate: OwnCertificate) -> ssl.SSLContext:
+    """Return what a listener wraps its connections with."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    # No session is taken up again. A ticket that a client never reads would make its last message
+    # get lost when it closes.
+    context.num_tickets = 0
+    with tempfile.TemporaryDirectory(prefix="perfect-elastic-") as folder:  # of mode 0700
+        file = Path(folder) / "certificate.pem"
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
+            opened.write(certificate.pem)
+        context.load_cert_chain(file)
+    return context
+
+
+def client_context() -> ssl.SSLContext:
+    """Return what a client wraps its connection with."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
 
 KEEPALIVE_SECONDS = 5
 KEEPALIVE_TRIES = 3
@@ -38,15 +108,9 @@ class TlsStream:
             if hasattr(socket, option):  # It is the system that has them, or has not.
                 raw.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
         self.here, self.peer = raw.getsockname()[:2], raw.getpeername()[:2]
-        """Host and port of both ends."""
         self._socket = context.wrap_socket(raw, server_side=server, do_handshake_on_connect=False)
         self._calling = threading.Lock()
-        self._hung_up = False
-
-    @property
-    def hung_up(self) -> bool:
-        """Whether this side has ended the connection."""
-        return self._hung_up
+        self.hung_up = False
 
     def shake_hands(self, deadline: float) -> None:
         """Do the handshake of TLS. `deadline`: on the monotonic clock."""
@@ -112,18 +176,18 @@ class TlsStream:
 
     def hang_up(self) -> None:
         """End the connection for both sides, and wake who waits for it here."""
-        self._hung_up = True
+        self.hung_up = True
         with suppress(OSError):  # It may have ended already.
             # SSLSocket.shutdown would drop the encryption under a thread that reads.
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Give the descriptor back. No other thread may be in a call by now."""
-        self._hung_up = True
+        self.hung_up = True
         self._socket.close()
 
     def _check_open(self) -> None:
-        if self._hung_up:
+        if self.hung_up:
             raise ChannelClosed("this side has closed the connection")
 
     def _wait(self, wish: ssl.SSLError, deadline: float | None) -> None:

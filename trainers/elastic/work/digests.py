@@ -9,9 +9,28 @@ words of 64 bits   | w w w w |  -> sum
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from trainers.elastic.deciding.header import LaneLogs
+from trainers.elastic.deciding.view import Added
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Commit:
+    """One step's."""
+
+    step: int
+    added: Added
+    total: Tensor
+    """The sum of all gradients, flat, on the host."""
+    logs: LaneLogs
+    buffers: tuple[Tensor, ...]
+    """The module's buffers after the step's first lane."""
+    digest: str
+
 
 COLUMNS = 1024
 SIZE = 16

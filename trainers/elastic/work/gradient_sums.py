@@ -1,19 +1,76 @@
 """The gradients of all parameters in one flat tensor, into which the backward passes add.
 
-    sums  | p0 ............ | p1 .... | p2 ......... |      p.grad is a view of its part
-    marks    x                          x                   which parameters got a gradient
-
-One tensor is what a reduce wants. The sums stay as they are until the step is applied: a reduce
-reads them only, so whatever becomes of it, it can be made again.
+sums  | p0 ............ | p1 .... | p2 ......... |      p.grad is a view of its part
+marks    x                          x                   which parameters got a gradient
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from trainers.elastic.errors import CannotBeElastic
-from trainers.elastic.reducing.exact import FixedPoint
+from trainers.elastic.errors import CannotBeElastic, FixedPointError
+
+LIMIT_BITS = 14
+TOTAL_BITS = 62
+BLOCK = 1 << 18
+"""Numbers that are converted at a time: their float64 copies stay in the cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class FixedPoint:
+    """How numbers of a run with so many lanes are written as integers, whose sums have equal bits
+    in any order. A step is 2**-k, with k = 48 - ceil(log2(lanes)), so lanes of numbers up to 2**14
+    add up to 2**62 at most: int64 never wraps, and what is below half a step is lost."""
+
+    lanes: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.lanes <= 1 << 24:
+            raise FixedPointError(f"{self.lanes} lanes: exact sums take 1 to {1 << 24} lanes")
+
+    @property
+    def fraction_bits(self) -> int:
+        return TOTAL_BITS - LIMIT_BITS - (self.lanes - 1).bit_length()
+
+    def add(self, sums: torch.Tensor, gradient: torch.Tensor, what: str) -> None:
+        """Add one lane's flat gradient to flat int64 sums. `what` names the lane in an error.
+
+        All numbers are looked at before the first is added: after an error the sums are as before.
+        """
+        if sums.dtype != torch.int64 or sums.shape != gradient.shape or sums.dim() != 1:
+            raise FixedPointError(
+                f"{what}: the sums are {tuple(sums.shape)} of {sums.dtype}, the gradient is"
+                f" {tuple(gradient.shape)}: both must be flat and alike, and the sums int64"
+            )
+        limit = 2.0**LIMIT_BITS
+        for start in range(0, gradient.numel(), BLOCK):
+            block = gradient[start : start + BLOCK]
+            if not bool((block.abs() <= limit).all()):
+                at = int((~(block.abs() <= limit)).nonzero()[0])
+                raise FixedPointError(
+                    f"{what}: number {start + at} of {gradient.numel()} is {float(block[at])};"
+                    f" exact sums take finite numbers up to {limit:g}. Scale the loss down, or use"
+                    ' sum="fast"'
+                )
+        scale = 2.0**self.fraction_bits
+        for start in range(0, gradient.numel(), BLOCK):
+            block = gradient[start : start + BLOCK].double().mul_(scale).round_()
+            sums[start : start + BLOCK].add_(block.long())
+
+    def floats(self, sums: torch.Tensor, out: torch.Tensor) -> None:
+        """Write the numbers that flat int64 sums of all lanes stand for into a float32 tensor."""
+        most = self.lanes << (LIMIT_BITS + self.fraction_bits)
+        scale = 2.0**-self.fraction_bits
+        for start in range(0, sums.numel(), BLOCK):
+            block = sums[start : start + BLOCK]
+            if int(block.max()) > most or int(block.min()) < -most:
+                raise FixedPointError(
+                    f"a sum of {self.lanes} lanes is out of the range that so many lanes can reach:"
+                    " a lane was added more than once, or the sums are damaged"
+                )
+            out[start : start + BLOCK].copy_(block.double().mul_(scale))
 
 
 def check_float32(parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:

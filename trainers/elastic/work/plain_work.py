@@ -10,10 +10,13 @@ whichever peer computes it, and after a step every peer is at the same seed.
 """
 
 import hashlib
+import json
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import lightning as L
@@ -23,12 +26,86 @@ from torch import Tensor
 
 from loaders.lanes.lane_loader import LaneBatch, LaneLoader
 from trainers.elastic.deciding.header import LaneLogs, in_units, sum_of_units
-from trainers.elastic.errors import CannotBeElastic
-from trainers.elastic.reducing.reducing_errors import FixedPointError
-from trainers.elastic.work.commit import Commit
-from trainers.elastic.work.digests import digest_of, part_of_step
+from trainers.elastic.errors import CannotBeElastic, FixedPointError
+from trainers.elastic.work.digests import Commit, digest_of, part_of_step
 from trainers.elastic.work.gradient_sums import ExactSums, GradientSums
-from trainers.elastic.work.lane_logs import LogCatcher
+
+REFUSED = MappingProxyType(
+    {
+        "sync_dist": "the swarm reduces what is logged by itself: leave sync_dist out",
+        "rank_zero_only": "what is logged must be equal at every peer: leave rank_zero_only out",
+        "metric_attribute": "a metric object counts the samples of one peer only: log a number",
+    }
+)
+
+
+class LogCatcher:
+    """Stands in for `self.log` of one module while a lane is computed."""
+
+    def __init__(self, module: L.LightningModule) -> None:
+        self._module = module
+        self._size = 0
+        self._caught: list[tuple[tuple[str, str], Any, int]] = []
+        """By name and options: a number, or a tensor that may wait for the lane's kernels, and the
+        samples of its lane."""
+
+    def begin(self) -> None:
+        """Forget the step before."""
+        self._caught = []
+
+    @contextmanager
+    def catching(self, size: int) -> Iterator[None]:
+        """Catch what is logged of a lane with `size` samples."""
+        self._size = size
+        self._module.__dict__["log"] = self._catch
+        try:
+            yield
+        finally:
+            del self._module.__dict__["log"]
+
+    def _catch(self, name: str, value: Any, *args: Any, **options: Any) -> None:
+        self._check(name, args, options)
+        if not isinstance(value, int | float | torch.Tensor) or torch.as_tensor(value).numel() != 1:
+            raise CannotBeElastic(
+                f"self.log({name!r}) of a {type(value).__name__}: a swarm logs single numbers"
+            )
+        if isinstance(value, torch.Tensor):
+            value = value.detach().clone()
+        given = {key: option for key, option in options.items() if option is not None}
+        key = name, json.dumps(given, sort_keys=True)
+        self._caught.append((key, value, self._size))
+
+    def _check(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """Refuse what cannot be reduced over lanes, and take out what says nothing new."""
+        if args:
+            raise CannotBeElastic(f"self.log({name!r}): give its options by name, not by place")
+        for option, why in REFUSED.items():
+            if options.pop(option, None):
+                raise CannotBeElastic(f"self.log({name!r}, {option}=...): {why}")
+        if (how := options.pop("reduce_fx", "mean")) not in ("mean", torch.mean):
+            raise CannotBeElastic(
+                f"self.log({name!r}, reduce_fx={how!r}): lanes are reduced by their mean only"
+            )
+        size = options.pop("batch_size", None) or self._size
+        if size != self._size:
+            raise CannotBeElastic(
+                f"self.log({name!r}, batch_size={size}) in a lane of size {self._size}: a swarm"
+                " weights by samples; leave batch_size out"
+            )
+
+    @property
+    def values(self) -> tuple[tuple[str, str, int | None], ...]:
+        """What was logged, as `LaneLogs` has it."""
+        sums: dict[tuple[str, str], int | None] = {}
+        for key, value, size in self._caught:
+            sums[key] = sum_of_units(sums.get(key, 0), in_units(float(value) * size))
+        return tuple((*key, sums[key]) for key in sorted(sums))
+
+    def log(self, logs: LaneLogs) -> None:
+        """Log the means of a whole step."""
+        for name, options, units in logs.values:
+            known = json.loads(options)
+            self._module.log(name, logs.mean(units), batch_size=logs.samples, **known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +114,6 @@ class AddedLane:
 
     lane: int
     size: int
-    """So many samples it has."""
     loss: float
 
 
@@ -73,11 +149,10 @@ class PlainWork:
         self._samples = 0
         self._loss: int | None = 0
         self._batch_index = 0
-        self._committed: list[Tensor] = []
+        self.committed: list[Tensor] = []
         """The buffers with which every lane begins."""
         self._first_buffers: list[Tensor] = []
         self._sizes: tuple[int, ...] = ()
-        """The samples of every lane in this step."""
         self._lanes_with_samples: tuple[int, ...] = ()
         self._doubtful: dict[int, str] = {}
         self._begun = False
@@ -85,8 +160,6 @@ class PlainWork:
     def open(self, step: int, batch_index: int, micro: int) -> None:
         """Say at which batch of the pass the trainer is. A whole lane has `micro` samples."""
         self._step, self._batch_index, self._micro = step, batch_index, micro
-
-    # ---- what commits ask for -------------------------------------------------------------------
 
     def begin(self, step: int) -> None:
         """Begin a step: no lane is added yet."""
@@ -96,7 +169,7 @@ class PlainWork:
         self._doubtful = {}
         self.catcher.begin()
         self._begun = True
-        self._committed = [buffer.detach().clone() for buffer in self._module.buffers()]
+        self.committed = [buffer.detach().clone() for buffer in self._module.buffers()]
         self._first_buffers = []
         self._sizes = tuple(self._lanes.sizes(self._lanes.position[1]))
         self._lanes_with_samples = tuple(lane for lane, size in enumerate(self._sizes) if size)
@@ -151,10 +224,6 @@ class PlainWork:
         """Return the buffers after the step's first lane, which was computed here."""
         return tuple(buffer.cpu() for buffer in self._first_buffers)
 
-    def buffer_forms(self) -> Sequence[Tensor]:
-        """Return tensors of the types and shapes of the module's buffers."""
-        return self._committed
-
     def weights_digest(self, step: int) -> str:
         """Return the digest of the part of the weights that is compared in this step."""
         return digest_of(part_of_step(self._state_tensors(), step))
@@ -168,8 +237,6 @@ class PlainWork:
             lanes = ", ".join(names[:3])
             return f"gradients are not finite at step {self._step}, of parameters {lanes}"
         return ""
-
-    # ---- what the strategy asks for -------------------------------------------------------------
 
     def end(self) -> None:
         """Let go of the gradients, and leave all generators at the seed after the step."""
@@ -191,14 +258,11 @@ class PlainWork:
             for buffer, value in zip(self._module.buffers(), buffers, strict=True):
                 buffer.copy_(value)
 
-    # ---- details --------------------------------------------------------------------------------
-
     def _make_sums(self, named: Sequence[tuple[str, torch.nn.Parameter]]) -> GradientSums:
         return GradientSums(named)
 
     def _add_first(self, lanes: Sequence[int]) -> Sequence[AddedLane]:
-        """Add the gradients of the first of these lanes to the sums, and leave in the module's
-        buffers what the first one leaves there."""
+        """Add the gradients of the first of these lanes, and leave its buffers in the module."""
         size, loss = self._add(lanes[0])
         return [AddedLane(lanes[0], size, float(loss))]
 
@@ -206,7 +270,7 @@ class PlainWork:
         """Add the gradients of one lane. Return how many samples it has, and its loss."""
         taken = self._take(lane)
         size = len(taken.info.ids)
-        self._roll(self._seed_of(lane))
+        self._roll(seed_of_lane(self._lanes.loader.seed, self._step, lane))
         with self.catcher.catching(size):
             loss = self._loss_of(self._step_of(self._on_device(taken.batch), self._batch_index))
         share = size / self._micro
@@ -226,9 +290,6 @@ class PlainWork:
             self._doubtful.setdefault(one.lane, str(error))
         self.gradients.clear()
 
-    def _seed_of(self, lane: int) -> int:
-        return seed_of_lane(self._lanes.loader.seed, self._step, lane)
-
     def _state_tensors(self) -> list[Tensor]:
         found: list[Tensor] = [*self._parameters.values(), *self._module.buffers()]
         for p in self._parameters.values():
@@ -237,7 +298,7 @@ class PlainWork:
         return found
 
     def _restore_buffers(self) -> None:
-        self._put_buffers(self._committed)
+        self._put_buffers(self.committed)
 
     def _roll(self, seed: int) -> None:
         self._seed_torch(seed)

@@ -2,8 +2,6 @@
 
 lanes, updates    steps over the module, its optimizer and the sums of gradients
 validation_step   a step, too
-
-The module's Python runs in every step. Between two steps everything runs at once.
 """
 
 from collections.abc import Collection, Hashable, Iterator, Sequence
@@ -50,12 +48,9 @@ class Planning:
         self.request = PlanRequest(budget)
         self.session = StepSession()
         self.ran: Sequence[Plan] = ()
-        """The plans by which the latest step ran, part by part."""
         self.plan: Plan | None = None
-        """The plan of the latest lanes."""
         self._planner = LanePlanner(self.request)
         self._module = torch.nn.ModuleList()
-        """The module, and the sums of its gradients."""
         self._optimizers: tuple[Optimizer, ...] = ()
         self.update = ExitStack()
         """Whoever enters it ends the step that `begin` begins."""
@@ -86,8 +81,6 @@ class Planning:
             of_sums.register_buffer(f"sum{number}", one)
         self._module = torch.nn.ModuleList([module, of_sums])
         self._optimizers = () if optimizer is None else (optimizer,)
-
-    # ---- steps ----------------------------------------------------------------------------------
 
     def open(self) -> LiveSession:
         """Open the session if it is not. From now on all tensors look as if on the device."""

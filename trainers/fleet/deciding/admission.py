@@ -143,8 +143,7 @@ def _why_not_pass(state: FleetState, new: HeldMemory, first: str, passers: Colle
 
 
 def why_not_start(state: FleetState, job: JobState, device: int) -> str:
-    """Return why a job should not be started yet; "" if it may be. A job that has not been planned
-    counts as the largest one so far."""
+    """Return why a job should not be started yet, guessing what it takes; "" if it may be."""
     if state.queue:
         return f"waits: {state.queue[0]} is planned and waits for memory"
     held = held_memory(state)

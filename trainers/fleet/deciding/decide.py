@@ -1,23 +1,20 @@
 """Decides: from a state and an event to the next state and commands. Nothing else counts.
 
-    event    what happened                                       reports.py
-      which jobs of the lobby have room?                         admission.py
-      which jobs stop at their rung, which go on?                the stop rule
-      for each free device where a step stands aside:
-        as below, but only for jobs of higher priority
-        else                                                     Turn: the rest of the step
-      for each other free device, the first of these:
-        a job here has to leave                                  Leave
-        a job is moving here, or was never started               Start
-        a job waits for memory, and one here for its rung        Leave
-        a job here can train                                     Turn     schedule.py, quantum.py,
-                                                                          awaiting.py
-        a job elsewhere is better off here                       Leave, there
-      for each device that trains:
-        a job of higher priority waits for it                    Yield, in mid-step if that is soon
-    commands
-
-So the events of a journal give the same state and the same commands again.
+event    what happened                                       reports.py
+  which jobs of the lobby have room?                         admission.py
+  which jobs stop at their rung, which go on?                the stop rule
+  for each free device where a step stands aside:
+    as below, but only for jobs of higher priority
+    else                                                     Turn: the rest of the step
+  for each other free device, the first of these:
+    a job here has to leave                                  Leave
+    a job is moving here, or was never started               Start
+    a job waits for memory, and one here for its rung        Leave
+    a job here can train                                     Turn     schedule.py
+    a job elsewhere is better off here                       Leave, there
+  for each device that trains:
+    a job of higher priority waits for it                    Yield, in mid-step if that is soon
+commands
 """
 
 from dataclasses import replace
@@ -29,21 +26,23 @@ from trainers.fleet.deciding.admission import (
     lacks_room,
     why_not_start,
 )
-from trainers.fleet.deciding.awaiting import effective_priority, job_to_run_instead
-from trainers.fleet.deciding.events import Command, Event, Leave, Start, Turn, Yield
-from trainers.fleet.deciding.fleet_error import FleetError
+from trainers.fleet.deciding.events import Command, Event, FleetError, Leave, Start, Turn, Yield
 from trainers.fleet.deciding.fleet_state import FleetState, JobExit, JobState
-from trainers.fleet.deciding.quantum import turn_seconds, turn_steps, worth_standing_aside
 from trainers.fleet.deciding.reports import apply_event
 from trainers.fleet.deciding.schedule import (
     Runnable,
     assign_shares,
+    effective_priority,
     ends_soon,
     job_to_even_out,
     job_to_fetch,
     job_to_hurry,
+    job_to_run_instead,
     pick_job,
     seconds_left,
+    turn_seconds,
+    turn_steps,
+    worth_standing_aside,
 )
 
 
@@ -61,9 +60,6 @@ def decide(state: FleetState, event: Event) -> tuple[FleetState, tuple[Command, 
     commands += _shorten_turns(state)
     _check_progress(state)
     return state, tuple(commands)
-
-
-# ---- rungs --------------------------------------------------------------------------------------
 
 
 def judge_rungs(state: FleetState) -> FleetState:
@@ -133,9 +129,6 @@ def _check_progress(state: FleetState) -> None:
         raise FleetError(f"no job can go on, because each waits ({waits}): the stop rule is wrong")
 
 
-# ---- a free device ------------------------------------------------------------------------------
-
-
 def _next(state: FleetState, device: int) -> tuple[FleetState, Command | None]:
     """Return the command for a free device."""
     here = [job for job in state.jobs.values() if job.device == device]
@@ -165,7 +158,13 @@ def _next(state: FleetState, device: int) -> tuple[FleetState, Command | None]:
                 why = f"stands at step {job.rungs.rung}, and others wait for memory"
                 asked = replace(job, exit=JobExit("moved", why))
                 return _leave(state.with_jobs(asked), asked, device)
-    return _train(state, device, ready)
+    levels = {job.priority for job in state.jobs.values() if not job.ended}
+    for level in sorted(levels, reverse=True):
+        mine = [job for job in ready if job.priority == level]
+        state, command = _train_level(state, device, mine, level)
+        if command is not None:
+            return state, command
+    return state, None
 
 
 def _next_beside(
@@ -254,24 +253,10 @@ def _wants_device(state: FleetState, job: JobState, device: int) -> bool:
     return could_start and not state.interrupted and not why_not_start(state, job, device)
 
 
-def _train(
-    state: FleetState, device: int, ready: list[JobState]
-) -> tuple[FleetState, Command | None]:
-    """Give a turn to a job of this device, or ask a job elsewhere to move here, of the highest
-    priority that has one of the two."""
-    levels = sorted({job.priority for job in state.jobs.values() if not job.ended}, reverse=True)
-    for level in levels:
-        mine = [job for job in ready if job.priority == level]
-        state, command = _train_level(state, device, mine, level)
-        if command is not None:
-            return state, command
-    return state, None
-
-
 def _train_level(
     state: FleetState, device: int, ready: list[JobState], level: int
 ) -> tuple[FleetState, Command | None]:
-    """Do this for the jobs of one priority."""
+    """Give a turn to a job of one priority of this device, or ask one to move here."""
     jobs, devices = runnable_jobs(state, level), state.settings.devices
     shares = assign_shares(jobs, devices)[device]
     grains = {job.name: turn_seconds(job, state.settings) for job in ready}

@@ -1,7 +1,5 @@
 """Events, which a fleet receives, and commands, which it sends.
 
-    event -> journal -> decide(state, event) -> commands -> devices -> the next events
-
 A device does one thing at a time: a Start, a Turn or a Leave. Its answer frees it:
 
     Start    Planned, Failed or Finished
@@ -17,6 +15,10 @@ All fields are JSON's types, so that a journal can keep an event as one line. A 
 
 from dataclasses import dataclass
 from typing import Literal
+
+
+class FleetError(Exception):
+    """The fleet cannot run as it was set up. The text says what, which value and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +50,6 @@ class StepTimes:
     """A change to another job and back: park and unpark."""
 
 
-# ---- events -------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Added:
     """The user has added a job, before or during the run."""
@@ -66,17 +65,12 @@ class Planned:
 
     job: str
     device: int
-    """Its device."""
     step: int
     """Steps that are done: more than 0 if it resumed."""
     left: int
-    """Steps that are left."""
     times: StepTimes
-    """As predicted by its plan."""
     memory: JobMemory
-    """What it will take once it is admitted."""
     about: str = ""
-    """Its plan on one line, for people."""
     seconds: float = 0.0
     """How long its start took, and a move would take. 0.0 is unknown."""
     validation_seconds: float = 0.0
@@ -94,11 +88,8 @@ class TurnEnded:
     job: str
     device: int
     step: int
-    """Steps that are done in all."""
     steps: int
-    """Steps that were done in this turn."""
     left: int
-    """Steps that are left."""
     seconds: float
     """The time of the steps without `swap_seconds`; if the turn was shared, without the tail of the
     last step, too."""
@@ -112,7 +103,6 @@ class TurnEnded:
     """Whether a step stands aside in its middle. The next turn resumes it. Only `steps` and
     `seconds` of this event count then."""
     input: str = ""
-    """The stream that it reads, as in `Planned`."""
     waits_for: tuple[str, ...] = ()
     """The jobs that have to take their batches first. The turn ended early then, between two
     batches."""
@@ -125,11 +115,8 @@ class Finished:
     job: str
     device: int
     step: int
-    """Steps that are done in all."""
     seconds: float
-    """The time of its last turn."""
     metric: float | None
-    """The last value of the fleet's metric; None if it was never logged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +126,7 @@ class Failed:
     job: str
     device: int | None
     error: str
-    """The error in one line."""
     details: str = ""
-    """The traceback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +136,7 @@ class Departed:
     job: str
     device: int
     step: int
-    """The steps in its checkpoint."""
     seconds: float = 0.0
-    """How long leaving took. 0.0 is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,13 +162,11 @@ class TimeChecked:
 
 @dataclass(frozen=True, slots=True)
 class DeviceEnded:
-    """The process of a device has died, with all jobs on it. A new one with the same number
-    replaces it."""
+    """The process of a device has died with its jobs. A new one takes its number."""
 
     device: int
     why: str
     job: str | None = None
-    """The job that it ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,9 +187,6 @@ Event = (
     | DeviceEnded
     | Restarted
 )
-
-
-# ---- commands -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,8 +224,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Yield:
-    """Let a job end its turn after the current step, because one of higher priority waits. The
-    answer is the `TurnEnded` of that turn."""
+    """Let a turn end after its step, for a job of higher priority. `TurnEnded` answers it."""
 
     job: str
     device: int

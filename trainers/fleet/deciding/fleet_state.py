@@ -1,11 +1,8 @@
 """The state of a fleet: plain values, which `decide` replaces and nobody changes.
 
-    waiting -> starting -> (lobby) -> ready <-> running -> finished
-       ^                                |         '-> at_rung -> ready, or leaving
-       '---- moved, parked -- leaving <-'              leaving -> stopped, failed
-
-From `starting` to `leaving` a job is on one device, except at a rung: there it may have left its
-device to make room.
+waiting -> starting -> (lobby) -> ready <-> running -> finished
+   ^                                |         '-> at_rung -> ready, or leaving
+   '---- moved, parked -- leaving <-'              leaving -> stopped, failed
 """
 
 from collections.abc import Mapping
@@ -13,14 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from trainers.fleet.deciding.events import Command, JobMemory, StepTimes
-from trainers.fleet.deciding.stop_rule import StopRule
+from trainers.fleet.deciding.halving import StopRule
 
 Phase = Literal[
     "waiting", "starting", "lobby", "ready", "running", "at_rung", "leaving",
     "finished", "stopped", "failed",
 ]  # fmt: skip
 ENDED: tuple[Phase, ...] = ("finished", "stopped", "failed")
-"""Phases that no job leaves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +24,11 @@ class FleetSettings:
     """The settings of the whole run."""
 
     devices: int = 1
-    """Devices of one kind, numbered from 0."""
     host_bytes: int = 0
     """The bytes of the host that all jobs together may take. 0: no limit is known."""
     device_bytes: int = 0
     """The bytes of each device that its jobs and its arena may take. 0: no limit is known."""
     arena_bytes: int = 0
-    """The arena of each device."""
     quantum: int | None = None
     """The steps of a turn. None: from `quantum_seconds`."""
     quantum_seconds: float = 0.5
@@ -42,7 +36,6 @@ class FleetSettings:
     move_seconds: float = 5.0
     """The cost of a move, until a start was measured."""
     rule: StopRule | None = None
-    """It ends jobs early."""
     seconds: float | None = None
     """How long one start of the fleet may train. None: until all jobs have ended."""
 
@@ -57,11 +50,9 @@ class JobPlan:
     is_measured: bool = False
     """Whether the seconds of a step were measured. Before that they are predicted."""
     start_seconds: float = 0.0
-    """How long its start took. 0.0 is unknown."""
     is_admitted: bool = False
     """Whether it has its memory. A job that moves keeps its right to it."""
     about: str = ""
-    """The plan on one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +64,7 @@ class JobRungs:
     passed: int = 0
     """The last rung from which it went on."""
     rung: int | None = None
-    """The rung at which it stands."""
     remarks: tuple[str, ...] = ()
-    """Remarks about values that differ after a restart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +75,7 @@ class JobExit:
     """A job that has moved is started again. "": it does not leave."""
     why: str = ""
     target: int | None = None
-    """The device to which it moves."""
     details: str = ""
-    """The traceback of its error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +83,6 @@ class JobTurnState:
     """The turns of a job, and what it waits for."""
 
     seconds: float = 0.0
-    """The time of all its turns."""
     waited: int = 0
     """The turns of others on its device since its last one."""
     tail_left: float = 0.0
@@ -104,11 +90,8 @@ class JobTurnState:
     is_aside: bool = False
     """Whether a step of it stands aside between two nodes. It is ready then."""
     input: str = ""
-    """The name of the stream that it reads, and may share; "": it has a loader of its own."""
     waits_for: tuple[str, ...] = ()
-    """The jobs that have to take their batches first, and had no turn since."""
     ended_devices: int = 0
-    """The number of devices that ended while they ran it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +106,8 @@ class JobState:
     """Jobs of a lower one train only where none of this one can."""
     device: int | None = None
     step: int = 0
-    """Steps that are done."""
     left: int = 0
-    """Steps that are left, once it has been planned."""
     metric: float | None = None
-    """The newest value of the metric."""
     plan: JobPlan = JobPlan()
     rungs: JobRungs = JobRungs()
     exit: JobExit = JobExit()
@@ -160,7 +140,6 @@ class FleetState:
     jobs: Mapping[str, JobState] = field(default_factory=dict)
     """By name, in the order of adding."""
     busy: tuple[Command | None, ...] = ()
-    """By device: its current command."""
     last: tuple[str | None, ...] = ()
     """By device: the job that had the last turn."""
     queue: tuple[str, ...] = ()
@@ -168,7 +147,6 @@ class FleetState:
     passers: tuple[str, ...] = ()
     """Jobs that were admitted while the first of the lobby waited."""
     leave_seconds: float = 0.0
-    """The longest time that leaving took."""
     interrupted: str = ""
     """Why every job leaves and none is started; empty if none has to."""
 

@@ -31,7 +31,7 @@ from trainers.fleet.deciding.events import (
     Yield,
 )
 from trainers.fleet.deciding.fleet_state import FleetSettings, FleetState, describe_inputs
-from trainers.fleet.deciding.quantum import can_hide_tails
+from trainers.fleet.deciding.schedule import can_hide_tails
 
 TURNS = 100
 """On simulation a device has about so many turns, however long it trains."""
@@ -67,9 +67,7 @@ class Prediction:
     host: int
     """The bytes of the host that all jobs take together, if none waits for memory."""
     host_room: int
-    """The bytes that they may take. 0: no limit is known."""
     never: tuple[str, ...]
-    """Jobs that will never fit. They count as nothing."""
 
     @property
     def gain(self) -> float:
@@ -89,13 +87,10 @@ class Prediction:
         ]
         lines = [f"{format_count(self.jobs, 'job')} on {format_count(self.devices, 'device')}"]
         lines += [f"  {what:<34}{_duration(s):>9}  {more}".rstrip() for what, s, more in rows]
-        return "\n".join((*lines, self._memory(), *self._remarks()))
-
-    def _memory(self) -> str:
         room = f"of {format_size(self.host_room)}" if self.host_room else ""
-        return (
-            f"  {'host memory, all jobs at once':<34}{format_size(self.host):>9}  {room}".rstrip()
-        )
+        what = "host memory, all jobs at once"
+        lines.append(f"  {what:<34}{format_size(self.host):>9}  {room}".rstrip())
+        return "\n".join((*lines, *self._remarks()))
 
     def _cost(self) -> str:
         costs = [format_count(self.moves, "move")] if self.devices > 1 else []
@@ -226,9 +221,6 @@ def _seconds_in_cycles(group: Sequence[Planned]) -> float:
         for plan in going:
             left[plan.job] -= cycles
     return clock
-
-
-# ---- a simulation of `decide` -------------------------------------------------------------------
 
 
 @dataclass(slots=True)

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from offload.sizes import format_count
 from trainers.fleet.deciding.admission import why_it_never_fits
-from trainers.fleet.deciding.awaiting import stop_waiting_for
 from trainers.fleet.deciding.events import (
     Added,
     Departed,
@@ -17,6 +16,7 @@ from trainers.fleet.deciding.events import (
     Event,
     Failed,
     Finished,
+    FleetError,
     InterruptAsked,
     Planned,
     Restarted,
@@ -25,11 +25,10 @@ from trainers.fleet.deciding.events import (
     Turn,
     TurnEnded,
 )
-from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.deciding.fleet_state import FleetState, JobExit, JobPlan, JobState
+from trainers.fleet.deciding.schedule import stop_waiting_for
 
 NEWEST_WEIGHT = 0.5
-"""The weight of the newest turn in the seconds of a step."""
 MOST_ENDED_DEVICES = 2
 """A job that ran on this many devices while they ended is not started again."""
 
@@ -147,17 +146,16 @@ def _end_turn(state: FleetState, job: JobState, event: TurnEnded) -> FleetState:
         ),
     )
     job = _stand_at_rung(state, before, job, event.instead)
+    passed = event.seconds + event.swap_seconds
     others = [
-        _shorten_tail(other, event.seconds + event.swap_seconds)
+        replace(
+            other,
+            turns=replace(other.turns, tail_left=max(0.0, other.turns.tail_left - passed)),
+        )
         for other in state.jobs.values()
         if other.device == event.device and other.turns.tail_left > 0 and other.name != job.name
     ]
     return stop_waiting_for(state.with_jobs(job, *others), job.name)
-
-
-def _shorten_tail(job: JobState, seconds: float) -> JobState:
-    tail_left = max(0.0, job.turns.tail_left - seconds)
-    return replace(job, turns=replace(job.turns, tail_left=tail_left))
 
 
 def _rungs_between(state: FleetState, job: JobState, step: int) -> list[int]:
@@ -190,8 +188,7 @@ def _record_metric(state: FleetState, job: JobState, step: int, metric: float | 
 
 
 def _stand_at_rung(state: FleetState, before: JobState, job: JobState, instead: str) -> JobState:
-    """Return the job after a turn: at a rung, failed there, or ready. `instead`: the names that it
-    has logged if it has not logged the metric."""
+    """Return the job after a turn. `instead`: what it has logged in place of the metric."""
     passed = job.rungs.passed
     rungs = [rung for rung in _rungs_between(state, before, job.step) if rung > passed]
     if not rungs or job.exit.kind in ("stopped", "failed") or state.settings.rule is None:

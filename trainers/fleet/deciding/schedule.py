@@ -18,10 +18,12 @@ McNaughton, "Scheduling with Deadlines and Loss Functions" (1959). Hydra, sectio
 greedy rule; docs/decisions/0029-jobs-move-by-the-wrap-around-rule.md says why it is not used.
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from trainers.fleet.deciding.fleet_state import FleetSettings, JobState
+from trainers.fleet.deciding.events import StepTimes
+from trainers.fleet.deciding.fleet_state import FleetSettings, FleetState, JobState
 
 PATIENCE = 100
 """A job that has waited for this many turns of others is next. So it costs a more urgent job at
@@ -44,11 +46,9 @@ class Runnable:
     device: int
     """Its device, or the one to which it moves."""
     seconds: float
-    """The time that is left of it."""
     grain: float = 0.0
     """The seconds of its turn, the shortest share of a device."""
     move: float = 0.0
-    """The seconds of a move."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,6 @@ class Share:
     job: str
     seconds: float
     whole: bool
-    """Whether it is all that is left of the job."""
     moves: bool
     """Whether the job is on another device now."""
 
@@ -218,3 +217,100 @@ def seconds_left(job: JobState, settings: FleetSettings, to_rung: bool) -> float
         rung = settings.rule.next_look(job.step)
         steps = steps if rung is None else min(steps, rung - job.step)
     return steps * job.step_seconds
+
+
+def awaited_jobs(state: FleetState, job: JobState) -> tuple[str, ...]:
+    """Return the jobs for which this one waits, if they train on the same device."""
+    others = [state.jobs[name] for name in job.turns.waits_for if name in state.jobs]
+    return tuple(
+        other.name
+        for other in others
+        if other.phase in ("ready", "running") and other.device == job.device
+        if not other.exit.kind
+    )
+
+
+def job_to_run_instead(state: FleetState, job: JobState) -> JobState:
+    """Return the job that gets the turn of this one: itself, or the one for which it waits."""
+    while names := awaited_jobs(state, job):
+        job = state.jobs[names[0]]
+    return job
+
+
+def effective_priority(state: FleetState, job: JobState) -> int:
+    """Return the highest priority of this job and of those whose turn it has."""
+    waiting = [o for o in state.jobs.values() if o.turns.waits_for and o.phase == "ready"]
+    lent = [o for o in waiting if job_to_run_instead(state, o).name == job.name]
+    return max([job.priority, *(other.priority for other in lent)])
+
+
+def stop_waiting_for(state: FleetState, name: str) -> FleetState:
+    """Return the state in which nobody waits for this job, because it has had a turn."""
+    waiting = [job for job in state.jobs.values() if name in job.turns.waits_for]
+    changed: list[JobState] = []
+    for job in waiting:
+        names = tuple(other for other in job.turns.waits_for if other != name)
+        changed.append(replace(job, turns=replace(job.turns, waits_for=names)))
+    return state.with_jobs(*changed)
+
+
+SWAPS = 50
+"""A turn is at least this many times as long as a swap."""
+HAND_OVER = 1e-3
+"""The seconds of Python in a change to another job."""
+LAST_JOB = 20
+"""The turn of the last job is this many times longer. A job that is added, stop() and Ctrl-C wait
+for its end."""
+COPY_RATE = 4e9
+"""A low estimate of the bytes a second at which a step that stands aside is copied."""
+SHORT_STEP = 0.05
+
+
+def turn_seconds(job: JobState, settings: FleetSettings) -> float:
+    """Return the least seconds of a turn."""
+    if settings.quantum is not None:
+        return settings.quantum * job.step_seconds
+    return max(settings.quantum_seconds, SWAPS * job.plan.times.swap_seconds)
+
+
+def worth_standing_aside(step_seconds: float, nbytes: int) -> bool:
+    """Return whether a step with `nbytes` in the arena should stand aside for another job. Else the
+    other job waits for the rest of the step, half of one on average."""
+    return step_seconds / 2 > max(SHORT_STEP / 2, 2 * nbytes / COPY_RATE)
+
+
+def can_hide_tails(jobs: Sequence[StepTimes]) -> bool:
+    """Return whether changing after every step hides more seconds of tails than swaps cost."""
+    if len(jobs) < 2:
+        return False
+    bodies = [max(0.0, job.step_seconds - job.tail_seconds) for job in jobs]
+    total = sum(bodies)
+    hidden = sum(
+        min(job.tail_seconds, total - body) for job, body in zip(jobs, bodies, strict=True)
+    )
+    return hidden > sum(job.swap_seconds + HAND_OVER for job in jobs)
+
+
+def turn_steps(
+    job: JobState, ready: Sequence[JobState], settings: FleetSettings, is_last: bool
+) -> tuple[int, bool]:
+    """Return the steps of a turn of `job`, one of the `ready` ones of its device, and whether it
+    passes the device on at its tail. `is_last`: all other jobs have ended."""
+    tail_seconds = job.plan.times.tail_seconds
+    share = can_hide_tails([other.plan.times for other in ready])
+    if settings.quantum is not None:
+        steps = settings.quantum
+    elif share:
+        others = max(other.plan.times.tail_seconds for other in ready if other is not job)
+        steps = 1 if tail_seconds > 0 else _steps(job, others)
+    else:
+        steps = _steps(job, turn_seconds(job, settings) * (LAST_JOB if is_last else 1))
+    rung = settings.rule.next_look(job.step) if settings.rule is not None else None
+    if rung is not None:
+        steps = min(steps, rung - job.step)
+    return max(1, min(steps, job.left)), share and tail_seconds > 0
+
+
+def _steps(job: JobState, seconds: float) -> int:
+    """Return the number of steps in these seconds; 1 if the time of a step is unknown."""
+    return math.ceil(seconds / job.step_seconds) if job.step_seconds > 0 else 1

@@ -1,13 +1,11 @@
 """The messages between the process of a device and the process that reads for all devices.
 
-    device                            inputs
-    OpenInput(label, loader)  ---->
-                              <----   RemoteView, or the reason why there is none
-    AskLabel(label)           ---->
-                              <----   the name of its stream, "" if there is none
-    LeaveInput(label)         ---->
-
-The batches go from view to view: `loaders/sharing/view_link.py`.
+device                            inputs
+OpenInput(label, loader)  ---->
+                          <----   RemoteView, or the reason why there is none
+AskLabel(label)           ---->
+                          <----   the name of its stream, "" if there is none
+LeaveInput(label)         ---->
 """
 
 import logging
@@ -43,7 +41,6 @@ class InputAddress:
 class OpenInput:
     label: str
     loader: bytes
-    """Pickled."""
     settings: TorchSettings
 
 
@@ -68,7 +65,6 @@ class InputLink:
         self._address = address
         self._connection: Connection | None = None
         self._is_authenticated = False
-        """Whether both sides have presented the key."""
         self._lost = False
 
     def start_process(self) -> None:

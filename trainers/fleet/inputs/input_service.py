@@ -35,7 +35,6 @@ class InputService:
         self._inputs = SharedInputs("all")
         self._views = ViewServer()
         self._settings: TorchSettings | None = None
-        """Those of the first request."""
         self._lock = threading.RLock()
 
     def serve_device(self, connection: Connection, key: bytes) -> None:

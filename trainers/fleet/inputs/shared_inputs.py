@@ -7,25 +7,107 @@
 A view belongs to the stream that can give it the next batch. It looks for one whenever its job
 begins or resumes a pass, and gets one of its own if there is none. A stream holds the first batches
 of a pass for jobs that may join, as long as they fit into the window.
-
-If devices have processes, the stream of each reads what `input_service.py` reads for all.
 """
 
 import copy
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
 from loaders import ReuseLoader, SharedStream
+from loaders.errors import SharingError
+from loaders.identity.contents import GENERATORS, ContentDigest
+from loaders.identity.file_states import FileStates
 from loaders.sharing.follower import Follower
 from loaders.sharing.local_view import LocalView
+from loaders.sharing.refusals import check_loader
 from loaders.sharing.remote_view import RemoteSource
 from trainers.fleet.inputs.input_link import InputLink
-from trainers.fleet.inputs.same_input import LoaderContents
 from trainers.random_state import TorchSettings
 
 log = logging.getLogger(__name__)
+
+
+def why_not_shareable(loader: object) -> str:
+    """Return why jobs cannot read this loader together; "" if they can."""
+    if type(loader) is not ReuseLoader:
+        return f"only a ReuseLoader can be read by several jobs, not a {type(loader).__name__}"
+    if loader.world_size != 1:
+        return f"it is one of {loader.world_size} ranks"
+    if loader.on_error != "raise":
+        return f"on_error={loader.on_error!r} counts for one reader what it leaves out"
+    try:
+        check_loader(loader)
+    except SharingError as error:
+        return str(error)
+    return ""
+
+
+class LoaderContents:
+    """The contents of one loader, hashed before anybody reads: a data set may change itself."""
+
+    def __init__(self, loader: ReuseLoader, given: object) -> None:
+        """`given`: the object that the user gave to the job."""
+        self.loader = loader
+        """It is never read."""
+        self._given = given
+        self._place = {**loader.state_dict(), "stats": None}
+        self._data = self._rest = ""
+
+    def hash_contents(self) -> "LoaderContents":
+        """Compute the digests of all that the loader is made of."""
+        dataset = self.loader.dataset
+        self._data, self._rest = _digest(dataset), _digest(self.loader, dataset)
+        return self
+
+    def same_object_as(self, other: "LoaderContents") -> bool:
+        """Return whether the user gave both jobs one loader, which has not moved since."""
+        same = self._given is not None and self._given is other._given
+        return same and self._place == other._place
+
+    def same_as(self, other: "LoaderContents") -> bool:
+        """Return whether both would serve the same batches."""
+        if self._place != other._place:
+            return False
+        same_data = self.loader.dataset is other.loader.dataset or self._data == other._data != ""
+        return same_data and self._rest == other._rest != ""
+
+
+def _digest(thing: object, besides: object = None) -> str:
+    """Return a digest of a thing without `besides`; "" if it cannot be computed."""
+    contents = _CertainDigest(_NoFiles())
+    contents.besides = besides
+    try:
+        contents.add(thing, "loader")
+    except (RecursionError, OSError):
+        return ""
+    return "" if contents.unhashable else contents.hexdigest()
+
+
+class _CertainDigest(ContentDigest):
+    """Refuses generators, whose draws are part of the batches. The base class hashes their type."""
+
+    besides: object = None
+
+    def add(self, thing: object, where: str) -> None:
+        if thing is not None and thing is self.besides:
+            self.update("data set")
+            return
+        if isinstance(thing, GENERATORS):
+            self.unhashable.append(where)
+        super().add(thing, where)
+
+
+class _NoFiles(FileStates):
+    """Two loaders of a process see the same files, so their names are enough."""
+
+    def file_state(self, name: str) -> str:
+        return name
+
+    def file_states(self, name: str) -> Iterator[str]:
+        yield name
+
 
 WINDOW = 64
 """Jobs that read together are at most this many batches apart."""
@@ -66,7 +148,6 @@ class SameInput:
 
     contents: LoaderContents
     settings: TorchSettings
-    """The settings under which the batches are made."""
     streams: list[InputStream] = field(default_factory=list)
     jobs: set[str] = field(default_factory=set)
 
@@ -82,7 +163,6 @@ class InputMember:
     view: LocalView
     waits: Waits
     reads: InputStream | None = None
-    """None before its first batch."""
 
 
 class SharedInputs:
@@ -97,8 +177,7 @@ class SharedInputs:
         self._members: dict[str, InputMember] = {}
 
     def view(self, job: str, loader: ReuseLoader, given: object, waits: Waits) -> LocalView:
-        """Return what this job trains with instead of its loader. `given`: what the user gave to
-        the job. `waits` is called where it needs the turns of others."""
+        """Return what this job trains with. `given`: the user's loader. `waits` ends its turn."""
         self.leave(job)
         same = self._find_same_input(LoaderContents(copy.copy(loader), given))
         own = self._make_stream(same)
@@ -151,8 +230,6 @@ class SharedInputs:
         if self._link is not None:
             self._link.close()
 
-    # ---- where a job reads -----------------------------------------------------------------------
-
     def _find_same_input(self, contents: LoaderContents) -> SameInput:
         settings = TorchSettings.current()
         known = [same for same in self._same if same.settings == settings]
@@ -169,7 +246,10 @@ class SharedInputs:
     def _begin_pass(self, member: InputMember) -> None:
         """Begin or resume a pass in a stream that can give the job its batches."""
         view, streams = member.view, member.same.streams
-        reads = self._find_stream(member) or self._add_stream(member)
+        reads = self._find_stream(member)
+        if reads is None:  # A job's own first stream may have other members after a pass.
+            reads = member.own if member.reads is None else self._make_stream(member.same)
+            streams.append(reads)
         if reads is not member.reads:
             self._leave_stream(member)
             if view.stream is not reads.stream:
@@ -199,13 +279,6 @@ class SharedInputs:
         if begun:
             return max(begun, key=lambda one: len(one.members))
         return own if stays else next(iter(others), None)
-
-    def _add_stream(self, member: InputMember) -> InputStream:
-        """Add a stream that no other job reads. A job's own one may have other members after a
-        pass."""
-        made = member.own if member.reads is None else self._make_stream(member.same)
-        member.same.streams.append(made)
-        return made
 
     def _make_stream(self, same: SameInput) -> InputStream:
         self._made += 1

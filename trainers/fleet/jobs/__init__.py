@@ -1,8 +1,5 @@
 """One job: its thread, its turns, and what its program and its Trainer get.
 
-`seat.py` is what a job's program sees of the fleet; `lightning_job.py` is the program of a
-LightningModule.
-
 May import: atomic_checkpoint, fleet.deciding, fleet.inputs, lightning_seams, loaders.stats,
     loaders.workers, offload, offload.errors, offload.memory, offload.planning, offload.running,
     offload.sizes, offloading, random_state, read_checkpoint, steps.

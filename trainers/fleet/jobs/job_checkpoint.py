@@ -14,13 +14,12 @@ import lightning as L
 import torch
 
 from trainers.atomic_checkpoint import is_safe, written
-from trainers.fleet.jobs.leaving import LAST, JobLeft
+from trainers.fleet.jobs.job_turns import LAST, JobLeft
 from trainers.fleet.jobs.seat import Seat
 from trainers.lightning_seams import results
 from trainers.read_checkpoint import not_allowed
 
 SUMS = ("value", "cumulated_batch_size")
-"""The tensors of a log call."""
 CANNOT_GO_ON = (
     "job %s could not go on from %s, which holds objects of %s, and loading them may run code:"
     " allow their classes by torch.serialization.add_safe_globals where you define them"
@@ -59,8 +58,7 @@ class JobCheckpoint(L.Callback):
         self._logs.add_earlier(trainer)
 
     def between_batches(self, taken: int) -> None:
-        """Save if it is time to, and leave if the job has to. `taken`: the batches that the loader
-        has given in this pass."""
+        """Save if it is time to, and leave if the job has to. `taken`: the batches of this pass."""
         trainer, seat = self._trainer, self._seat
         assert trainer is not None
         done = trainer.fit_loop.epoch_loop.batch_progress.current.completed

@@ -1,19 +1,118 @@
 """The thread of one job."""
 
 import gc
+import logging
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
-from trainers.fleet.deciding.events import Departed, Event, Failed, Finished, Turn
-from trainers.fleet.deciding.fleet_error import FleetError
-from trainers.fleet.jobs.baton import Grant
-from trainers.fleet.jobs.bystander import Bystander
-from trainers.fleet.jobs.leaving import JobLeft
-from trainers.fleet.jobs.seat import JobProgram, Seat
-from trainers.fleet.jobs.tenancy import Tenancy, give_freed_memory_back
-from trainers.fleet.jobs.turns import TurnKeeper
+import lightning as L
+
+from offload.errors import OffloadError
+from offload.running.stage import Stage
+from trainers.fleet.deciding.events import (
+    Departed,
+    Event,
+    Failed,
+    Finished,
+    FleetError,
+    JobMemory,
+    Turn,
+)
+from trainers.fleet.jobs.job_turns import JobLeft, JobTurns, leave_for_good
+from trainers.fleet.jobs.seat import JobProgram, JobStrategy, Seat
+from trainers.fleet.jobs.tenancy import Grant, Tenancy, give_freed_memory_back
+
+log = logging.getLogger(__name__)
+
+PAUSE_SECONDS = 1e-3
+
+
+class Bystander:
+    """The hand-over in one turn of a job, until the job has the device or the turn ends."""
+
+    def __init__(self, job: str, turns: JobTurns, turn: Turn, tenancy: Tenancy) -> None:
+        self.turn = turn
+        self._job = job
+        self._turns = turns
+        self._tenancy = tenancy
+        threading.Thread(target=self._run, name=f"perfect-job-{job}-aside", daemon=True).start()
+
+    def _is_turn_running(self) -> bool:
+        return self._turns.baton.grant is self.turn
+
+    def _run(self) -> None:
+        try:
+            while self._is_turn_running():
+                stage = self._tenancy.stage  # there is none before the first step of all jobs
+                if stage is not None:
+                    with stage.gate.granted(inside=True):
+                        # The job's thread waits for this block, if its turn still runs.
+                        if self._is_turn_running() and stage.step_thread is not None:
+                            self._hand_over(stage)
+                            return
+                time.sleep(PAUSE_SECONDS)
+        except BaseException as error:
+            self._turns.baton.step_error = error
+
+    def _hand_over(self, stage: Stage) -> None:
+        began = False
+        try:
+            with stage.let_others_step() as copies:
+                began = True
+                self._turns.stand_aside(copies.make)
+        except OffloadError as error:
+            if began:
+                raise
+            log.warning("the turn of job %s ends after its step: %s", self._job, error)
+
+
+class TurnKeeper(L.Callback):
+    """One job's."""
+
+    def __init__(self, seat: Seat) -> None:
+        self._seat = seat
+        self._turns = seat.turns
+
+    def state_dict(self) -> dict[str, Any]:
+        metric = self._seat.progress.metric
+        return {} if metric is None else {"metric": metric}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._seat.progress.checkpoint_metric = state_dict["metric"]
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._seat.progress.trainer = trainer
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any, **__: Any
+    ) -> None:
+        has_plan = isinstance(trainer.strategy, JobStrategy)
+        self._turns.begin_step(lambda: None if has_plan else self._memory(trainer, pl_module))
+        if self._seat.leave_asked == "stopped":
+            leave_for_good(self._seat.name, self._seat.folder, trainer)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any, **__: Any
+    ) -> None:
+        self._turns.end_batch(lambda: self._memory(trainer, pl_module))
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._turns.end_training()
+
+    def _memory(self, trainer: L.Trainer, module: L.LightningModule) -> JobMemory:
+        """Return what plain Lightning keeps where the kernels run: what the user says, or else the
+        bytes of weights, gradients and two averages of them, as Adam has."""
+        weights = sum(t.nbytes for t in (*module.parameters(), *module.buffers()))
+        trained = sum(p.nbytes for p in module.parameters() if p.requires_grad)
+        total = self._seat.reserve or weights + 3 * trained
+        if trainer.strategy.root_device.type == "cpu":
+            return JobMemory(host_bytes=total)
+        return JobMemory(host_bytes=0, passing_bytes=weights, device_bytes=total)
+
 
 JOIN_SECONDS = 30.0
 
@@ -77,8 +176,7 @@ class JobThread:
         self._send(event)
 
     def _last_event(self) -> Finished | Departed | Failed:
-        """Run the program to its end, and return the event for it. No reference to the job's module
-        or Trainer is left then."""
+        """Run the program to its end, and return the event for it. The program is let go."""
         seat, program = self._seat, self._program
         assert program is not None
         self._program = None

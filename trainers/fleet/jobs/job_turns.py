@@ -2,21 +2,29 @@
 
 A turn ends between two steps. It ends earlier
     when only the host still works on its last step, if the turn is shared (`on_tail`)
-    in the middle of a step, for a job of higher priority (`stand_aside`, bystander.py)
+    in the middle of a step, for a job of higher priority (`stand_aside`, job_thread.py)
     between two batches, if the input has to wait for other jobs (`wait_for_jobs`)
 """
 
+import math
 import time
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NoReturn
 from weakref import WeakSet
 
+import lightning as L
+
+from loaders.stats import LoaderStats
 from offload import Plan, Runner
 from offload.memory.host_needs import swap_seconds
 from offload.sizes import format_size
+from trainers.atomic_checkpoint import written
 from trainers.fleet.deciding.events import (
     Event,
+    FleetError,
     JobMemory,
     Leave,
     Planned,
@@ -24,14 +32,105 @@ from trainers.fleet.deciding.events import (
     Turn,
     TurnEnded,
 )
-from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.inputs.shared_inputs import SharedInputs
-from trainers.fleet.jobs.baton import Baton, Grant
-from trainers.fleet.jobs.job_progress import JobProgress
-from trainers.fleet.jobs.leaving import JobLeft
-from trainers.fleet.jobs.seat_settings import SeatSettings
-from trainers.fleet.jobs.tenancy import Tenancy
+from trainers.fleet.jobs.tenancy import Baton, Grant, SeatSettings, Tenancy
+from trainers.lightning_seams import combined_loader
 from trainers.steps.target import Target
+
+VALIDATION_COST = 1 / 3
+"""A validation batch is a forward pass. It counts as this part of a training step."""
+
+
+class JobProgress:
+    """The progress of one job, before it has a Trainer, too."""
+
+    def __init__(self, job: str, metric_name: str | None) -> None:
+        self.trainer: L.Trainer | None = None
+        self.checkpoint_metric: float | None = None
+        """The watched metric in the checkpoint from which the job resumed."""
+        self.has_stepped = False
+        self.job = job
+        self._metric_name = metric_name
+        self._has_trained = False
+        """Whether training is over. A test that follows may log other values."""
+        self._final_metric: float | None = None
+
+    @property
+    def step(self) -> int:
+        """The optimizer steps that the job has done."""
+        return self.trainer.global_step if self.trainer is not None else 0
+
+    @property
+    def metric(self) -> float | None:
+        """The watched metric as training logged it last; None if it was never logged."""
+        if self._has_trained:
+            return self._final_metric
+        if self.trainer is None or self._metric_name is None:
+            return None
+        value = self.trainer.callback_metrics.get(self._metric_name)
+        return self.checkpoint_metric if value is None else float(value)
+
+    @property
+    def logged_names(self) -> str:
+        """The names of all values that the job has logged."""
+        return ", ".join(sorted(self.trainer.callback_metrics)) if self.trainer else ""
+
+    def end_training(self) -> None:
+        """Keep the metric with which training ended."""
+        self._final_metric, self._has_trained = self.metric, True
+
+    def steps_left(self, done: int) -> int:
+        """Return the number of optimizer steps after `done`."""
+        assert self.trainer is not None
+        total = self.trainer.estimated_stepping_batches
+        if total < 0 or math.isinf(total):
+            raise FleetError(
+                f"job {self.job} has no end: give its Trainer max_epochs or max_steps, so that the"
+                " fleet can share its devices"
+            )
+        return max(0, int(total) - done)
+
+    def validation_seconds(self, left: int, step_seconds: float) -> float:
+        """Predict the seconds of the validations during the `left` next steps."""
+        trainer = self.trainer
+        assert trainer is not None
+        batches, every = left * trainer.accumulate_grad_batches, trainer.val_check_batch
+        each = sum(trainer.num_val_batches)
+        if not every or not math.isfinite(every) or not math.isfinite(each):
+            return 0.0
+        rounds = batches / every / (trainer.check_val_every_n_epoch or 1)
+        return rounds * each * step_seconds * VALIDATION_COST
+
+    def loader_bytes(self) -> int:
+        """Return the bytes of the buffers and caches of the train loaders that report them."""
+        assert self.trainer is not None
+        loaders = combined_loader(self.trainer)
+        reported = [getattr(part, "stats", None) for part in (loaders.flattened if loaders else ())]
+        stats = [each for each in reported if isinstance(each, LoaderStats)]
+        return sum(each.buffer_bytes + each.batch_bytes + each.cache_bytes for each in stats)
+
+
+LAST, FINAL = "last.ckpt", "final.ckpt"
+STOPPED = "stopped.ckpt"
+
+
+class JobLeft(Exception):
+    """A job's program raises this when it leaves its device and can resume from its checkpoint."""
+
+    def __init__(self, step: int) -> None:
+        """`step`: that of its checkpoint, or of its last weights if it will not resume."""
+        super().__init__(f"the job left its device after step {step}")
+        self.step = step
+
+
+def leave_for_good(name: str, folder: Path, trainer: L.Trainer) -> NoReturn:
+    """Write the weights of a job that was stopped early, and leave."""
+    if not written(trainer, path := folder / STOPPED, weights_only=True):
+        raise FleetError(
+            f"job {name} was stopped at step {trainer.global_step}, and {path} could not be"
+            " written: see the error above, and free some space"
+        )
+    raise JobLeft(trainer.global_step)
 
 
 @dataclass(slots=True)
@@ -55,7 +154,6 @@ class JobTurns:
 
     def __init__(
         self,
-        job: str,
         settings: SeatSettings,
         tenancy: Tenancy,
         baton: Baton,
@@ -66,7 +164,6 @@ class JobTurns:
         self.progress = progress
         self.ends_early = False
         """Whether the turn ends after its current step. Any thread may set it."""
-        self._job = job
         self._device = settings.number
         self._tenancy = tenancy
         self._inputs = inputs
@@ -88,11 +185,8 @@ class JobTurns:
         """Wait for the grant to start."""
         self._wait()
 
-    # ---- between steps ---------------------------------------------------------------------------
-
     def begin_step(self, memory: Callable[[], JobMemory | None]) -> None:
-        """Hand over if the turn is over. `memory`: the needs of a job without a plan; None if the
-        job will have a plan in this step."""
+        """Hand over if the turn is over. `memory`: what a job without a plan needs, else None."""
         self._check_step_error()
         self._clock.step_began = time.monotonic()
         if not self._planned and (needed := memory()) is not None:
@@ -113,8 +207,7 @@ class JobTurns:
         self.progress.end_training()
 
     def wait_for_jobs(self, jobs: tuple[str, ...]) -> bool:
-        """End the turn between two batches, until these jobs had their turns. False: the job has no
-        turn that could end, or it has to leave."""
+        """End the turn until these jobs had theirs. False: there is no turn to be ended."""
         if self.progress.trainer is None or not isinstance(self._grant, Turn):
             return False
         self._hand_over(replace(self._turn_ended(), waits_for=jobs))
@@ -135,11 +228,10 @@ class JobTurns:
     def _check_step_error(self) -> None:
         if (error := self.baton.step_error) is not None:
             raise FleetError(
-                f"a step of job {self._job} stood aside for another job and could not resume"
-                f" ({error}), so its weights are lost: begin the job again from its last checkpoint"
+                f"a step of job {self.progress.job} stood aside for another job and could not"
+                f" resume ({error}), so its weights are lost: begin the job again from its last"
+                " checkpoint"
             ) from error
-
-    # ---- the host tail of a shared turn; the runner calls these ----------------------------------
 
     def on_tail(self) -> None:
         """Pass the device on if only host nodes of the turn's last step are left."""
@@ -164,8 +256,6 @@ class JobTurns:
         for runner in self._runners:
             runner.tails = self if shares else None
 
-    # ---- in the middle of a step -----------------------------------------------------------------
-
     def stand_aside(self, clear_arena: Callable[[], object]) -> None:
         """Hand over, and return with the next grant. The bystander calls it while the job's thread
         waits in the middle of a step. `clear_arena` is called when the next job has begun, which
@@ -176,7 +266,7 @@ class JobTurns:
         in_step = time.monotonic() - max(clock.began, clock.step_began)
         done = self.progress.step
         event = TurnEnded(
-            self._job, self._device, done, done - clock.first_step, 0,
+            self.progress.job, self._device, done, done - clock.first_step, 0,
             max(0.0, whole - swapped) if whole else 0.0, swapped, None, aside=True,
         )  # fmt: skip
         self.baton.stands_aside = True
@@ -188,18 +278,18 @@ class JobTurns:
         self._begin_grant(grant or self._grant)  # the fleet has ended: the turn ends after the step
         self._clock.began -= in_step if whole else in_step - swapped
 
-    # ---- the plan --------------------------------------------------------------------------------
-
     def make_runner(self, plan: Plan, key: Hashable, target: Target) -> Runner:
         """Return a runner on the device's stage, as soon as there is memory for it."""
         trainer = self.progress.trainer
         if not self._planned and trainer is not None and trainer.training:
             memory = self._tenancy.memory(plan)
-            more = self.progress.loader_bytes() + self._inputs.room(self._job)
+            more = self.progress.loader_bytes() + self._inputs.room(self.progress.job)
             memory = replace(memory, host_bytes=memory.host_bytes + more)
             tail = self._tenancy.tail_seconds(plan)
             times = StepTimes(plan.predicted_seconds, tail, swap_seconds(plan))
-            self._report(memory, _plan_line(plan), times)
+            device, host = format_size(plan.device_bytes), format_size(plan.host_bytes)
+            about = f"{device} of the device, {host} of the host, {plan.predicted_seconds:.3g} s"
+            self._report(memory, f"{about} a step", times)
         runner = self._tenancy.runner(plan, key, target)
         self._runners.add(runner)
         self._watch_tails()
@@ -211,23 +301,20 @@ class JobTurns:
         progress, times = self.progress, times or StepTimes()
         left = progress.steps_left(progress.step)
         event = Planned(
-            self._job, self._device, progress.step, left, times, memory, about, self.seconds(),
+            progress.job, self._device, progress.step, left, times, memory, about, self.seconds(),
             progress.validation_seconds(left, times.step_seconds),
             progress.metric if progress.has_stepped else progress.checkpoint_metric,
-            self._inputs.label(self._job),
+            self._inputs.label(self.progress.job),
         )  # fmt: skip
         self._hand_over(event)
 
-    # ---- handing over ----------------------------------------------------------------------------
-
     def _turn_ended(self, unfinished: int = 0) -> TurnEnded:
-        """`unfinished`: 1 if the host tail of a step still runs. The step counts, but not what it
-        logs."""
+        """`unfinished`: 1 if a step's host tail still runs. Not counted is what it logs."""
         done = self.progress.step + unfinished
         metric = self._metric_before if unfinished else self.progress.metric
         swapped = self._tenancy.swapped_seconds - self._clock.swapped
         return TurnEnded(
-            job=self._job,
+            job=self.progress.job,
             device=self._device,
             step=done,
             steps=done - self._clock.first_step,
@@ -236,7 +323,7 @@ class JobTurns:
             swap_seconds=swapped,
             metric=metric,
             instead=self.progress.logged_names if metric is None else "",
-            input=self._inputs.label(self._job),
+            input=self._inputs.label(self.progress.job),
         )
 
     def _hand_over(self, event: Event) -> None:
@@ -258,8 +345,3 @@ class JobTurns:
         self._clock = TurnClock(now, now, step, self._tenancy.swapped_seconds)
         self._grant = grant
         self._watch_tails()
-
-
-def _plan_line(plan: Plan) -> str:
-    device, host = format_size(plan.device_bytes), format_size(plan.host_bytes)
-    return f"{device} of the device, {host} of the host, {plan.predicted_seconds:.3g} s a step"

@@ -1,6 +1,6 @@
 """The program of `fleet.add`: an unchanged LightningModule with loaders and Trainer arguments."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -9,15 +9,104 @@ from typing import Any, Literal
 import lightning as L
 import torch
 from lightning.pytorch.utilities import CombinedLoader
+from torch.utils.data import DataLoader
 
 from offload.sizes import parse_size
 from trainers.atomic_checkpoint import AtomicCheckpointIO, written
-from trainers.fleet.deciding.fleet_error import FleetError
+from trainers.fleet.deciding.events import FleetError
 from trainers.fleet.jobs.job_checkpoint import JobCheckpoint
-from trainers.fleet.jobs.leaving import FINAL, LAST
-from trainers.fleet.jobs.mid_pass_loader import MidPassLoader, make_resumable
+from trainers.fleet.jobs.job_turns import FINAL, LAST
 from trainers.fleet.jobs.seat import JobProgram, Seat
+from trainers.random_state import RandomState
 from trainers.read_checkpoint import CheckpointRefused, going_on_from, read_checkpoint
+
+
+class MidPassLoader:
+    """Wraps one loader. Everything but its iterator and its state is the loader's own."""
+
+    def __init__(self, loader: Any, device: torch.device, between: Callable[[int], None]) -> None:
+        """`between` is called with the batches taken so far, before each batch but the first."""
+        self._loader = loader
+        self._device = device
+        self._between = between
+        self._own_state = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+        self._began: RandomState | None = None
+        self._taken = 0
+        self._resume_state: dict[str, Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        state, self._resume_state = self._resume_state, None
+        if state is None:
+            self._began, self._taken = RandomState.capture(self._device), 0
+            batches = iter(self._loader)
+        else:
+            batches = self._replayed(state)
+        return self._counted(batches)
+
+    def _replayed(self, state: dict[str, Any]) -> Iterator[Any]:
+        settings = RandomState.capture(self._device).settings
+        self._began = RandomState.from_plain(state["began"])
+        self._began.restore(self._device)
+        batches = iter(self._loader)
+        if not self._own_state:
+            for _ in range(state["taken"]):
+                next(batches)
+        self._taken = state["taken"]
+        RandomState.from_plain(state["dice"]).restore(self._device)
+        settings.apply()
+        return batches
+
+    def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
+        while True:
+            if self._taken:
+                self._between(self._taken)
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            self._taken += 1
+            yield batch
+
+    def call_between(self) -> None:
+        """Call `between` while the loader waits for its next batch, but not before the first."""
+        if self._taken:
+            self._between(self._taken)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # copying and pickling ask for these before there is a loader
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def state_dict(self) -> dict[str, Any]:
+        assert self._began is not None
+        return {
+            "began": self._began.to_plain(),
+            "taken": self._taken,
+            "dice": RandomState.capture(self._device).to_plain(),
+            "loader": self._loader.state_dict() if self._own_state else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._resume_state = state
+        if self._own_state:
+            self._loader.load_state_dict(state["loader"])
+
+
+class MidPassDataLoader(MidPassLoader, DataLoader[Any]):
+    """Lightning does not try the iterator of a DataLoader beforehand, which would draw a random
+    number. The methods of DataLoader read the attributes of the wrapped loader."""
+
+
+def make_resumable(
+    loader: Any, device: torch.device, between: Callable[[int], None]
+) -> MidPassLoader:
+    """Return the loader so that it can resume in the middle of a pass."""
+    kind = MidPassDataLoader if isinstance(loader, DataLoader) else MidPassLoader
+    return kind(loader, device, between)
+
 
 Module = L.LightningModule | Callable[[], L.LightningModule]
 FLEET_ARGUMENTS = ("strategy", "accelerator", "devices", "num_nodes", "default_root_dir")
@@ -79,7 +168,7 @@ class LightningJob:
         if self.seed is not None:
             L.seed_everything(self.seed, verbose=False)
         seat.reserve = self.reserved_bytes()
-        module = _make(self.module)
+        module = made_of(self.module)
         if not isinstance(module, L.LightningModule):
             raise FleetError(
                 f"job {seat.name}: a {type(module).__name__} was given as its module; give a"
@@ -91,26 +180,18 @@ class LightningJob:
         last = seat.folder / LAST
         resumed = last if last.exists() else None  # whoever gave the folder may have written it
         with going_on_from(resumed, trainer):
-            trainer.fit(
-                module,
-                self._input(seat, checkpoint),
-                _make(self.val),
-                ckpt_path=resumed,
-                weights_only=True,
-            )
+            made = made_of(self.train)
+            shared = seat.share_loader(made, made if made is self.train else None)
+            train = make_resumable(shared, seat.device, checkpoint.between_batches)
+            seat.leave_between_batches = train.call_between
+            val = made_of(self.val)
+            trainer.fit(module, train, val, ckpt_path=resumed, weights_only=True)
         final = seat.folder / FINAL
         if not written(trainer, final, weights_only=True):
             raise FleetError(
                 f"job {seat.name} has trained to its end, and {final} could not be written: see the"
                 " error above, free some space, and begin it again in another folder"
             )
-
-    def _input(self, seat: Seat, checkpoint: JobCheckpoint) -> MidPassLoader:
-        made = _make(self.train)
-        shared = seat.share_loader(made, made if made is self.train else None)
-        loader = make_resumable(shared, seat.device, checkpoint.between_batches)
-        seat.leave_between_batches = loader.call_between
-        return loader
 
     def _trainer(self, seat: Seat) -> L.Trainer:
         given = {**QUIET, **self.trainer}
@@ -131,8 +212,7 @@ class LightningJob:
 
 
 def give_final_weights(program: JobProgram, folder: Path) -> None:
-    """Load the last weights into the module of a finished job, which may have been trained in
-    another process."""
+    """Load the last weights into a finished job's module: another process may have trained it."""
     module = program.module if isinstance(program, LightningJob) else None
     final = folder / FINAL
     if isinstance(module, L.LightningModule) and final.exists():
@@ -147,7 +227,16 @@ def give_final_weights(program: JobProgram, folder: Path) -> None:
             ) from error
 
 
-def _make(given: Any) -> Any:
+def check_arguments(made: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Raise `FleetError` if a user's `make` has returned something else than these arguments."""
+    if made.keys() - {*known} or not {"module", "train"} <= made.keys():
+        raise FleetError(
+            f"`make` returned a dict with {', '.join(map(str, made)) or 'nothing'}: module and"
+            f" train are needed, and {', '.join(known)} are known"
+        )
+
+
+def made_of(given: Any) -> Any:
     """Return what was given, or what it returns if it is a function that makes it."""
     is_maker = callable(given) and not isinstance(given, torch.nn.Module)
     return given() if is_maker and not hasattr(given, "__iter__") else given

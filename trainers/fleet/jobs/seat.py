@@ -1,6 +1,7 @@
 """What a job's program sees of the fleet: its strategy, its folder, and whether it has to leave."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -8,16 +9,36 @@ import lightning as L
 import torch
 
 from trainers.fleet.deciding.events import Event
-from trainers.fleet.inputs.same_input import is_shareable
-from trainers.fleet.inputs.shared_inputs import SharedInputs
-from trainers.fleet.jobs.baton import Baton
-from trainers.fleet.jobs.job_progress import JobProgress
-from trainers.fleet.jobs.job_strategy import JobStrategy
-from trainers.fleet.jobs.job_turns import JobTurns
-from trainers.fleet.jobs.leaving import leave_for_good
-from trainers.fleet.jobs.seat_settings import SeatSettings
-from trainers.fleet.jobs.tenancy import Tenancy
+from trainers.fleet.inputs.shared_inputs import SharedInputs, why_not_shareable
+from trainers.fleet.jobs.job_turns import JobProgress, JobTurns, leave_for_good
+from trainers.fleet.jobs.tenancy import Baton, SeatSettings, Tenancy
+from trainers.offloading.strategy import OffloadStrategy
 from trainers.random_state import RandomState
+from trainers.steps.target import MakeRunner, Target
+
+
+class JobStrategy(OffloadStrategy):
+    """Plans and offloads the steps of one job."""
+
+    strategy_name = "offload_job"
+
+    def __init__(self, make_runner: MakeRunner, tails: bool, **options: Any) -> None:
+        """`make_runner` returns a runner for a plan as soon as there is memory for it. `tails`:
+        plan for a device that goes to another job when only the host works on a step. `options`:
+        those of `OffloadStrategy`."""
+        super().__init__(**options)
+        # Without a budget, too, the first step has a plan, which shows what the job needs.
+        request = replace(self._run.request, tails=tails, default_budget="100%")
+        self._start_run(request)
+        self._make_runner = make_runner
+
+    def find_target(self) -> Target:
+        return replace(super().find_target(), make_runner=self._make_runner)
+
+    def on_validation_end(self) -> None:
+        super().on_validation_end()
+        if self._run.module.trainer.sanity_checking:
+            self._run.session.close()  # only the runner of the training counts as the job's memory
 
 
 class Seat:
@@ -44,7 +65,7 @@ class Seat:
         """Leaves where the loader waits for a batch, if a checkpoint can be written there."""
         self.progress = JobProgress(name, settings.metric)
         self.turns = JobTurns(
-            name, settings, tenancy, Baton(settings.device, random_state, tenancy, send),
+            settings, tenancy, Baton(settings.device, random_state, tenancy, send),
             self.progress, inputs,
         )  # fmt: skip
         self._inputs = inputs
@@ -52,10 +73,6 @@ class Seat:
     @property
     def device(self) -> torch.device:
         return self.settings.device
-
-    @property
-    def budget(self) -> str | int | None:
-        return self.settings.budget
 
     @property
     def on_device(self) -> dict[str, Any]:
@@ -69,23 +86,17 @@ class Seat:
         """Why the job has to leave now; empty if it need not."""
         return self.turns.baton.leave_reason
 
-    @property
-    def waited(self) -> float:
-        """The seconds that the job has waited for its turns."""
-        return self.turns.baton.waited
-
     def strategy(self, **options: Any) -> JobStrategy:
-        """Return an `OffloadStrategy` with these options, within the fleet's budget and on its
-        device."""
+        """Return an `OffloadStrategy` with these options, within the fleet's budget."""
         on_gpu = self.device.type == "cuda"  # a CPU is its own host: no tail is hidden there
-        given = {"budget": self.budget, "plan_cache": self.settings.plans, **options}
+        given = {"budget": self.settings.budget, "plan_cache": self.settings.plans, **options}
         return JobStrategy(self.turns.make_runner, on_gpu, **given)
 
     def share_loader(self, loader: Any, given: Any = None) -> Any:
         """Return what the job trains with: a view of this loader, if other jobs could read it as
         well. `given`: the loader object that the user gave to the job. It stays as it is, so that
         each job that has it begins at the same place."""
-        if not is_shareable(loader):
+        if why_not_shareable(loader):
             return loader
         return self._inputs.view(self.name, loader, given, self._wait_for_jobs)
 

@@ -1,23 +1,26 @@
-"""The stage of one device, and what its jobs take of the memory.
-
-All jobs of a device share its stage: one arena, one engine. The stage is made when the first job
-has a plan.
-"""
+"""The stage of one device, and what its jobs take of the memory."""
 
 import sys
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterator
 from ctypes import CDLL, c_size_t, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
 
+import lightning as L
 import torch
 
+from loaders.workers.precedence import Precedence
 from offload import Plan, Runner
 from offload.errors import DeviceLost
 from offload.memory.host_needs import needs
 from offload.planning.host_tails import tail_seconds
 from offload.running.stage import Stage
-from trainers.fleet.deciding.events import JobMemory
-from trainers.fleet.deciding.fleet_error import FleetError
+from trainers.fleet.deciding.events import Event, FleetError, JobMemory, Leave, Start, Turn
+from trainers.fleet.inputs.input_link import InputAddress
+from trainers.random_state import RandomState
 from trainers.steps.target import Target
 
 RECORDING_COPIES = 3
@@ -38,27 +41,23 @@ class Tenancy:
 
     def __init__(self, device: torch.device) -> None:
         self._on_cpu = device.type == "cpu"
-        self._stage: Stage | None = None
+        self.stage: Stage | None = None
         self._expects_cuts = False
         self._first: Target | None = None
-        """The target of the first job."""
         self._tidied_at = 0.0
 
     def runner(self, plan: Plan, key: Hashable, target: Target) -> Runner:
         """Return a runner of this plan on the device's stage."""
-        return Runner(plan, key=key, stage=self._stage_for(plan, target))
-
-    def _stage_for(self, plan: Plan, target: Target) -> Stage:
-        if self._stage is None:
+        if self.stage is None:
             workers = plan.costs.host_workers
-            self._stage = Stage(
+            self.stage = Stage(
                 target.device,
                 target.engine,
                 host_workers=workers,
                 host_dir=target.host_dir,
             )
             self._first = target
-            self._stage.gate.armed = self._expects_cuts
+            self.stage.gate.armed = self._expects_cuts
         for name in ("engine", "host_dir"):
             asked, had = getattr(target, name), getattr(self._first, name)
             if asked != had:
@@ -66,17 +65,13 @@ class Tenancy:
                     f"{name}={asked!r} was asked for, but the device's other jobs run on {had!r}:"
                     f" give all jobs of a fleet the same {name}"
                 )
-        return self._stage
-
-    @property
-    def stage(self) -> Stage | None:
-        return self._stage
+        return Runner(plan, key=key, stage=self.stage)
 
     def expect_cuts(self) -> None:
         """Prepare for steps that stand aside: engines enqueue less ahead from now on."""
         self._expects_cuts = True
-        if self._stage is not None:
-            self._stage.gate.armed = True
+        if self.stage is not None:
+            self.stage.gate.armed = True
 
     def memory(self, plan: Plan) -> JobMemory:
         """Return what a job with this plan takes of the host."""
@@ -95,7 +90,7 @@ class Tenancy:
     @property
     def swapped_seconds(self) -> float:
         """The seconds that all changes of tenants have taken so far."""
-        return self._stage.swaps.seconds if self._stage is not None else 0.0
+        return self.stage.swaps.seconds if self.stage is not None else 0.0
 
     def tidy(self, at_once: bool) -> None:
         """Give freed memory back to the machine, `at_once` or only if the last time is long ago."""
@@ -105,7 +100,7 @@ class Tenancy:
 
     def close(self, error: BaseException | None = None) -> None:
         """End the stage. After a lost device nothing is read from it."""
-        stage, self._stage = self._stage, None
+        stage, self.stage = self.stage, None
         if stage is not None:
             stage.gate.close()  # a bystander waits for no more steps
             if isinstance(error, DeviceLost):
@@ -135,3 +130,103 @@ def give_freed_memory_back() -> None:
     libc.free(libc.malloc(LARGE_BLOCK))
     libc.malloc_trim(0)
     libc.mallopt(M_TRIM_THRESHOLD, 2 * LARGEST_THRESHOLD)
+
+
+@dataclass(frozen=True, slots=True)
+class SeatSettings:
+    """The settings of all jobs of one device."""
+
+    device: torch.device
+    number: int
+    budget: str | int | None
+    metric: str | None
+    checkpoint_seconds: float
+    """The age at which a job's checkpoint is replaced."""
+    plans: Path | None = None
+    """The folder in which jobs of equal steps share plans and measurements."""
+    inputs: InputAddress | None = None
+    """The process that reads for the jobs of several processes; None if there is one process."""
+
+
+Grant = Start | Turn | Leave
+SETTLING = 3
+"""After this many hand-overs a job has recorded and planned its steps and its first validation,
+which leave most memory to give back."""
+
+
+class Baton:
+    """One job's. The device's host calls `give`, the job's thread everything else."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        random_state: RandomState,
+        tenancy: Tenancy,
+        send: Callable[[Event], None],
+    ) -> None:
+        self.grant: Grant | None = None
+        """What the job does now: from the moment of the grant to its answer."""
+        self.stands_aside = False
+        self.step_error: BaseException | None = None
+        """What went wrong while a step stood aside. The weights cannot be trusted then."""
+        self.leave_reason = ""
+        self.waited = 0.0
+        self._device = device
+        self._random_state = random_state
+        self._tenancy = tenancy
+        self._send = send
+        self._grants: SimpleQueue[Grant | None] = SimpleQueue()
+        self._hand_overs = 0
+
+    def give(self, grant: Grant | None) -> None:
+        """Let the job go on. None ends it where it waits."""
+        if grant is not None:
+            self.grant = grant
+        self._grants.put(grant)
+
+    def hand_over(self, event: Event) -> None:
+        """Keep the random state, and give the device back with this event."""
+        self._random_state, self.grant = RandomState.capture(self._device), None
+        self._send(event)
+
+    def tidy(self) -> None:
+        """Give freed memory back to the machine."""
+        self._hand_overs += 1
+        self._tenancy.tidy(at_once=self._hand_overs <= SETTLING)
+
+    def wait(self, trainer: L.Trainer | None, keep_end: bool = False) -> Grant | None:
+        """Wait for a grant, and restore the random state. None: the fleet has ended. `keep_end`:
+        the next call returns None as well, then."""
+        began = time.monotonic()
+        _set_loaders_behind(trainer, True)
+        grant = self._grants.get()
+        _set_loaders_behind(trainer, False)
+        if grant is None and keep_end:
+            self._grants.put(None)
+        if grant is not None or keep_end:
+            self._random_state.restore(self._device)
+        self.waited += time.monotonic() - began
+        if isinstance(grant, Leave):
+            self.leave_reason = grant.why
+        return grant
+
+
+def _set_loaders_behind(trainer: L.Trainer | None, behind: bool) -> None:
+    """Let our own loaders of a job decode after those of other jobs, or before them again."""
+    if trainer is None:
+        return
+    for loader in (*_flatten(trainer.train_dataloader), *_flatten(trainer.val_dataloaders)):
+        precedence = getattr(loader, "precedence", None)
+        if isinstance(precedence, Precedence):
+            precedence.gives_way = behind
+
+
+def _flatten(loaders: Any) -> Iterator[Any]:
+    """Yield each loader of what Lightning was given: one, or several in lists and dicts."""
+    if isinstance(loaders, dict):
+        loaders = list(loaders.values())
+    if not isinstance(loaders, list | tuple):
+        yield loaders
+        return
+    for part in loaders:
+        yield from _flatten(part)

@@ -38,12 +38,9 @@ class BoardRow:
     state: str
     step: int
     total: int | None
-    """The steps of the whole job; None before they are known."""
     metric: float | None
     seconds_left: float | None
-    """The seconds of its own steps that are left."""
     share: float | None
-    """Its share of the device time of all jobs."""
     why: str
 
 
@@ -94,7 +91,6 @@ class Board:
         self._clock = clock
         self._began = clock()
         self._printed: dict[str, tuple[str, str]] = {}
-        """By job: its state and the reason, as last printed."""
         self._printed_inputs: set[str] = set()
         self._live: Live | None = None
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainers.fleet.deciding.fleet_error import FleetError
+from trainers.fleet.deciding.events import FleetError
 from trainers.fleet.deciding.fleet_state import ENDED
 
 
@@ -17,7 +17,6 @@ class JobResult:
     state: str
     """finished, stopped, failed, or the phase in which the fleet was interrupted."""
     step: int
-    """The optimizer steps that it has done."""
     metric: float | None
     """The watched metric as it was last logged."""
     seconds: float
@@ -25,9 +24,7 @@ class JobResult:
     why: str
     """Why it was stopped, or its error on one line."""
     details: str
-    """The traceback of a job that failed."""
     folder: Path
-    """The folder of its checkpoints and logs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +56,7 @@ class FleetResult:
 
     @property
     def best(self) -> str:
-        """Return the name of the finished job with the best metric; if none has finished, of a job
-        that may go on."""
+        """Return the name of the finished job with the best metric, or of one that may go on."""
         if self.metric is None:
             raise FleetError(
                 "there is no best job, because the fleet watches no metric: give Fleet(metric=...)"

@@ -16,8 +16,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_args
 
-from trainers.fleet.deciding.events import Departed, Event, Planned, StepTimes, TimeChecked
-from trainers.fleet.deciding.fleet_error import FleetError
+from trainers.fleet.deciding.events import (
+    Departed,
+    Event,
+    FleetError,
+    Planned,
+    StepTimes,
+    TimeChecked,
+)
 from trainers.fleet.deciding.fleet_state import FleetSettings
 from trainers.folder_lock import hold_folder
 from trainers.plain_values import typed, with_defaults
@@ -28,7 +34,6 @@ NAME = "journal.jsonl"
 NAMES = MappingProxyType(
     {kind: kind.__name__ for kind in get_args(Event)} | {Departed: "Left", TimeChecked: "TimeTold"}
 )
-"""The name of each event in a journal."""
 KINDS = MappingProxyType({name: kind for kind, name in NAMES.items()})
 TIMES = tuple(field.name for field in fields(StepTimes))
 """`Planned.times` is written as these keys of the event itself."""
@@ -47,7 +52,14 @@ class Journal:
         before its events. `fleet`: what must stay the same. Raise `FleetError` if the journal
         belongs to another fleet, or another process has it open."""
         try:
-            self._lock_folder(self.path.with_name(LOCK))
+            folder, lock = self.path.parent, self.path.with_name(LOCK)
+            folder.mkdir(parents=True, exist_ok=True)
+            lock.touch()
+            if not self._held.enter_context(hold_folder(lock)):
+                raise FleetError(
+                    f"another process runs the fleet of {folder}, or another Fleet of this one"
+                    " does: wait for its end, end it with Ctrl-C, or give another folder"
+                )
             past = read_records(self.path, self._read)
             self._file = RecordFile(self.path)
         except OSError as error:
@@ -67,16 +79,6 @@ class Journal:
                 " Give another folder, or delete this one"
             )
         return past[1:]
-
-    def _lock_folder(self, lock: Path) -> None:
-        """Lock the folder for this process."""
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        lock.touch()
-        if not self._held.enter_context(hold_folder(lock)):
-            raise FleetError(
-                f"another process runs the fleet of {lock.parent}, or another Fleet of this one"
-                " does: wait for its end, end it with Ctrl-C, or give another folder"
-            )
 
     def begin(self, settings: FleetSettings) -> None:
         """Write the settings of this process, without the rule, which `open` has compared."""

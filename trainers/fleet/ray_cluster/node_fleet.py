@@ -13,10 +13,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainers.fleet.deciding.events import FleetError
 from trainers.fleet.fleet import Fleet
-from trainers.fleet.jobs.leaving import LAST
+from trainers.fleet.jobs.job_turns import LAST
 from trainers.fleet.keeping.fleet_result import JobResult
-from trainers.fleet.ray_cluster.ray_package import Actor, import_ray
+
+# Ray is too large to be there for everybody's type checker.
+Ray = Any
+Actor = Any
+
+
+def import_ray() -> Ray:
+    try:
+        import ray  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise FleetError(
+            f"a fleet on several nodes needs Ray ({error}): pip install '.[ray]'"
+        ) from error
+    return ray
+
+
+def import_tune() -> Any:
+    import_ray()
+    try:
+        from ray import tune  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise FleetError(f"a trial needs Ray Tune ({error}): pip install '.[ray]'") from error
+    return tune
+
 
 JOBS = "jobs"
 """A fleet keeps its jobs below this name."""
@@ -31,28 +55,21 @@ class DealtJob:
     work: float
 
 
-@dataclass(frozen=True, slots=True)
-class GatheredEnd:
-    """A job's end on a node."""
-
-    result: JobResult
-    history: Mapping[int, float]
-
-
 class Gatherer:
     """An actor on the caller's node. What it was told outlives the node that told it."""
 
     def __init__(self) -> None:
-        self._ends: list[GatheredEnd] = []
+        self._ends: list[tuple[JobResult, Mapping[int, float]]] = []
+        """The end of each job, and its metric by its step."""
         self._notes: dict[str, str] = {}
 
     def note(self, notes: Mapping[str, str]) -> None:
         self._notes.update(notes)
 
-    def add(self, end: GatheredEnd) -> None:
-        self._ends.append(end)
+    def add(self, result: JobResult, history: Mapping[int, float]) -> None:
+        self._ends.append((result, history))
 
-    def all(self) -> tuple[list[GatheredEnd], dict[str, str]]:
+    def gathered(self) -> tuple[list[tuple[JobResult, Mapping[int, float]]], dict[str, str]]:
         return self._ends, self._notes
 
 
@@ -79,15 +96,14 @@ class NodeFleet:
 
         def ended(result: JobResult, _: Mapping[int, float]) -> None:
             history = fleet.result().history.get(result.name, {})
-            ray.get(self._gatherer.add.remote(GatheredEnd(result, history)))
+            ray.get(self._gatherer.add.remote(result, history))
 
         fleet.on_end(ended)
         fleet.fit()
 
 
 def taken_over(root: Path, own: Path, job: str, again: bool) -> str:
-    """Copy the newest checkpoint of a job into the fleet's own folder, and say where the job
-    begins."""
+    """Copy the newest checkpoint of a job into its new folder. Return where the job begins."""
     found = list(root.glob(f"*/*/{JOBS}/{job}/{LAST}"))
     if not found:
         return "it began anew on another node, which saw no checkpoint of it" if again else ""

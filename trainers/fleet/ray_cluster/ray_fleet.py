@@ -1,15 +1,14 @@
 """A fleet on every node of a Ray cluster.
 
-    add ... add         jobs, each with its work
-    deal                longest first, to whoever is done first
-    NodeFleet.run  NodeFleet.run       an actor a node; each tells the gatherer of ends
-    a node dies         its jobs that have not ended are dealt again to the others
-    FleetResult         one table of all nodes
-
-Ray does what is between nodes: it starts actors, sends jobs, and says who has died.
+add ... add         jobs, each with its work
+deal                longest first, to whoever is done first
+NodeFleet.run  NodeFleet.run       an actor a node; each tells the gatherer of ends
+a node dies         its jobs that have not ended are dealt again to the others
+FleetResult         one table of all nodes
 """
 
 import logging
+import math
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -18,15 +17,46 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from trainers.fleet.deciding.dealing import deal
-from trainers.fleet.deciding.fleet_error import FleetError
+from offload.sizes import format_count
+from trainers.fleet.deciding.events import FleetError
 from trainers.fleet.fleet import Fleet
 from trainers.fleet.jobs.seat import JobProgram
 from trainers.fleet.keeping.fleet_result import FleetResult, JobResult
-from trainers.fleet.ray_cluster.node_fleet import DealtJob, Gatherer, NodeFleet
-from trainers.fleet.ray_cluster.ray_package import Actor, Ray, import_ray
+from trainers.fleet.ray_cluster.node_fleet import (
+    Actor,
+    DealtJob,
+    Gatherer,
+    NodeFleet,
+    Ray,
+    import_ray,
+)
 
 log = logging.getLogger(__name__)
+
+NOTHING: Mapping[str, float] = MappingProxyType({})
+
+
+def deal(
+    work: Mapping[str, float], speeds: Mapping[str, float], loads: Mapping[str, float] = NOTHING
+) -> Mapping[str, tuple[str, ...]]:
+    """Return the jobs of each node, its longest first. `work`: of each job, in any unit. `speeds`:
+    the work that each node does in a unit of time. `loads`: the work that nodes have already."""
+    if not speeds:
+        raise FleetError(f"there is no node for {format_count(len(work), 'job')}: start one")
+    for job, amount in work.items():
+        if not 0 <= amount < math.inf:
+            raise FleetError(f"job {job} was given work={amount!r}: give a number of 0 or more")
+    for node, speed in speeds.items():
+        if not 0 < speed < math.inf:
+            raise FleetError(f"node {node} has the speed {speed!r}: give a number above 0")
+    load = {node: loads.get(node, 0.0) for node in speeds}
+    dealt: dict[str, list[str]] = {node: [] for node in speeds}
+    for job in sorted(work, key=lambda name: -work[name]):  # equal ones in the order of adding
+        node = min(speeds, key=lambda name: (load[name] + work[job]) / speeds[name])
+        dealt[node].append(job)
+        load[node] += work[job]
+    return {node: tuple(jobs) for node, jobs in dealt.items()}
+
 
 NOT_HERE = MappingProxyType(
     {
@@ -106,8 +136,6 @@ class RayFleet:
             raise FleetError(f"there are two jobs of the name {name!r}: give each its own")
         self._jobs[name] = job
 
-    # ---- the run ---------------------------------------------------------------------------------
-
     def fit(self) -> FleetResult:
         """Train all jobs on all nodes that are there now."""
         ray = import_ray()
@@ -121,7 +149,7 @@ class RayFleet:
         try:
             self._start(ray, nodes, gatherer)
             self._run(ray, nodes, gatherer)
-            return self._result(*ray.get(gatherer.all.remote()))
+            return self._result(*ray.get(gatherer.gathered.remote()))
         finally:
             for actor in (*(node.actor for node in nodes if node.actor is not None), gatherer):
                 ray.kill(actor)
@@ -173,8 +201,8 @@ class RayFleet:
                 self._note_ends(ray, gatherer)
 
     def _note_ends(self, ray: Ray, gatherer: Actor) -> None:
-        ends, _ = ray.get(gatherer.all.remote())
-        self._ended = {end.result.name for end in ends}
+        ends, _ = ray.get(gatherer.gathered.remote())
+        self._ended = {result.name for result, _ in ends}
 
     def _deal_again(
         self, alive: list[ClusterNode], dead: ClusterNode, error: Exception
@@ -215,14 +243,13 @@ class RayFleet:
         return sum(self._jobs[job].work for job in node.jobs if job not in self._ended)
 
     def _result(self, ends: list[Any], notes: Mapping[str, str]) -> FleetResult:
-        results = {end.result.name: end for end in ends}
+        results: dict[str, JobResult] = {result.name: result for result, _ in ends}
+        history = {result.name: history for result, history in ends}
         jobs: dict[str, JobResult] = {}
         for name in self._jobs:
-            if name in results:
-                result: JobResult = results[name].result
+            if result := results.get(name):
                 why = "; ".join(filter(None, (result.why, notes.get(name, ""))))
                 jobs[name] = replace(result, why=why)
-        history = {name: results[name].history for name in jobs}
         return FleetResult(
             MappingProxyType(jobs), MappingProxyType(history), self.metric, self.mode
         )

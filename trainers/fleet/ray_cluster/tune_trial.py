@@ -14,8 +14,9 @@ from typing import Any
 
 import lightning as L
 
-from trainers.fleet.deciding.fleet_error import FleetError
-from trainers.fleet.ray_cluster.ray_package import import_tune
+from trainers.fleet.deciding.events import FleetError
+from trainers.fleet.jobs.lightning_job import check_arguments, made_of
+from trainers.fleet.ray_cluster.node_fleet import import_tune
 from trainers.offloading.strategy import OffloadStrategy
 from trainers.read_checkpoint import going_on_from
 
@@ -70,17 +71,17 @@ def tune_trainable(
 
     def trial(config: dict[str, Any]) -> None:
         made = make(config)
-        _check(made)
+        check_arguments(made, ARGUMENTS)
         L.seed_everything(made.get("seed", 0), verbose=False)
-        module, val = _called(made["module"]), _called(made.get("val"))
+        module, val = made_of(made["module"]), made_of(made.get("val"))
         trainer = _trainer(made, TuneReporter(tune, val is not None))
         before = tune.get_checkpoint()
         if before is None:
-            trainer.fit(module, _called(made["train"]), val)
+            trainer.fit(module, made_of(made["train"]), val)
             return
         with before.as_directory() as folder:
             path = Path(folder) / FILE
-            train = _called(made["train"])
+            train = made_of(made["train"])
             with going_on_from(path, trainer):  # whoever gave the folder may have written it
                 trainer.fit(module, train, val, ckpt_path=path, weights_only=True)
 
@@ -94,18 +95,3 @@ def _trainer(made: Mapping[str, Any], reporter: TuneReporter) -> L.Trainer:
     if made.get("offload") is not False:
         given["strategy"] = OffloadStrategy(**(made.get("offload") or {}))
     return L.Trainer(**given, accelerator="auto", devices=1, callbacks=[*callbacks, reporter])
-
-
-def _check(made: Mapping[str, Any]) -> None:
-    unknown = sorted(made.keys() - {*ARGUMENTS})
-    if unknown or not {"module", "train"} <= made.keys():
-        raise FleetError(
-            f"`make` returned a dict with {', '.join(made) or 'nothing'}: module and train are"
-            f" needed, and {', '.join(ARGUMENTS)} are known"
-        )
-
-
-def _called(given: Any) -> Any:
-    """Return what was given, or what it makes. A module and a loader are no makers."""
-    is_maker = callable(given) and not isinstance(given, L.LightningModule)
-    return given() if is_maker and not hasattr(given, "__iter__") else given

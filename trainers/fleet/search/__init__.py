@@ -1,9 +1,6 @@
 """Optuna decides which jobs a fleet trains, and which of them it stops early.
 
-`optuna_search.py` asks a sampler for the next job whenever one has ended, and `optuna_pruner.py` is
-a stop rule. `optuna_names.py` has both by the names that a configuration uses.
-
-May import: fleet.deciding, fleet.jobs, fleet.keeping, record_file, plain_values.
+May import: fleet, fleet.deciding, fleet.jobs, fleet.keeping, record_file, plain_values.
 """
 
 from trainers.fleet.search.optuna_names import optuna_pruner_of, optuna_search_of

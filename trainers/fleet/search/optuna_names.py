@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
-from trainers.fleet.deciding.fleet_error import FleetError
+from trainers.fleet.deciding.events import FleetError
+from trainers.fleet.fleet import Fleet
 from trainers.fleet.jobs.seat import JobProgram
-from trainers.fleet.search.optuna_package import import_optuna
-from trainers.fleet.search.optuna_pruner import OptunaPruner
-from trainers.fleet.search.optuna_search import OptunaSearch, SearchedFleet
+from trainers.fleet.search.optuna_pruner import OptunaPruner, import_optuna
+from trainers.fleet.search.optuna_search import OptunaSearch
 
 if TYPE_CHECKING:
-    from optuna.distributions import CategoricalDistribution
     from optuna.samplers import BaseSampler
 
 PLAIN = (bool, int, float, str, type(None))
@@ -30,11 +29,10 @@ class MakeOfChoices:
     values: Mapping[str, Sequence[Any]]
 
     def __call__(self, params: Mapping[str, Any]) -> JobProgram:
-        return self.make({key: self._value(key, choice) for key, choice in params.items()})
-
-    def _value(self, key: str, choice: Any) -> Any:
-        values = self.values[key]
-        return values[_choices(key, values).index(choice)]
+        of = self.values
+        return self.make(
+            {key: of[key][_choices(key, of[key]).index(choice)] for key, choice in params.items()}
+        )
 
 
 def optuna_pruner_of(
@@ -53,7 +51,7 @@ def optuna_pruner_of(
 
 
 def optuna_search_of(
-    fleet: SearchedFleet,
+    fleet: Fleet,
     values: Mapping[str, Sequence[Any]],
     make: Callable[[Mapping[str, Any]], JobProgram],
     *,
@@ -74,10 +72,11 @@ def optuna_search_of(
             f"{trials} trials are more than the {math.prod(sizes.values())} combinations of the"
             " grid: ask for fewer, or give more values"
         )
+    distribution = import_optuna().distributions.CategoricalDistribution
     return OptunaSearch(
         fleet,
         sampler_of(sampler, values, seed),
-        {key: _distribution(key, choices) for key, choices in values.items()},
+        {key: distribution(_choices(key, choices)) for key, choices in values.items()},
         MakeOfChoices(make, values),
         trials=trials,
         at_once=at_once,
@@ -117,7 +116,3 @@ def _choices(key: str, values: Sequence[Any]) -> list[Any]:
     if len({*texts}) < len(texts):
         raise FleetError(f"{key} has a value twice: {', '.join(texts)}")
     return texts
-
-
-def _distribution(key: str, values: Sequence[Any]) -> "CategoricalDistribution":
-    return import_optuna().distributions.CategoricalDistribution(_choices(key, values))

@@ -6,25 +6,27 @@
     restarted    the same asks and tells, in the order of the fleet's journal; then it goes on
 
 Without `storage` nothing of Optuna is kept on a disk: the answers of a sampler with a seed follow
-from what it was told, and in which order. `asked_trials.py` checks that they do. With it, a search
+from what it was told, and in which order. `AskedTrials` checks that they do. With it, a search
 goes on with the trials that the storage has, and asks only for new ones.
 """
 
 import copy
+import json
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 
-from trainers.fleet.deciding.fleet_error import FleetError
-from trainers.fleet.jobs.lightning_job import LightningJob
+from trainers.fleet.deciding.events import FleetError
+from trainers.fleet.fleet import Fleet
+from trainers.fleet.jobs.lightning_job import LightningJob, check_arguments
 from trainers.fleet.jobs.seat import JobProgram, Seat
 from trainers.fleet.keeping.fleet_result import FleetResult, JobResult
-from trainers.fleet.search.asked_trials import AskedTrials
-from trainers.fleet.search.optuna_package import (
+from trainers.fleet.search.optuna_pruner import (
     check_needs,
     damage_of,
     import_optuna,
@@ -32,6 +34,8 @@ from trainers.fleet.search.optuna_package import (
     stored_trial,
     study_in_memory,
 )
+from trainers.plain_values import typed
+from trainers.record_file import parse_object
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -39,33 +43,66 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
     from optuna.storages import BaseStorage
 
+SEARCH_FILE = "search.json"
+
+
+class AskedTrials:
+    """The parameters of each job, by its name."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / SEARCH_FILE
+        self._asked: dict[str, dict[str, Any]] | None = None
+
+    def exist(self) -> bool:
+        """Whether a search has begun in this folder."""
+        return self._path.exists()
+
+    def note(self, job: str, params: Mapping[str, Any]) -> None:
+        """Keep the parameters of a job. Raise `FleetError` if it had others before a restart."""
+        if self._asked is None:
+            self._asked = self.read()
+        now = json.loads(json.dumps(dict(params)))
+        before = self._asked.setdefault(job, now)
+        if before != now:
+            raise FleetError(
+                f"{job} had the parameters {before} before the restart, and is asked to have {now}"
+                f" now ({self._path}): give the sampler, its seed and the space that it had before,"
+                " or another folder"
+            )
+        self._write(self._asked)
+
+    def read(self) -> dict[str, dict[str, Any]]:
+        """Return the parameters of all jobs. Raise `FleetError` if their file is damaged."""
+        if not self._path.exists():
+            return {}
+        try:
+            asked = parse_object(self._path.read_text(encoding="utf-8"))
+            return typed(dict[str, dict[str, Any]], asked, "it")
+        except (OSError, ValueError) as error:
+            raise FleetError(
+                f"{self._path} is damaged ({error}): delete the fleet's folder to begin anew"
+            ) from error
+
+    def _write(self, asked: Mapping[str, Any]) -> None:
+        """Replace the file as a whole, so that a kill leaves the old one or the new one."""
+        new = self._path.with_suffix(".new")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with new.open("w", encoding="utf-8") as file:
+                json.dump(asked, file, indent=1)
+                file.flush()
+                os.fsync(file.fileno())
+            new.replace(self._path)
+        except OSError as error:
+            raise FleetError(
+                f"{self._path} could not be written ({error}): free some space; the same program"
+                " then goes on"
+            ) from error
+
+
 Make = Callable[[Mapping[str, Any]], Mapping[str, Any] | JobProgram]
 """From parameters to the arguments of `Fleet.add` (module=, train=, ...), or to a program."""
 ARGUMENTS = ("module", "train", "val", "trainer", "offload", "seed", "reserve")
-OnEnd = Callable[[JobResult, Mapping[int, float]], None]
-
-
-class SearchedFleet(Protocol):
-    """What a search needs of a `Fleet`."""
-
-    @property
-    def folder(self) -> Path: ...
-
-    @property
-    def metric(self) -> str | None: ...
-
-    @property
-    def mode(self) -> str: ...
-
-    def add_program(self, name: str, program: JobProgram) -> None: ...
-
-    def on_end(self, call: OnEnd) -> None:
-        """Call `call(result, seen)` in the thread of `fit` for each job that has finished, stopped
-        or failed, in the journal's order; first for those of earlier processes. `seen` has the
-        metric at each rung. The call may add jobs."""
-        ...
-
-    def fit(self) -> FleetResult: ...
 
 
 class OptunaSearch:
@@ -73,7 +110,7 @@ class OptunaSearch:
 
     def __init__(
         self,
-        fleet: SearchedFleet,
+        fleet: Fleet,
         sampler: "BaseSampler",
         space: "Mapping[str, BaseDistribution] | Callable[[Trial], object]",
         make: Make,
@@ -112,7 +149,6 @@ class OptunaSearch:
         self._make = make
         self._storage = storage
         self._trials, self._at_once, self._seed = trials, at_once, seed
-        self._states = optuna.trial.TrialState
         self._study: Study | None = None
         self._asked: dict[str, Trial | None] = {}
         """By job. None: the storage has its end."""
@@ -170,13 +206,11 @@ class OptunaSearch:
         return study
 
     def _no_more(self) -> None:
-        """Take the place of `Study.stop`, which a sampler calls that has no other point. Optuna
-        allows that inside `Study.optimize` alone."""
+        """Take the place of `Study.stop`, which works inside of `Study.optimize` alone."""
         self._exhausted = True
 
     def _check_seeded(self) -> None:
-        """Refuse a sampler that would ask for other jobs after a restart. Two copies of a sampler
-        without a seed draw different numbers."""
+        """Refuse a sampler without a seed: after a restart it would ask for other jobs."""
         first, second = (self._suggested(self._new_study(self._sampler)).params for _ in range(2))
         if first != second:
             raise FleetError(
@@ -225,20 +259,17 @@ class OptunaSearch:
     def _report_end(self, trial: "Trial", result: JobResult, seen: Mapping[int, float]) -> None:
         for step, value in sorted(seen.items()):
             trial.report(value, step)
-        if result.state == "finished" and result.metric is not None:
-            self._report_value(trial, result.metric)
+        why, value = result.why or f"it never logged {self._fleet.metric}", result.metric
+        if result.state == "finished" and value is not None:
+            if not math.isnan(value):
+                self.study.tell(trial, value)
+                return
+            why = f"its {self._fleet.metric} is NaN"  # Optuna takes none as a value
         elif result.state == "stopped":
-            self.study.tell(trial, state=self._states.PRUNED)
-        else:
-            trial.set_user_attr("why", result.why or f"it never logged {self._fleet.metric}")
-            self.study.tell(trial, state=self._states.FAIL)
-
-    def _report_value(self, trial: "Trial", value: float) -> None:
-        if math.isnan(value):  # Optuna takes no NaN as a value
-            trial.set_user_attr("why", f"its {self._fleet.metric} is NaN")
-            self.study.tell(trial, state=self._states.FAIL)
-        else:
-            self.study.tell(trial, value)
+            self.study.tell(trial, state=import_optuna().trial.TrialState.PRUNED)
+            return
+        trial.set_user_attr("why", why)
+        self.study.tell(trial, state=import_optuna().trial.TrialState.FAIL)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -262,21 +293,8 @@ class SearchedJob:
         program(seat)
 
     def _lightning_job(self, made: Mapping[str, Any], seat: Seat) -> LightningJob:
-        unknown = sorted(made.keys() - {*ARGUMENTS})
-        missing = sorted({"module", "train"} - made.keys())
-        if unknown or missing:
-            raise FleetError(
-                f"`make` returned a dict with {', '.join(map(str, made)) or 'nothing'}:"
-                f" module and train are needed, and {', '.join(ARGUMENTS)} are known"
-            )
-        job = LightningJob(
-            module=made["module"],
-            train=made["train"],
-            val=made.get("val"),
-            trainer=dict(made.get("trainer") or {}),
-            offload=made.get("offload"),
-            seed=made.get("seed", self.seed),
-            reserve=made.get("reserve"),
-        )
+        check_arguments(made, ARGUMENTS)
+        given = {**dict.fromkeys(ARGUMENTS), "seed": self.seed, **made}
+        job = LightningJob(**{**given, "trainer": dict(given["trainer"] or {})})
         job.check(seat.name, seat.device)
         return job
