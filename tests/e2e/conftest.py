@@ -1,6 +1,8 @@
 """Small real runs: tiny JPEG pictures on disk, a YAML over them, and the CLI to run it."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -81,6 +83,20 @@ def train(
         return code, folder
 
     return run
+
+
+@pytest.fixture
+def start(
+    write_yaml: Callable[[dict[str, Any]], Path], tmp_path: Path
+) -> Callable[..., subprocess.Popen[str]]:
+    """The real command in a process of its own."""
+
+    def launch(recipe: dict[str, Any], out: str = "run") -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "perfect.train", str(write_yaml(recipe))]
+        command += ["--out", str(tmp_path / out)]
+        return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+    return launch
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from trainers import OffloadStrategy
 
@@ -100,34 +99,3 @@ def test_a_promise_that_does_not_hold_is_said_to_have_failed(
     assert demo.main.show([held, failed], page) == 1
     assert "1 of 2 promises held" in page.read_text() and "FAILED<" in page.read_text()
     assert "FAILED  two: a process returned nothing" in capsys.readouterr().out
-
-
-def test_verdicts_follow_what_was_found(demo: Any) -> None:
-    def decodes(ours: float, otherwise: float, as_many: int = 4560) -> bool:
-        runs = {"reuse": (ours, 4560), "equal": (otherwise, as_many), "fresh": (0.97, 11400)}
-        rows = {n: {"accuracy": a, "decoded_samples": d} for n, (a, d) in runs.items()}
-        return demo.equal_decodes.judge(rows, 2400).held
-
-    assert decodes(0.95, 0.7)
-    assert not decodes(0.95, 0.949) and not decodes(0.95, 0.7, 4561)
-    assert demo.equal_decodes.wilson(0.5, 100) == pytest.approx((0.4038, 0.5962), abs=1e-4)
-    assert "64 %" in demo.equal_decodes.cache_line(760, 15, 6)  # docs/loader/cache.md: 1 - 5 / 14
-
-    def fits(plain: Any, ours: Any) -> bool:
-        return demo.too_large.judge([1.0, 2.0], plain, ours, "limit").held
-
-    assert fits("RuntimeError: no memory", [1.0, 2.0])
-    assert not fits([1.0, 2.0], [1.0, 2.0]) and not fits("RuntimeError", [1.0, 2.1])
-    assert not fits("RuntimeError", "MemoryError")
-
-    one, two = torch.zeros(3), torch.ones(3)
-    assert demo.killed.judge({"a": one, "b": two}, {"a": one, "b": two}).held
-    for other in ({"a": one, "b": one}, {"a": one}, {"a": one, "b": two, "c": one}):
-        assert not demo.killed.judge({"a": one, "b": two}, other).held
-    assert not demo.killed.judge({}, {}).held
-
-    curves = dict.fromkeys("abcd", ([0, 1], [2.0, 1.0]))
-    rates = demo.four_rates.judge
-    assert rates(30.0, 10.0, 0.1, True, curves).held
-    assert not rates(41.0, 10.0, 0.1, True, curves).held
-    assert not rates(30.0, 10.0, 0.1, False, curves).held

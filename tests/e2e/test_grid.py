@@ -1,10 +1,8 @@
 """A grid of runs through the program: its jobs are the runs alone, and it ends as a run does."""
 
-import csv
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from support.run_folders import logged
 from torch.utils import _pytree as pytree
 
 from trainers.steps.plan_request import PlanRequest
@@ -19,7 +18,6 @@ from trainers.steps.plan_request import PlanRequest
 ROOT = Path(__file__).parents[2]
 Train = Callable[..., tuple[int, Path]]
 Recipe = dict[str, Any]
-CLOCKS = ("wall_seconds", "stall_seconds")
 RATES = (0.05, 0.01)
 NAMES = ["lr=0.05,seed=3", "lr=0.01,seed=3"]
 
@@ -36,12 +34,6 @@ def grid(recipe: Recipe) -> Recipe:
     recipe["grid"] = {"phases.0.lr.lr, phases.1.lr.lr": [*RATES], "seed": [3]}
     recipe["fleet"] = {"quantum": 3, "metric": "val_accuracy", "mode": "max"}
     return recipe
-
-
-def logged(folder: Path) -> list[dict[str, str]]:
-    """All that was logged but for what a clock says: texts, so that nothing is rounded."""
-    with (folder / "metrics.csv").open() as file:
-        return [{k: v for k, v in row.items() if k not in CLOCKS} for row in csv.DictReader(file)]
 
 
 def tensors(path: Path) -> dict[str, torch.Tensor]:
@@ -66,20 +58,6 @@ def tiny_grid(text: Path) -> Recipe:
     recipe["phases"][0]["steps"] = 12
     recipe["trainer"] |= {"threads": 1, "validate_every": 0.02}
     return recipe
-
-
-@pytest.fixture
-def start(
-    write_yaml: Callable[[Recipe], Path], tmp_path: Path
-) -> Callable[..., subprocess.Popen[str]]:
-    """The real command in a process of its own."""
-
-    def launch(recipe: Recipe, out: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "perfect.train", str(write_yaml(recipe))]
-        command += ["--out", str(tmp_path / out)]
-        return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-
-    return launch
 
 
 def journal(folder: Path) -> list[str]:

@@ -1,16 +1,15 @@
 """`offload:` in a YAML: what comes of a run is the same to the bit, wherever its bytes were."""
 
-import csv
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
 import yaml
 from rich.console import Console
+from support.run_folders import logged, stop_after
 from torch.utils import _pytree as pytree
 
 import offload.measuring.profiling
@@ -21,13 +20,11 @@ from perfect.assembly.phase_plan import build_phase_switch
 from perfect.assembly.run import build_module, build_trainer
 from perfect.commands.check import plan_phases
 from perfect.config.yaml_reader import read_config
-from perfect.runs.checkpoint import RunCheckpoint
 from perfect.runs.record import RunLog
 from trainers.steps.step_planner import StepPlanner
 
 Train = Callable[..., tuple[int, Path]]
 Recipe = dict[str, Any]
-CLOCKS = ("wall_seconds", "stall_seconds")
 
 
 @pytest.fixture
@@ -44,12 +41,6 @@ def phased(recipe: Recipe) -> Recipe:
 
 def within(budget: Any, recipe: Recipe, **more: Any) -> Recipe:
     return recipe | {"offload": {"budget": budget, **more}}
-
-
-def logged(folder: Path) -> list[dict[str, str]]:
-    """All that was logged but for what a clock says: texts, so that nothing is rounded."""
-    with (folder / "metrics.csv").open() as file:
-        return [{k: v for k, v in row.items() if k not in CLOCKS} for row in csv.DictReader(file)]
 
 
 def saved(path: Path) -> dict[str, torch.Tensor]:
@@ -70,18 +61,6 @@ def same(one: Path, two: Path) -> None:
     left, right = saved(one), saved(two)
     assert left.keys() == right.keys()
     assert [name for name in left if not torch.equal(left[name], right[name])] == []
-
-
-def stop_after(step: int, patch: pytest.MonkeyPatch) -> None:
-    """A Ctrl-C that no checkpoint is written for."""
-    before = RunCheckpoint.on_train_batch_end
-
-    def on_train_batch_end(self: RunCheckpoint, trainer: L.Trainer, *more: Any) -> None:
-        before(self, trainer, *more)
-        if trainer.global_step == step:
-            raise KeyboardInterrupt
-
-    patch.setattr(RunCheckpoint, "on_train_batch_end", on_train_batch_end)
 
 
 # ---- the same run -------------------------------------------------------------------------------

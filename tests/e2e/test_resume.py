@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,20 +15,6 @@ from perfect.runs.checkpoint import StopSignal
 Train = Callable[..., tuple[int, Path]]
 Recipe = dict[str, Any]
 Outcome = Callable[[Path], dict[str, Any]]
-
-
-@pytest.fixture
-def start(
-    write_yaml: Callable[[Recipe], Path], tmp_path: Path
-) -> Callable[..., subprocess.Popen[str]]:
-    """The real command in a process of its own."""
-
-    def launch(recipe: Recipe, out: str = "run") -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "perfect.train", str(write_yaml(recipe))]
-        command += ["--out", str(tmp_path / out)]
-        return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-
-    return launch
 
 
 def wait_for_checkpoint(process: subprocess.Popen[str], path: Path, count: int) -> None:

@@ -6,10 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
-
-from perfect.runs.checkpoint import RunCheckpoint
+from support.run_folders import stop_after
 
 Train = Callable[..., tuple[int, Path]]
 Recipe = dict[str, Any]
@@ -74,7 +72,7 @@ def test_a_run_that_was_stopped_has_the_record_of_one_that_was_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     with monkeypatch.context() as patch:
-        patch.setattr(RunCheckpoint, "on_train_batch_end", stopping(13))
+        stop_after(13, patch)
         code, folder = train(phased)
     assert code == 130
     assert section(folder)["runs"] == 13
@@ -96,15 +94,3 @@ def test_a_run_without_a_budget_has_no_such_section(
     assert "offload" not in read_run(folder)
     assert "ransfer" not in (folder / "report.html").read_text()
     assert not [*folder.glob("*.svg")]
-
-
-def stopping(step: int) -> Callable[..., None]:
-    """A Ctrl-C that no checkpoint is written for."""
-    before = RunCheckpoint.on_train_batch_end
-
-    def on_train_batch_end(self: RunCheckpoint, trainer: L.Trainer, *more: Any) -> None:
-        before(self, trainer, *more)
-        if trainer.global_step == step:
-            raise KeyboardInterrupt
-
-    return on_train_batch_end

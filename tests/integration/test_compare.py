@@ -3,19 +3,22 @@
 import csv
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.pages import Page
 
 from perfect.compare import main
+from perfect.report.measures import differences
+from perfect.report.results import Metrics, Run
 
 BASE: dict[str, Any] = {
     "status": "completed", "seed": 0, "accuracy": 0.91, "accuracy_on": "test", "steps": 1200,
     "wall_seconds": 100.0, "stall_seconds": 40.0,
     "decoded_samples": 24_000, "extra_decodes": 0, "served_samples": 24_000, "fresh_passes": 24.0,
-    "train_samples": 1000, "config": {"loader": {"batch_size": 20}, "phases": [{"reuse": 1}]},
+    "train_samples": 1000, "environment": {"torch": "2.12.0"},
+    "config": {"loader": {"batch_size": 20}, "phases": [{"reuse": 1}]},
 }  # fmt: skip
 REUSE: dict[str, Any] = {
     "accuracy": 0.905, "wall_seconds": 50.0, "stall_seconds": 2.0,
@@ -48,48 +51,9 @@ def two(tmp_path: Path) -> list[str]:
     return [str(make_run(runs / "plain")), str(make_run(runs / "reuse", **REUSE))]
 
 
-class Page(HTMLParser):
-    """Rows of a page's tables, its tags, and which cells are bold."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.rows: list[list[str]] = []
-        self.bold: list[str] = []
-        self.tags: list[str] = []
-        self.words: list[str] = []
-        self._in_cell = False
-        self.feed(path.read_text(encoding="utf-8"))
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        if tag == "tr":
-            self.rows.append([])
-        if tag in ("td", "th"):
-            self.rows[-1].append("")
-            self._in_cell = True
-        if tag == "b":
-            self.bold.append(self.rows[-1][0])
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in ("td", "th"):
-            self._in_cell = False
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
-        if self._in_cell:
-            self.rows[-1][-1] += data.strip()
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
-
-    def row(self, name: str) -> list[str]:
-        return next(row[1:] for row in self.rows if row[:1] == [name])
-
-
 def compared(*folders: str) -> Page:
     assert main(folders) == 0
-    return Page(Path(folders[0]).parent / "compare.html")
+    return Page((Path(folders[0]).parent / "compare.html").read_text())
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
@@ -171,6 +135,20 @@ def test_figures_that_a_run_lacks_are_dashes(tmp_path: Path) -> None:
     assert {page.row(name)[1] for name in FIGURES} == {"\N{EN DASH}"}
 
 
+def test_the_numbers_are_kept_as_json_beside_the_page_and_not_in_its_place(
+    two: list[str], tmp_path: Path
+) -> None:
+    assert main([*two, "--out", str(tmp_path / "mine.html")]) == 0
+    plain, reuse = json.loads((tmp_path / "mine.json").read_text(encoding="utf-8"))
+    assert (plain["run"], plain["Accuracy"], plain["Decodes"]) == ("plain", 0.91, 24_000)
+    assert (reuse["run"], reuse["Speed-up"], reuse["Stall share"]) == ("reuse", 2.0, 0.04)
+    assert (reuse["environment"], reuse["config"]) == (BASE["environment"], REUSE["config"])
+    with pytest.raises(SystemExit) as stopped:
+        main([*two, "--out", str(tmp_path / "page.json")])
+    assert stopped.value.code == 2
+    assert not (tmp_path / "page.json").exists()
+
+
 # ---- what a reader must know --------------------------------------------------------------------
 
 
@@ -215,6 +193,9 @@ def test_only_keys_that_differ_are_shown(two: list[str]) -> None:
     assert page.row("phases[0].reuse") == ["1", "3"]
     assert page.row("phases[1]") == ["\N{EN DASH}", "{reuse: 1}"]
     assert "batch_size" not in page.text
+    configs = {"a": None, "b": True, "c": [1, 2]}, {"b": 1, "c": [1, 2]}
+    found = differences([Run(Path(), {"config": config}, Metrics({})) for config in configs])
+    assert found == [("a", ["null", "\N{EN DASH}"]), ("b", ["true", "1"])]
 
 
 # ---- curves -------------------------------------------------------------------------------------
@@ -259,7 +240,7 @@ def test_everything_wrong_is_said_at_once_and_the_others_are_shown(
     assert said[3] == f"compare: {twice}: is given twice; leave one out"
     assert said[4] == f"compare: {a_file}: is no folder{give}"
     assert told.out.splitlines()[0].split() == ["plain", "reuse"]
-    assert Page(tmp_path / "runs/compare.html").rows[0] == ["", "plain", "reuse"]
+    assert Page((tmp_path / "runs/compare.html").read_text()).rows[0] == ["", "plain", "reuse"]
 
 
 def test_a_page_that_cannot_be_written_is_told(

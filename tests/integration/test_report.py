@@ -2,11 +2,11 @@
 
 import csv
 import json
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+from support.pages import Page
 
 from perfect.report.report import summary, write_report
 from perfect.report.results import read_run
@@ -64,28 +64,6 @@ def report(folder: Path) -> str:
 
 def sentence(folder: Path, **changes: Any) -> str:
     return summary(read_run(make_run(folder, **changes)))
-
-
-class Page(HTMLParser):
-    """What a browser would make of a page: its elements, their attributes, its text."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str]] = []
-        self.words: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += [(name, value or "") for name, value in attrs]
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
 
 
 def check(at: float, accuracy: float | None, fired: bool = False) -> dict[str, Any]:

@@ -3,12 +3,12 @@
 import base64
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
+from support.pages import Page
 
 from perfect.compare import main
 from perfect.errors import RunError
@@ -44,36 +44,6 @@ RUN: dict[str, Any] = {
 }  # fmt: skip
 
 
-class Page(HTMLParser):
-    """Its text, row by row of its tables, and its attributes."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.attributes: list[tuple[str, str]] = []
-        self.rows: list[list[str]] = []
-        self.words: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.attributes += [(name, value or "") for name, value in attrs]
-        if tag == "tr":
-            self.rows.append([])
-        elif tag in ("td", "th") and self.rows:
-            self.rows[-1].append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag == "table":
-            self.rows.append([])
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
-        if self.rows and self.rows[-1]:
-            self.rows[-1][-1] += data.strip()
-
-    def row(self, first: str) -> list[str]:
-        return next(row for row in self.rows if row and row[0] == first)
-
-
 def make_run(folder: Path, offload: Any = OFFLOAD, **changes: Any) -> Path:
     folder.mkdir(exist_ok=True, parents=True)
     record = RUN | ({} if offload is None else {"offload": offload}) | changes
@@ -101,17 +71,17 @@ def test_both_stalls_stand_side_by_side_for_every_phase_and_the_whole_run(tmp_pa
     head = next(row for row in found.rows if "Waiting for transfers" in row)
     assert head[2:5] == ["Kernels", "Waiting for transfers", "Waiting for input"]
     # Of 50, 40 and 10 s; what is in no part is the rest.
-    assert found.row("whole run")[1:] == ["50.0 s", "50.0 %", "20.0 %", "6.0 %", "8.0 %", "16.0 %"]
-    assert found.row("pretrain")[1:] == ["40.0 s", "50.0 %", "20.0 %", "5.0 %", "10.0 %", "15.0 %"]
-    assert found.row("finetune")[1:] == ["10.0 s", "50.0 %", "20.0 %", "10.0 %", "0.0 %", "20.0 %"]
+    assert found.row("whole run") == ["50.0 s", "50.0 %", "20.0 %", "6.0 %", "8.0 %", "16.0 %"]
+    assert found.row("pretrain") == ["40.0 s", "50.0 %", "20.0 %", "5.0 %", "10.0 %", "15.0 %"]
+    assert found.row("finetune") == ["10.0 s", "50.0 %", "20.0 %", "10.0 %", "0.0 %", "20.0 %"]
 
 
 def test_memory_is_told_against_what_a_step_needs(tmp_path: Path) -> None:
     found = Page(page(make_run(tmp_path)))
-    assert found.row("Budget") == ["Budget", "11.0 MiB", "55.0 %"]
-    assert found.row("Taken by the plan")[1:] == ["10.0 MiB", "50.0 %"]
-    assert found.row("In use at the same time, measured")[1:] == ["9.0 MiB", "45.0 %"]
-    assert found.row("The smallest budget that can be planned")[1:] == ["4.0 MiB", "20.0 %"]
+    assert found.row("Budget") == ["11.0 MiB", "55.0 %"]
+    assert found.row("Taken by the plan") == ["10.0 MiB", "50.0 %"]
+    assert found.row("In use at the same time, measured") == ["9.0 MiB", "45.0 %"]
+    assert found.row("The smallest budget that can be planned") == ["4.0 MiB", "20.0 %"]
 
 
 def test_the_pictures_that_the_run_drew_are_images_in_which_nothing_runs(tmp_path: Path) -> None:
