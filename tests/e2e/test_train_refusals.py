@@ -172,20 +172,6 @@ def test_a_full_disk_leaves_the_previous_checkpoint_whole(
     assert (folder / "final.ckpt").exists()
 
 
-def test_a_logger_that_is_not_installed_is_refused(
-    train: Train,
-    recipe: Recipe,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr("perfect.assembly.run.find_spec", lambda name: None)
-    recipe["loggers"] = ["wandb"]
-    code, folder = train(recipe)
-    assert code == 2
-    assert "loggers: 'wandb' is not installed: pip install wandb" in capfd.readouterr().err
-    assert not folder.exists()
-
-
 def test_a_damaged_checkpoint_is_refused_and_left_alone(
     train: Train, recipe: Recipe, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -51,17 +51,3 @@ def test_bytes_and_samples_of_every_member_agree_with_what_was_reduced(
         assert samples == BATCH
         assert sent == at_one[8]["a"][2]
         assert [*at_one[step]] == ["a"]
-
-
-def test_a_member_whose_first_step_was_slow_has_lanes_of_the_next_ones(
-    nursery: Nursery, tmp_path: Path
-) -> None:
-    usual = {**USUAL, "slow": 0.05}
-    with Swarm(tmp_path, nursery, heartbeat=HEARTBEAT) as swarm:
-        slow = swarm.peer("a", **usual, faults=[hold(0, 2), fault("wait", "lane", 0, seconds=2.0)])
-        other = swarm.peer("b", **usual, faults=[hold(0, 2)])
-        assert [peer.result()["error"] for peer in (slow, other)] == ["", ""]
-    told = told_by(other)
-    assert max(seconds for _, seconds, _ in told[0].values()) > 2.0
-    computing = [step for step in range(1, STEPS) if told[step]["a"][0]]
-    assert len(computing) > STEPS // 2

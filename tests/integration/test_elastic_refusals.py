@@ -88,10 +88,6 @@ def test_a_peer_that_trains_something_else_is_refused_with_the_key(busy: Busy, w
     assert key in error
 
 
-def test_a_name_that_is_there_already_is_refused(busy: Busy) -> None:
-    assert "a peer named trains is there already" in busy.error_of("trains2", called="trains")
-
-
 def test_a_newcomer_is_refused_where_a_state_cannot_be_sent_and_nobody_else_ends(
     nursery: Nursery, tmp_path: Path
 ) -> None:

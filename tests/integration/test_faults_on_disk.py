@@ -109,7 +109,13 @@ def begun_step_log(folder: Path, here: ExitStack) -> Callable[[int], None]:
 
 def timeline(folder: Path, here: ExitStack) -> Callable[[int], None]:
     lines = here.enter_context(Timeline(folder / "timeline.jsonl"))
-    return lambda step: lines._write({"job": "a", "phase": "running", "device": 0, "step": step})
+
+    def write(step: int) -> None:
+        job = SimpleNamespace(name="a", phase=f"phase {step}", device=0, step=step)
+        seen: Any = SimpleNamespace(jobs={"a": job})
+        lines.see(seen, seen)
+
+    return write
 
 
 def journal(folder: Path, here: ExitStack) -> Callable[[int], None]:

@@ -159,16 +159,6 @@ def test_devices_that_are_not_there_are_refused(
         Fleet(folder=tmp_path, devices=given)
 
 
-def test_devices_of_several_kinds_or_twice_the_same_gpu_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(FleetError, match="are of several kinds"):
-        Fleet(folder=tmp_path, devices=["cpu", 1])
-    with pytest.raises(FleetError, match="names one GPU twice"):
-        Fleet(folder=tmp_path, devices=["cuda", "cuda:0"])
-
-
 class Nameless:
     """A stop rule that is written with its address, so no folder would know it again."""
 
