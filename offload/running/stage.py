@@ -33,7 +33,7 @@ from offload.sizes import format_size
 
 
 @dataclass(slots=True, eq=False)
-class _Turn:
+class _StageTurn:
     """What the step under way has, and nobody else. Another step on the stage has another turn."""
 
     gate: Gate
@@ -74,13 +74,13 @@ class Stage:
         self.lender = ArenaLender(self.device, host_dir, clock)
         self._new_engine = partial(made_engine, name, self.driver, order, seed, host_workers)
         self._turn = self._new_turn(gate or Gate())
-        self._guest_turn: _Turn | None = None
+        self._guest_turn: _StageTurn | None = None
         """The turn of others, while a step stands aside in the middle of its run."""
         self._warmed: set[int] = set()
         self._process = os.getpid()
 
-    def _new_turn(self, gate: Gate) -> _Turn:
-        return _Turn(gate, self._new_engine(gate))
+    def _new_turn(self, gate: Gate) -> _StageTurn:
+        return _StageTurn(gate, self._new_engine(gate))
 
     @property
     def gate(self) -> Gate:
