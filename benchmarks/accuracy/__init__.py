@@ -1,4 +1,1 @@
-"""What `perfect_accuracy.py` is made of: data, nets, runs, the training loop, the report.
-
-data -> recipes -> pilot, gpu (what is tried) -> bench, train (one run) -> report
-"""
+"""The registered accuracy tables: data -> recipes -> train (one run) -> evidence (the tables)."""

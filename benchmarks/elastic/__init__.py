@@ -1,1 +1,1 @@
-"""What `elastic_cpu.py` measures, a part a file."""
+"""The suite `elastic`, a part a file."""

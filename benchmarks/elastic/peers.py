@@ -37,30 +37,19 @@ AFTER = 2
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """One of the others: what is installed, and how a peer of it is begun."""
+    """One of the others: what is installed. Its peer is elastic_peers/WORD_peer.py, by the first
+    word of its name."""
 
     name: str
     packages: tuple[str, ...]
     probe: str
     """What can be imported when it is there."""
-    file: str
-    """Its peer, in elastic_peers/."""
 
 
 OTHERS = (
-    Other(
-        "torchft nightly",
-        ("torchft-nightly==2026.10.26", "torch==2.15.*", "numpy"),
-        "torchft",
-        "torchft_peer",
-    ),
-    Other(
-        "hivemind 1.1.12",
-        ("hivemind==1.1.12", "torch==2.15.*", "numpy"),
-        "hivemind",
-        "hivemind_peer",
-    ),
-    Other("torchrun elastic", ("torch==2.15.*", "numpy"), "torch", "torchrun_peer"),
+    Other("torchft nightly", ("torchft-nightly==2026.10.26",), "torchft"),
+    Other("hivemind 1.1.12", ("hivemind==1.1.12",), "hivemind"),
+    Other("torchrun elastic", (), "torch"),
 )
 
 
@@ -72,7 +61,7 @@ def python_of(other: Other, folder: Path) -> Path:
         subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
     probe = [str(python), "-c", f"import {other.probe}"]
     if subprocess.run(probe, capture_output=True, check=False).returncode:
-        pip = [str(python), "-m", "pip", "install", "-q", *other.packages]
+        pip = [str(python), "-m", "pip", "install", "-q", "torch==2.15.*", "numpy", *other.packages]
         done = subprocess.run(pip, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(done.stderr.strip().splitlines()[-1])
@@ -97,7 +86,7 @@ def commands(
 
     def peer(rank: int, *before: str) -> list[str]:
         given = json.dumps(usual | {"rank": rank, "peers": PEERS, "out": str(folder / f"p{rank}")})
-        return [*before, str(HERE / f"{other.file}.py"), given]
+        return [*before, str(HERE / f"{other.name.split()[0]}_peer.py"), given]
 
     match other.probe:
         case "torchft":

@@ -1,1 +1,1 @@
-"""What `fleet_cpu.py` measures, a part a file."""
+"""The suite `fleet`, a part a file."""

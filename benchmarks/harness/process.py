@@ -17,8 +17,13 @@ PROC = Path("/proc/self")
 def run_in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
     """Return what the function returns there. Its exception is raised here."""
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=spawn) as pool:
+    with ProcessPoolExecutor(1, mp_context=spawn, initializer=start_as_scripts_do) as pool:
         return pool.submit(function, *arguments).result()
+
+
+def start_as_scripts_do() -> None:
+    """Let this process start others as a script does: a spawned one spawns its loader's, too."""
+    multiprocessing.set_start_method(None, force=True)  # pyright: ignore[reportArgumentType]
 
 
 def reset_peak_memory() -> None:

@@ -1,10 +1,10 @@
 """One peer in a process of its own: opened once, it serves a pass whenever it is told to.
 
-    parent --- {"do": "pass"} ---> child: at rest -> one pass -> at rest
+    parent --- "serve" ---> child: at rest -> one pass -> at rest
            <-- {"cpu", "wall", "served", "idle"} ---
 
-A line of JSON each way, over stdin and what was stdout; a peer's own printing goes to stderr, the
-row's log. Between two commands the child waits in a read: `idle` is the CPU that this cost.
+What a peer prints goes to the row's log. Between two commands the child waits in a read: `idle` is
+the CPU that this cost.
 """
 
 import contextlib
@@ -12,18 +12,18 @@ import importlib
 import itertools
 import json
 import os
-import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.peers.contract import Batches, Job, Peer
+from benchmarks.harness.process import start_as_scripts_do
+from benchmarks.peers.contract import Batches, Job, Peer, Row
 from benchmarks.peers.usage import Meter, peak_memory
 
 SKIPPED = 8
@@ -114,7 +114,7 @@ def first_part(batch: Any) -> Any:  # a peer's own kind of batch, and of array
     return batch[0]
 
 
-def versions(packages: list[str]) -> dict[str, str]:
+def versions(packages: Sequence[str]) -> dict[str, str]:
     installed = {}
     for package in packages:
         with contextlib.suppress(metadata.PackageNotFoundError):  # it has two names
@@ -131,40 +131,34 @@ def one_thread_each() -> None:
             continue  # not this peer's
 
 
-def make(order: dict[str, Any]) -> Host:
+def make(row: Row, job: Job, work: Path, spawned: float) -> Host:
     one_thread_each()
-    module, _, name = order["peer"].partition(":")
-    job = Job(**(order["job"] | {"folder": Path(order["job"]["folder"])}))
-    peer = getattr(importlib.import_module(f"benchmarks.{module}"), name)(**order["options"])
-    return Host(peer, job, Path(order["work"]), order["spawned"])
+    module, _, name = row.peer.partition(":")
+    peer = getattr(importlib.import_module(f"benchmarks.{module}"), name)(**row.options)
+    return Host(peer, job, work / "data", spawned)
 
 
-def main() -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-
-    def answer(reply: dict[str, Any]) -> None:
-        answers.write(json.dumps(reply) + "\n")
-        answers.flush()
-
-    order = json.loads(sys.stdin.readline())
+def serve(pipe: Any, row: Row, job: Job, work: Path, spawned: float) -> None:
+    """Be the process of a row, until the pipe is closed."""
+    os.setsid()
+    start_as_scripts_do()
+    log = os.open(work / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
     try:
-        host = make(order)
+        host = make(row, job, work, spawned)
     except ImportError as error:
-        return answer({"missing": str(error)})
-    answer({"output": host.peer.output, "versions": versions(order["packages"])})
-    for line in sys.stdin:
-        command = json.loads(line)
-        try:
-            answer(getattr(host, command.pop("do"))(**command))
-        except Exception as error:
-            traceback.print_exc()
-            answer({"failed": f"{type(error).__name__}: {error}"})
+        return pipe.send({"missing": str(error)})
+    pipe.send({"output": host.peer.output, "versions": versions(row.packages)})
+    with contextlib.suppress(EOFError):
+        while True:
+            command, arguments = pipe.recv()
+            try:
+                pipe.send(getattr(host, command)(**arguments))
+            except Exception as error:
+                traceback.print_exc()
+                pipe.send({"failed": f"{type(error).__name__}: {error}"})
     # A normal end lets a peer remove its shared memory; one that hangs in it is cut off.
     cut = threading.Timer(GRACE, os._exit, [0])
     cut.daemon = True
     cut.start()
-
-
-if __name__ == "__main__":
-    main()

@@ -44,7 +44,8 @@ def begin_and_resume(samples: int, ranks: int, reuse: int) -> dict[str, Any]:
     def make_loader() -> ReuseLoader:
         return ReuseLoader(TinySamples(samples), BATCH, reuse, workers=1, rank=(ranks // 2, ranks))
 
-    next(iter(ReuseLoader(TinySamples(BATCH * 9), BATCH, reuse, workers=1)))  # imports, threads
+    with ReuseLoader(TinySamples(BATCH * 9), BATCH, reuse, workers=1) as loader:
+        next(iter(loader))  # imports, threads
     row: dict[str, Any] = {"samples": samples, "ranks": ranks, "reuse": reuse}
     before, begin = read_memory_mib(), time.perf_counter()
     with make_loader() as loader:

@@ -1,1 +1,1 @@
-"""What `sharing_cpu.py` measures, a part a file."""
+"""The suite `sharing`, a part a file."""

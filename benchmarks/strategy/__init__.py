@@ -1,4 +1,1 @@
-"""The parts of benchmarks/strategy_cpu.py, a file each: overhead, gpt2, plan, matrix.
-
-A part measures and returns a `Report` (offloading/report.py); the script writes it down.
-"""
+"""The suite `strategy`: trainings within OffloadStrategy beside plain Lightning's."""
