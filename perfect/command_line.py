@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -67,3 +68,10 @@ def _leave(_number: int, _frame: FrameType | None) -> None:
     sys.stderr.write("stopped by Ctrl-C before anything began\n")
     sys.stderr.flush()
     os._exit(130)
+
+
+def silence_lightning() -> None:
+    """Let Lightning print errors only, in a command that trains in order to look at steps."""
+    warnings.filterwarnings("ignore", module="lightning")
+    for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)

@@ -9,13 +9,11 @@ is equal, 1 a step differs, 2 a folder holds no run of a swarm, or logs disagree
 """
 
 import argparse
-import logging
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from perfect.command_line import importing, new_parser, run_command
+from perfect.command_line import importing, new_parser, run_command, silence_lightning
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,9 +37,7 @@ def _replay(args: argparse.Namespace) -> int:
         from trainers.elastic.errors import ElasticError, ReplayDiffers
         from trainers.read_checkpoint import CheckpointRefused
     console = Console(soft_wrap=True)
-    warnings.filterwarnings("ignore", module="lightning")
-    for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    silence_lightning()
     try:
         said = replay(args.runs, console, trust=args.trust)
     except ReplayDiffers as error:

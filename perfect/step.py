@@ -11,13 +11,12 @@ file cannot be used.
 
 import argparse
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perfect.command_line import importing, new_parser, run_command
+from perfect.command_line import importing, new_parser, run_command, silence_lightning
 
 if TYPE_CHECKING:
     from offload.plans.plan import Budget
@@ -85,7 +84,7 @@ def _save(args: argparse.Namespace) -> int:
         from perfect.commands.replaying import save_step
     if args.step < 1:
         raise _refused(f"--step {args.step} is no step: the first one is 1")
-    warnings.filterwarnings("ignore", module="lightning")
+    silence_lightning()
     out = args.out or args.run / f"step-{args.step}.pt"
     console = Console(soft_wrap=True)
     said = save_step(args.run, args.step, out, console, data=not args.no_data, trust=args.trust)
