@@ -130,12 +130,6 @@ def test_a_resume_goes_on_measuring_and_keeps_what_was_decided(batches: int, clo
         assert (later.reuse, later.recommended_reuse) == (1, 4)
 
 
-def test_a_copy_to_a_device_that_is_one_batch_ahead_measures_the_same(clock: Clock) -> None:
-    with auto(Slow(clock, 2 / 30), device="cpu") as loader:
-        train(loader, clock)
-        assert loader.recommended_reuse == 4
-
-
 def test_what_the_cache_gives_makes_reuse_needless_again(clock: Clock) -> None:
     with auto(Slow(clock, 2 / 30), cache=Cache("ram", 10**6)) as loader:
         train(loader, clock)

@@ -55,18 +55,6 @@ def served(batches: list[Batch]) -> Counter[int]:
 # ---- the laws -----------------------------------------------------------------------------------
 
 
-def test_without_reuse_every_sample_is_served_once_a_pass(source: Any) -> None:
-    assert served([*watch(loader(source, reuse=1))]) == Counter(range(COUNT))
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_with_reuse_every_sample_is_served_exactly_so_often(source: Any, mode: str) -> None:
-    made = loader(source, mode=mode)
-    assert served([*watch(made)]) == Counter(dict.fromkeys(range(COUNT), 3))
-    assert made.stats.decoded == COUNT
-    assert made.stats.reused == 2 * COUNT
-
-
 def test_a_sample_is_the_picture_and_the_label_that_the_native_decoder_gives(
     source: Any, native: Any
 ) -> None:
@@ -80,17 +68,6 @@ def test_a_sample_is_the_picture_and_the_label_that_the_native_decoder_gives(
         assert label == expected_label
         assert difference(picture, expected) < ROUNDING
         assert difference(picture, native[(i + 1) % COUNT][0]) > 2 * ROUNDING
-
-
-def test_the_loader_serves_each_label_with_its_own_picture(source: Any, native: Any) -> None:
-    made = loader(source)
-    for pixels, labels in made:
-        info = made.last_batch
-        assert info is not None
-        for picture, label, sample_id in zip(pixels, labels, info.ids, strict=True):
-            expected, expected_label = native[sample_id]
-            assert label == expected_label
-            assert difference(picture, expected) < ROUNDING
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -114,18 +91,6 @@ def test_a_resumed_loader_goes_on_with_the_same_batches(source: Any, batches: in
     second = loader(source, augment=Flip())
     second.load_state_dict(first.state_dict())
     assert [*watch(second)] == whole[batches:]
-
-
-def test_the_number_of_workers_does_not_matter(source: Any) -> None:
-    one, three = (loader(source, workers=w, augment=Flip()) for w in (1, 3))
-    assert [*watch(one)] == [*watch(three)]
-
-
-def test_a_second_pass_has_the_same_samples_in_another_order(source: Any) -> None:
-    made = loader(source, reuse=2)
-    first, second = [*watch(made)], [*watch(made)]
-    assert served(first) == served(second)
-    assert [b[0] for b in first] != [b[0] for b in second]
 
 
 def test_several_samples_at_once_are_those_samples_in_that_order(source: Any) -> None:

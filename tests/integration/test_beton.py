@@ -4,36 +4,21 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
+from support.backend_sources import COUNT, difference, need, portrait
 
 from loaders.backends import open_source
 from loaders.backends.beton import Encoding, Mode, convert
-from loaders.errors import BackendMissing, DecodeError, SourceError
+from loaders.errors import DecodeError, SourceError
 from loaders.sources.datasets import PictureArrays
-
-COUNT, SIDE = 22, 32
 
 
 @pytest.fixture(autouse=True)
-def ffcv() -> Any:
-    from loaders.backends.ffcv import import_ffcv
-
-    try:
-        return import_ffcv()
-    except BackendMissing as error:
-        pytest.skip(str(error))
-
-
-def portrait(number: int) -> NDArray[np.uint8]:
-    """Smooth, as photos are, and unlike every other number's."""
-    y, x = np.mgrid[0:SIDE, 0:SIDE] / SIDE
-    tint = np.random.default_rng(number).uniform(30, 220, 3)
-    return np.clip(tint + 40 * np.stack([y, x, x - y], axis=-1), 0, 255).astype(np.uint8)
+def ffcv() -> None:
+    need("ffcv")
 
 
 @pytest.fixture
@@ -55,10 +40,6 @@ def raw(native: PictureArrays, tmp_path: Path) -> Path:
 def write(source: PictureArrays, path: Path, mode: Mode) -> Path:
     convert(source, path, Encoding(mode, quality=100 if mode == "jpg" else None), workers=2)
     return path
-
-
-def difference(a: torch.Tensor, b: torch.Tensor) -> float:
-    return (a.float() - b.float()).abs().mean().item()
 
 
 def test_a_beton_that_is_closed_or_forgotten_holds_no_file(jpg: Path) -> None:

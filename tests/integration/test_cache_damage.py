@@ -31,18 +31,6 @@ def record_start(sample_id: int) -> int:
     return sample_id * 4800  # 40 * 40 * 3 bytes, a multiple of 64
 
 
-def cut_data_in_the_middle_of_sample_5(folder: Path) -> None:
-    os.truncate(data_of(folder), record_start(5) + 100)
-
-
-def remove_data(folder: Path) -> None:
-    data_of(folder).unlink()
-
-
-def flip_a_pixel_of_sample_3(folder: Path) -> None:
-    flip(data_of(folder), record_start(3) + 1234)
-
-
 def blank_sample_3(folder: Path) -> None:
     """As after a power cut: the line was kept, the bytes were lost."""
     with data_of(folder).open("r+b") as file:
@@ -50,49 +38,40 @@ def blank_sample_3(folder: Path) -> None:
         file.write(bytes(4800))
 
 
-def flip_the_offset_in_the_index_line_of_sample_3(folder: Path) -> None:
-    text = index_of(folder).read_bytes()
-    flip(index_of(folder), text.index(b"record\t3\t") + len("record\t3\t"))
+def flip_line_of_sample_3(folder: Path, end: bool) -> None:
+    """Flip its last byte, or the first one of the offset that it tells."""
+    text, told = index_of(folder).read_bytes(), b"record\t3\t"
+    start = text.index(told)
+    flip(index_of(folder), text.index(b"\n", start) if end else start + len(told))
 
 
-def flip_the_end_of_the_index_line_of_sample_3(folder: Path) -> None:
-    text = index_of(folder).read_bytes()
-    flip(index_of(folder), text.index(b"\n", text.index(b"record\t3\t")))
-
-
-def tear_the_last_index_line(folder: Path) -> None:
-    os.truncate(index_of(folder), index_of(folder).stat().st_size - 1)
-
-
-def tear_the_header(folder: Path) -> None:
-    os.truncate(index_of(folder), 10)
-
-
-def add_rubbish_to_the_data(folder: Path) -> None:
-    with data_of(folder).open("ab") as file:
-        file.write(b"half a record" * 100)
-
-
-DAMAGES: list[tuple[Callable[[Path], None], set[int]]] = [
-    (cut_data_in_the_middle_of_sample_5, {5, 6, 7}),
-    (remove_data, {*range(SAMPLES)}),
-    (flip_a_pixel_of_sample_3, {3}),
-    (blank_sample_3, {3}),
-    (flip_the_offset_in_the_index_line_of_sample_3, {3}),
-    (flip_the_end_of_the_index_line_of_sample_3, {3, 4}),
-    (tear_the_last_index_line, {7}),
-    (tear_the_header, {*range(SAMPLES)}),
-    (add_rubbish_to_the_data, set()),
-]
+DAMAGES: dict[str, tuple[Callable[[Path], object], set[int]]] = {
+    "data cut within 5": (lambda to: os.truncate(data_of(to), record_start(5) + 100), {5, 6, 7}),
+    "no data": (lambda to: data_of(to).unlink(), {*range(SAMPLES)}),
+    "a pixel of 3": (lambda to: flip(data_of(to), record_start(3) + 1234), {3}),
+    "3 is blank": (blank_sample_3, {3}),
+    "the offset of 3": (lambda to: flip_line_of_sample_3(to, end=False), {3}),
+    "the end of the line of 3": (lambda to: flip_line_of_sample_3(to, end=True), {3, 4}),
+    "the last line is torn": (
+        lambda to: os.truncate(index_of(to), index_of(to).stat().st_size - 1),
+        {7},
+    ),
+    "the header is torn": (lambda to: os.truncate(index_of(to), 10), {*range(SAMPLES)}),
+    "rubbish at the end": (
+        lambda to: data_of(to).write_bytes(data_of(to).read_bytes() + b"half a record" * 100),
+        set(),
+    ),
+}
 
 
 @pytest.mark.parametrize("reader", [0, 1], ids=["own files", "files of another rank"])
-@pytest.mark.parametrize(("damage", "lost"), DAMAGES, ids=lambda x: getattr(x, "__name__", ""))
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_damage_costs_the_samples_it_hit_and_they_are_kept_anew(
-    damage: Callable[[Path], None], lost: set[int], reader: int, tmp_path: Path
+    damage: str, reader: int, tmp_path: Path
 ) -> None:
     fill(tmp_path)
-    damage(tmp_path)
+    do, lost = DAMAGES[damage]
+    do(tmp_path)
     for run in range(3):
         with DiskCache(tmp_path, 64 * MIB, NAME, reader) as cache:
             missing = {i for i in range(SAMPLES) if not holds(cache, i)}
@@ -105,19 +84,19 @@ def test_damage_costs_the_samples_it_hit_and_they_are_kept_anew(
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (flip_a_pixel_of_sample_3, ["writer-0.data", "sample 3", "checksum", "decoded again"]),
-        (cut_data_in_the_middle_of_sample_5, ["writer-0.index", "3 records", "decoded again"]),
-        (flip_the_end_of_the_index_line_of_sample_3, ["writer-0.index", "1 damaged line"]),
+        ("a pixel of 3", ["writer-0.data", "sample 3", "checksum", "decoded again"]),
+        ("data cut within 5", ["writer-0.index", "3 records", "decoded again"]),
+        ("the end of the line of 3", ["writer-0.index", "1 damaged line"]),
     ],
 )
 def test_damage_is_said_once_in_the_log(
-    damage: Callable[[Path], None],
+    damage: str,
     words: list[str],
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     fill(tmp_path)
-    damage(tmp_path)
+    DAMAGES[damage][0](tmp_path)
     with DiskCache(tmp_path, 64 * MIB, NAME, 0) as cache:
         for _ in range(2):
             for i in range(SAMPLES):
@@ -130,7 +109,7 @@ def test_a_bad_record_is_found_once_for_all_later_runs(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(tmp_path)
-    flip_a_pixel_of_sample_3(tmp_path)
+    DAMAGES["a pixel of 3"][0](tmp_path)
     with DiskCache(tmp_path, 64 * MIB, NAME, 1) as cache:
         assert not holds(cache, 3)
     caplog.clear()

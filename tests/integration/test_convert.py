@@ -12,7 +12,7 @@ from PIL import Image
 
 from loaders.convert import main
 from loaders.errors import BackendMissing
-from loaders.sources.datasets import PictureArrays, picture_folder
+from loaders.sources.datasets import PictureArrays
 
 COLOURS = [(200, 30, 40), (40, 180, 60), (20, 60, 220), (230, 220, 40), (128, 128, 128)]
 
@@ -118,14 +118,6 @@ def test_a_longest_side_shrinks_the_larger_pictures_alone(folder: Path, ffcv: An
     assert main([str(folder), str(out), "--max-side", "24"]) == 0
     source = opened(out)
     assert [tuple(source[i][0].shape) for i in range(6)] == [(3, 15, 24)] * 5 + [(3, 16, 12)]
-
-
-def test_a_page_grows_with_the_pictures_that_are_allowed(folder: Path, ffcv: Any) -> None:
-    Image.new("RGB", (2000, 1500)).save(folder / "dog" / "large.jpg")
-    out = folder.parent / "out.beton"
-    assert main([str(folder), str(out), "--mode", "raw", "--max-side", "2000"]) == 0
-    assert opened(out)[5][0].shape == (3, 1500, 2000)
-    assert ffcv.reader.Reader(str(out)).page_size == 1 << 24
 
 
 def test_no_picture_lies_across_two_pages(tmp_path: Path, ffcv: Any) -> None:
@@ -271,26 +263,9 @@ def test_samples_that_ffcv_cannot_store_are_named(
     assert left_behind(tmp_path) == []
 
 
-def test_an_empty_data_set_is_refused(
-    tmp_path: Path, ffcv: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys.modules[__name__], "make_samples", list)
-    monkeypatch.setitem(sys.modules, "their_data", sys.modules[__name__])
-    assert main(["their_data:make_samples", str(tmp_path / "out.beton")]) == 2
-    assert "the source is empty" in said(capsys)
-
-
 def test_without_ffcv_it_says_how_to_get_it(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ffcv", None)
     assert main([str(folder), str(folder.parent / "out.beton")]) == 2
     assert "pip install '.[ffcv]'" in said(capsys)
-
-
-def test_squares_of_a_size_are_written_as_such(folder: Path, ffcv: Any) -> None:
-    from loaders.backends.beton import Encoding, convert
-
-    out = folder.parent / "out.beton"
-    assert convert(picture_folder(folder, 16), out, Encoding("raw")).kept == 0
-    assert opened(out)[0][0].shape == (3, 16, 16)

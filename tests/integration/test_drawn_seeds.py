@@ -13,10 +13,9 @@ import lightning as L
 import pytest
 import torch
 from support.gloo_ranks import WORLD, main
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader
 
 from loaders import ReuseLoader
-from loaders.errors import StateError
 from loaders.lanes.lane_loader import LaneLoader
 
 SAMPLES = 64
@@ -72,12 +71,6 @@ def test_seed_everything_repeats_a_run(make: Any) -> None:
 
 
 @both_ways
-def test_a_loader_that_is_made_anew_each_epoch_has_another_order(make: Any) -> None:
-    orders = passes(make(), make(), make())
-    assert len(set(map(tuple, orders))) == 3
-
-
-@both_ways
 def test_a_resume_takes_over_what_was_drawn(make: Any) -> None:
     with make() as first:
         batches = iter(first)
@@ -92,33 +85,6 @@ def test_a_resume_takes_over_what_was_drawn(make: Any) -> None:
         assert served(second) == rest
         assert served(second) == following
     assert sorted(begun + rest) == IDS
-
-
-def test_a_seed_that_was_given_is_not_replaced_by_a_resume() -> None:
-    with own(seed=1) as first, own(seed=2) as second:
-        with pytest.raises(StateError, match="make the loader with seed=1"):
-            second.load_state_dict(first.state_dict())
-        assert second.seed == 2
-
-
-@pytest.mark.parametrize("of_sampler", [False, True])
-def test_a_generator_of_the_dataloaders_is_drawn_from(of_sampler: bool) -> None:
-    def theirs(generator: torch.Generator) -> DataLoader[Any]:
-        if of_sampler:
-            return DataLoader(IDS, 4, sampler=RandomSampler(IDS, generator=generator))
-        return DataLoader(IDS, 4, shuffle=True, generator=generator)
-
-    def pair(seed: int) -> list[list[int]]:
-        """Of one DataLoader: each loader that is made from it draws again."""
-        dataloader = theirs(torch.Generator().manual_seed(seed))
-        return passes(*(ReuseLoader.from_dataloader(dataloader, reuse=1) for _ in range(2)))
-
-    torch.manual_seed(0)
-    untouched = torch.get_rng_state()
-    first, second = pair(3)
-    assert torch.equal(torch.get_rng_state(), untouched)
-    assert first != second
-    assert pair(3) == [first, second] != pair(4)
 
 
 def test_a_given_seed_draws_nothing() -> None:

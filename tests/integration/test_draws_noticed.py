@@ -85,27 +85,6 @@ def test_a_sample_that_draws_is_served_where_nothing_freezes(
     assert drawn[0] != drawn[1]
 
 
-class Seeding(Dataset[torch.Tensor]):
-    """A reader that seeds the generators from the number of its sample."""
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        torch.manual_seed(index)
-        return torch.tensor([float(index), torch.rand(()).item()])
-
-
-@pytest.mark.parametrize("reader", READERS)
-def test_a_reader_that_seeds_from_its_number_is_served(reader: str) -> None:
-    data = Seeding()
-    with torch.random.fork_rng([]), ReuseLoader(data, 4, 2, **READERS[reader]) as loader:
-        served = torch.cat(list(loader))
-        expected = torch.stack([data[i] for i in range(SAMPLES)])
-    assert len(served) == 2 * SAMPLES
-    assert torch.equal(served, expected[served[:, 0].long()])
-
-
 class Noisy(Dataset[torch.Tensor]):
     """Every sample is random. It remembers which ones were read."""
 

@@ -69,15 +69,6 @@ def test_a_folder_that_was_moved_keeps_its_name(pictures: Path) -> None:
     assert fingerprint(picture_folder(moved, 16)) == before
 
 
-def test_a_folder_of_torchvision_is_named_by_its_files_too(pictures: Path) -> None:
-    from torchvision.datasets import ImageFolder
-
-    before = fingerprint(ImageFolder(str(pictures)))
-    assert fingerprint(ImageFolder(str(pictures))) == before
-    os.utime(pictures / "cat" / "001.jpg", ns=(1, 1))
-    assert fingerprint(ImageFolder(str(pictures))) != before
-
-
 def test_a_file_that_is_gone_is_named(pictures: Path) -> None:
     source = picture_folder(pictures, 16)
     Path(source.paths[3]).unlink()

@@ -71,20 +71,6 @@ def test_a_transform_that_is_not_random_gives_what_a_dataloader_gives(columns: A
             assert all(torch.equal(ours[name], batch[name]) for name in batch)
 
 
-def test_a_transform_of_words_is_taken_apart_too() -> None:
-    words = datasets.Dataset.from_dict({"word": ["a", "bc", "def", "gh"]})
-    words.set_transform(lambda batch: {"length": [len(word) for word in batch["word"]]})
-    with ReuseLoader(words, 2, 2, shuffle=False, workers=1) as loader:
-        lengths = [length for batch in loader for length in batch["length"].tolist()]
-    assert Counter(lengths) == {1: 2, 2: 4, 3: 2}
-
-
-def test_a_data_set_without_a_transform_is_served_as_it_is() -> None:
-    with ReuseLoader(rows().with_format("torch"), 8, 2, workers=1) as loader:
-        labels = [label for batch in loader for label in batch["label"].tolist()]
-    assert Counter(labels) == dict.fromkeys(range(SAMPLES), 2)
-
-
 # ---- streams ------------------------------------------------------------------------------------
 
 

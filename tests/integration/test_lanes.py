@@ -1,8 +1,6 @@
-"""`LaneLoader` with threads, processes, caches and faults."""
+"""`LaneLoader` with threads, processes, caches and faults, and what it refuses by name."""
 
 import logging
-import os
-import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,24 +8,14 @@ from typing import Any
 import pytest
 import torch
 from support.eventually import eventually
-from support.lane_peers import CROP, Bits, a_pass, bits, loader, reference
+from support.lane_peers import Bits, a_pass, bits, loader, reference
 from support.loader_datasets import Pictures, pixels
 
-from loaders import Cache, Workers
-from loaders.lanes.held_lanes import LaneRoom
+from loaders import Cache, LoaderError, Workers
+from loaders.errors import LaneError, StateError
 from loaders.lanes.lane_loader import LaneLoader
-from loaders.lanes.lane_table import LaneRooms
 
 # ---- who decodes, and where it is kept ----------------------------------------------------------
-
-
-@pytest.mark.parametrize("workers", [1, 5])
-def test_any_number_of_threads_serves_the_same(workers: int) -> None:
-    with LaneLoader(loader(workers=workers), 3) as peer:
-        served = [a_pass(peer), a_pass(peer)]
-        assert peer.stats.decoded == 200
-        assert peer.stats.extra_decodes == 0
-    assert served == reference(2)
 
 
 def test_worker_processes_serve_the_same() -> None:
@@ -54,26 +42,6 @@ def test_data_in_memory_take_no_slots() -> None:
     with LaneLoader(loader(data), 3) as peer:
         assert [a_pass(peer), a_pass(peer)] == reference(2)
         assert peer.stats.buffer_bytes == 0
-
-
-def test_user_code_and_crops_once_a_pass_are_seeded_by_the_serve() -> None:
-    def noisy(picture: torch.Tensor) -> torch.Tensor:
-        return picture + torch.randint(0, 9, ()).to(torch.uint8)
-
-    def collated(samples: list[Any]) -> Any:
-        pictures, labels = torch.utils.data.default_collate(samples)
-        return pictures.float() + torch.rand(()), labels
-
-    given: list[dict[str, Any]] = [
-        {"augment": noisy},
-        {"once": CROP, "augment": None},
-        {"collate": collated},
-    ]
-    for changes in given:
-        whole = reference(**changes)[0]
-        with LaneLoader(loader(**changes), 3) as one, LaneLoader(loader(**changes), 3) as other:
-            parts = a_pass(one, [2]) | a_pass(other, [1, 0])
-        assert parts == whole
 
 
 def test_a_sampler_draws_for_all_lanes_and_what_it_draws_twice_is_augmented_twice() -> None:
@@ -108,54 +76,6 @@ def test_a_lane_that_comes_takes_the_memory_of_one_that_goes() -> None:
             eventually(lambda: peer.stats.buffer_bytes == taken)
         peer.hold([4])
         eventually(lambda: peer.stats.buffer_bytes == taken // 2)
-
-
-def test_a_room_that_is_left_while_another_is_made_is_given_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Lane 0 goes in mid-read. A room is made for lane 2, and lane 0 ends before it is there."""
-    reading, going = threading.Event(), threading.Event()
-    with LaneLoader(loader(), 8) as peer:
-        *_, (last, _) = a_pass(peer, [0]).values()
-
-    class Slow(Pictures):
-        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-            if index == last[-1] and threading.current_thread() is not threading.main_thread():
-                reading.set()
-                assert going.wait(60)
-            return super().__getitem__(index)
-
-    with LaneLoader(loader(Slow(100), workers=3), 8) as peer:
-        peer.hold([0])
-        bits(peer, 0)
-        one = peer.stats.buffer_bytes
-        peer.advance()
-        assert reading.wait(60)
-        made = LaneRooms.make
-
-        def slowly(*given: Any) -> LaneRoom:
-            going.set()
-            eventually(lambda: peer.stats.buffer_bytes == one)
-            return made(*given)
-
-        monkeypatch.setattr(LaneRooms, "make", slowly)
-        peer.hold([2])
-        bits(peer, 2)
-        assert peer.stats.buffer_bytes == one
-
-
-def test_a_batch_that_is_kept_does_not_change() -> None:
-    with LaneLoader(loader(), 3) as peer:
-        kept, copies = [], []
-        while peer.position[0] == 0:
-            for lane, size in enumerate(peer.sizes(peer.position[1])):
-                if size:
-                    pictures, labels = peer.take(lane).batch
-                    kept.append((pictures, labels))
-                    copies.append((pictures.clone(), labels.clone()))
-            peer.advance()
-        for (pictures, labels), (one, other) in zip(kept, copies, strict=True):
-            assert torch.equal(pictures, one) and torch.equal(labels, other)
 
 
 def test_a_consumer_that_writes_into_its_batch_changes_no_other() -> None:
@@ -235,43 +155,6 @@ def test_an_augmentation_that_fails_fails_its_batch_and_may_be_tried_again() -> 
         bits(peer, 0)
 
 
-def test_threads_end_with_the_loader_or_when_nobody_holds_it() -> None:
-    def ours() -> list[str]:
-        return [t.name for t in threading.enumerate() if t.name.startswith("perfect-lanes")]
-
-    peer = LaneLoader(loader(workers=3), 3)
-    assert ours() == []
-    peer.hold([0])
-    assert len(ours()) == 3
-    peer.close()
-    peer.close()
-    assert ours() == []
-    peer = LaneLoader(loader(), 3)
-    peer.take(0)
-    del peer
-    assert ours() == []
-
-
-def test_a_forked_process_goes_on_where_its_parent_was() -> None:
-    with LaneLoader(loader(), 3) as peer:
-        peer.hold([0])
-        bits(peer, 0)
-        peer.advance()
-        wanted = bits(peer, 0)
-        reading, writing = os.pipe()
-        if (child := os.fork()) == 0:
-            ok = b"x"
-            try:
-                ok = b"y" if bits(peer, 0) == wanted else b"n"
-            finally:
-                os.write(writing, ok)
-                os._exit(0)
-        os.close(writing)
-        with os.fdopen(reading, "rb") as pipe:
-            assert pipe.read() == b"y"
-        os.waitpid(child, 0)
-
-
 # ---- passes -------------------------------------------------------------------------------------
 
 
@@ -302,23 +185,122 @@ def test_a_pass_of_which_nothing_is_taken_leaves_the_next_ones_their_own_order()
         assert a_pass(peer) == reference(3)[2]
 
 
-def test_a_state_carries_how_passes_are_served_to_a_joiner() -> None:
-    with LaneLoader(loader(), 3) as peer, LaneLoader(loader(), 3) as joiner:
-        peer.hold([0, 1, 2])
+# ---- what is refused by name --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "lanes", "error", "words"),
+    [
+        ({}, 0, ValueError, "lanes must be at least 1, not 0"),
+        ({}, -1, ValueError, "lanes must be at least 1, not -1"),
+        ({"batch_size": 1}, 101, ValueError, r"101 lanes are more than .* samples \(100\)"),
+        ({"batch_size": 10}, 11, ValueError, r"batch_size 10 is larger than a lane's share .*\(9 "),
+        ({"reuse": "auto"}, 2, LaneError, 'reuse="auto" measures'),
+        ({"buffer_bytes": 1 << 20}, 2, LaneError, "buffer_bytes=1048576 decides"),
+        ({"device": "cpu"}, 2, LaneError, "leave device out"),
+        ({"rank": (1, 2)}, 2, LaneError, "rank 1 of 2, .* rank=\\(0, 1\\)"),
+    ],
+)
+def test_what_cannot_be_dealt_in_lanes_is_refused_by_name(
+    changes: dict[str, Any], lanes: int, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        LaneLoader(loader(**changes), lanes)
+
+
+def test_a_sampler_of_one_rank_and_what_is_no_loader_are_refused() -> None:
+    data = Pictures(100)
+    sampler = torch.utils.data.DistributedSampler(data, num_replicas=1, rank=0)  # type: ignore[arg-type]
+    with pytest.raises(LaneError, match="DistributedSampler draws the share of one rank"):
+        LaneLoader(loader(data, sampler=sampler), 2)
+    with pytest.raises(TypeError, match="not DataLoader: ReuseLoader"):
+        LaneLoader(torch.utils.data.DataLoader(data), 2)  # type: ignore[arg-type]
+
+
+def test_a_loader_in_the_middle_of_a_pass_is_refused() -> None:
+    plain = loader()
+    iterator = iter(plain)
+    next(iterator)
+    with pytest.raises(LaneError, match="under way in another iterator"):
+        LaneLoader(plain, 2)
+    state = plain.state_dict()
+    iterator.close()  # type: ignore[attr-defined]
+    with LaneLoader(plain, 2) as peer:
+        assert peer.position == (1, 0)
+        peer.take(0)
+        iterator = iter(plain)
+        next(iterator)
+        with pytest.raises(LaneError, match="under way in another iterator"):
+            peer.take(1)
+        iterator.close()  # type: ignore[attr-defined]
+        peer.take(1)
+    resumed = loader()
+    resumed.load_state_dict(state)
+    with pytest.raises(LaneError, match="after batch 1 of a pass of its own"):
+        LaneLoader(resumed, 2)
+
+
+def test_lanes_places_and_loaders_that_are_not_there_are_refused() -> None:
+    peer = LaneLoader(loader(), 3)
+    for call in (peer.take, peer.ids, lambda lane: peer.hold([lane])):
+        for lane in (-1, 3):
+            with pytest.raises(ValueError, match=f"there is no lane {lane}: .* 0 to 2"):
+                call(lane)
+    with pytest.raises(ValueError, match="step 17 is none of pass 0, which has steps 0 to 16"):
+        peer.sizes(17)
+    assert peer.sizes(16) == (4, 2, 2)
+    peer.close()
+    for call in (peer.advance, lambda: peer.take(0), lambda: peer.hold([0]), lambda: peer.ids(0)):
+        with pytest.raises(LaneError, match="this LaneLoader was closed"):
+            call()
+
+
+def test_a_lane_without_samples_at_a_step_is_refused() -> None:
+    with LaneLoader(loader(Pictures(9), batch_size=4, reuse=1), 2) as peer:
+        assert len(peer) == 2 and peer.sizes(1) == (1, 0)
+        peer.advance()
+        assert not len(peer.ids(1).ids)
+        peer.hold([0, 1])
+        assert len(bits(peer, 0)[0]) == 1
+        with pytest.raises(LaneError, match="lane 1 has no samples at step 1 of pass 0"):
+            peer.take(1)
+
+
+def test_closing_the_loader_ends_its_lanes_with_an_error() -> None:
+    plain = loader()
+    with LaneLoader(plain, 3) as peer:
+        peer.take(0)
+        plain.close()
+        with pytest.raises(LaneError, match="the loader of these lanes was closed"):
+            peer.take(1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "lanes", "words"),
+    [
+        ({}, 4, "lanes=3, here it is 4"),
+        ({"seed": 1}, 3, "seed=0, here it is 1"),
+        ({"dataset": Pictures(90)}, 3, "samples=100, here it is 90"),
+    ],
+)
+def test_a_state_of_other_lanes_is_refused(changes: dict[str, Any], lanes: int, words: str) -> None:
+    with LaneLoader(loader(), 3) as peer:
+        state = peer.state_dict()
+        plain = peer.loader.state_dict()
+    with LaneLoader(loader(**changes), lanes) as other:
+        with pytest.raises(StateError, match=words):
+            other.load_state_dict(state)
+        with pytest.raises(StateError, match="no state of a LaneLoader"):
+            other.load_state_dict(plain)
+
+
+def test_a_state_of_another_order_is_refused_when_the_pass_goes_on() -> None:
+    with LaneLoader(loader(sampler=torch.arange(100)), 3) as peer:
         peer.take(0)
         peer.advance()
-        peer.loader.set_reuse(5)
-        joiner.load_state_dict(peer.state_dict())
-        assert joiner.state_dict() == peer.state_dict()
-        assert len(joiner) == len(peer) == 17
-        assert a_pass(joiner) == a_pass(peer)
-        assert len(joiner) == len(peer) == 43
-        assert bits(joiner, 1) == bits(peer, 1)
-        assert joiner.loader.reuse == 5
-
-
-def test_inference_mode_makes_no_batches_that_cannot_be_trained_on() -> None:
-    with LaneLoader(loader(augment=None), 3) as peer:
-        with torch.inference_mode():
-            pictures, _ = peer.take(0).batch
-        assert not pictures.is_inference()
+        state = peer.state_dict()
+    del state["identity"]["sampler arguments"]
+    with LaneLoader(loader(sampler=torch.arange(100).flip(0)), 3) as other:
+        other.load_state_dict(state)
+        with pytest.raises(LoaderError, match="draws another order"):
+            other.take(0)

@@ -1,13 +1,16 @@
-"""A ReuseLoader in a plain Lightning Trainer, without phases, with and without LoaderCallback."""
+"""A ReuseLoader and a stream in a plain Lightning Trainer, with and without LoaderCallback."""
 
 import itertools
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import pytest
+import torch
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import CombinedLoader
 from support.lightning_runs import (
@@ -26,10 +29,12 @@ from support.lightning_runs import (
     make_trainer,
     passes_of,
 )
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from loaders import LoaderError, ReuseLoader
+from loaders.pixels.augmentation import Chain, Flip, PadCrop
 from loaders.stats import LoaderStats
+from loaders.streams import IterableSamples
 from perfect import LoaderCallback
 
 # ---- fit ----------------------------------------------------------------------------------------
@@ -40,13 +45,6 @@ def test_an_epoch_is_a_pass_in_another_order_each_time() -> None:
     make_trainer().fit(module, make_loader())
     assert passes_of(module.ids, BATCHES) == [WHOLE] * 3
     assert len({str(module.ids[at : at + BATCHES]) for at in (0, BATCHES, 2 * BATCHES)}) == 3
-
-
-def test_a_datamodule_is_asked_once() -> None:
-    module, data = Module(), Data()
-    make_trainer().fit(module, datamodule=data)
-    assert len(data.made) == 1
-    assert passes_of(module.ids, BATCHES) == [WHOLE] * 3
 
 
 @pytest.mark.filterwarnings("ignore:You requested to overfit")
@@ -62,15 +60,6 @@ def test_overfit_batches_trains_on_the_same_batches_in_every_epoch(given: str) -
     else:
         trainer.fit(module, make_loader(reuse=1, **options))
     assert module.ids == theirs.ids == [[0, 1, 2, 3], [4, 5, 6, 7]] * 3
-
-
-@pytest.mark.filterwarnings("ignore:You requested to overfit")
-def test_overfit_batches_without_a_callback_takes_only_a_loader_that_does_not_shuffle() -> None:
-    module = Module()
-    make_trainer(overfit_batches=2).fit(module, make_loader(reuse=1, shuffle=False))
-    assert module.ids == [[0, 1, 2, 3], [4, 5, 6, 7]] * 3
-    with pytest.raises(ValueError, match=r"ReuseLoader\(Pictures"):
-        make_trainer(overfit_batches=2).fit(module, make_loader(reuse=1))
 
 
 @pytest.mark.parametrize(("limit", "batches"), [(5, 5), (0.5, 8), (1.0, BATCHES), (99, BATCHES)])
@@ -120,18 +109,6 @@ def test_a_reloaded_loader_goes_on_with_the_passes_of_the_one_before() -> None:
     assert len(data.made) == 3
     assert module.ids == whole.ids
     assert rows.rows[-1][1]["loader/served"] == 5 * SAMPLES * REUSE
-
-
-def test_a_reloaded_loader_may_be_longer() -> None:
-    class Growing(Data):
-        def train_dataloader(self) -> ReuseLoader:
-            self.options = {"reuse": 1 + len(self.made)}
-            return super().train_dataloader()
-
-    module = Module()
-    trainer = make_trainer(LoaderCallback(), reload_dataloaders_every_n_epochs=1)
-    trainer.fit(module, datamodule=Growing())
-    assert len(module.ids) == 6 + 11 + 17
 
 
 @pytest.mark.parametrize(("limit", "batches"), [(1.0, 6 + 11 + 17), (0.5, 3 + 5 + 8), (7, 20)])
@@ -209,12 +186,6 @@ def test_other_train_loaders_are_refused(loader: Any, said: str) -> None:
         make_trainer(LoaderCallback()).fit(Module(), loader())
 
 
-def test_a_combined_loader_of_one_is_one() -> None:
-    module = Module()
-    make_trainer(LoaderCallback()).fit(module, CombinedLoader(make_loader(), "max_size_cycle"))
-    assert passes_of(module.ids, BATCHES) == [WHOLE] * 3
-
-
 # ---- as many steps as before --------------------------------------------------------------------
 
 
@@ -242,3 +213,58 @@ def test_a_longer_fit_is_asked_about_once(
     make_trainer(LoaderCallback()).fit(Module(), make_loader(reuse=1))
     asked = [r for r in caplog.records if "LoaderCallback(same_steps=True)" in r.getMessage()]
     assert len(asked) == warnings, "without reuse there is nothing to ask"
+
+
+# ---- a stream -----------------------------------------------------------------------------------
+
+
+class Passing(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        pictures = Pictures()
+        return (pictures[index] for index in range(SAMPLES))
+
+
+class Saver(L.Callback):
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        if trainer.global_step % 4 == 1:
+            trainer.save_checkpoint(self.folder / f"{trainer.global_step}.ckpt")
+
+
+def fit(path: Path | None, *more: L.Callback, promised: int | None = None, **how: Any) -> Module:
+    module, augment = Module(), Chain([PadCrop(2), Flip()])
+    stream = IterableSamples(Passing(), samples=promised)
+    loader = ReuseLoader(stream, BATCH, REUSE, augment=augment, seed=3, workers=2)
+    with loader:
+        make_trainer(*more, **how).fit(module, loader, ckpt_path=path, weights_only=True)
+    return module
+
+
+def test_an_epoch_is_a_pass_though_nobody_knows_its_length() -> None:
+    module = fit(None)
+    assert len(module.ids) == 3 * BATCHES
+    for epoch in range(3):
+        batches = module.ids[epoch * BATCHES : (epoch + 1) * BATCHES]
+        assert Counter(number for batch in batches for number in batch) == WHOLE
+
+
+@pytest.mark.parametrize(
+    "how", [{"promised": SAMPLES}, {"limit_train_batches": 5}], ids=["promised", "limited"]
+)
+def test_a_fit_goes_on_from_a_checkpoint_with_the_same_batches(
+    how: dict[str, Any], tmp_path: Path
+) -> None:
+    whole = fit(None, Saver(tmp_path), LoaderCallback(), **how)
+    for path in tmp_path.iterdir():
+        mine, step = fit(path, LoaderCallback(), **how), int(path.stem)
+        assert mine.ids == whole.ids[step:]
+        ours, theirs = (torch.cat([*each, torch.empty(0, 3, 6, 6)])
+                        for each in (mine.pixels, whole.pixels[step:]))  # fmt: skip
+        assert torch.equal(ours, theirs)
+
+
+def test_checkpoints_that_would_miss_a_batch_are_refused_with_what_to_do() -> None:
+    with pytest.raises(LoaderError, match="samples=, or Trainer limit_train_batches="):
+        fit(None, LoaderCallback())

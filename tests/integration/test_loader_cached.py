@@ -4,7 +4,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import pytest
 import torch
 from support import loader_datasets as sets
@@ -152,34 +151,17 @@ def test_a_sample_that_stands_in_for_another_is_cached_as_itself(
 
 
 class LabelTable:
-    """Sample i is (i, its label), by a table that is read in one of several ways."""
+    """Sample i is (zeros, its label), of a file that is open."""
 
-    def __init__(self, path: Path, how: str) -> None:
-        self.path, self.how = path, how
-        rows = [row.split(",") for row in path.read_text().split()]
-        self.labels: Any = {
-            "list": [int(row[1]) for row in rows],
-            "array": np.array([int(row[1]) for row in rows]),
-            "dict": {row[0]: row for row in rows},
-            "read each time": None,
-            "opened": None,
-        }[how]
-        if how == "opened":
-            self.labels = path.open()
-        if how in ("list", "array", "dict"):
-            del self.path
+    def __init__(self, path: Path) -> None:
+        self.labels = path.open()
 
     def __len__(self) -> int:
         return 400
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        if self.how == "read each time":
-            return torch.zeros(2), int(self.path.read_text().split()[index].split(",")[1])
-        if self.how == "opened":
-            self.labels.seek(0)
-            return torch.zeros(2), int(self.labels.read().split()[index].split(",")[1])
-        found = self.labels[str(index)][1] if self.how == "dict" else self.labels[index]
-        return torch.zeros(2), int(found)
+        self.labels.seek(0)
+        return torch.zeros(2), int(self.labels.read().split()[index].split(",")[1])
 
 
 def labels_served(source: Any, folder: Path, key: str | None = None) -> list[int]:
@@ -192,23 +174,13 @@ def write_table(path: Path, labels: list[int]) -> None:
     path.write_text("".join(f"{n},{label}\n" for n, label in enumerate(labels)))
 
 
-@pytest.mark.parametrize("how", ["list", "array", "dict", "read each time"])
-def test_a_table_that_changed_in_the_middle_gives_the_new_labels(how: str, tmp_path: Path) -> None:
-    table, folder = tmp_path / "labels.csv", tmp_path / "cache"
-    for labels in ([1] * 400, [1] * 2 + [2] * 396 + [1] * 2):
-        write_table(table, labels)
-        assert labels_served(LabelTable(table, how), folder) == labels
-    assert len(list(folder.iterdir())) == 2
-
-
 def test_a_key_vouches_for_an_open_file_until_a_sample_differs(tmp_path: Path) -> None:
     table, folder = tmp_path / "labels.csv", tmp_path / "cache"
     write_table(table, [1] * 400)
     sources = []
 
     def source() -> Any:
-        sources.append(LabelTable(table, "opened"))
-        del sources[-1].path  # what is left is the open file
+        sources.append(LabelTable(table))
         return sources[-1]
 
     with pytest.raises(CacheError, match=r"data set.labels \(_io.TextIOWrapper\).*key="):
@@ -224,33 +196,7 @@ def test_a_key_vouches_for_an_open_file_until_a_sample_differs(tmp_path: Path) -
         opened.labels.close()
 
 
-def test_a_key_without_a_cache_on_disk_is_refused() -> None:
-    with pytest.raises(ValueError, match="key='v1' has no effect"):
-        ReuseLoader(sets.Pictures(4), 2, cache=Cache("ram", 10**6, key="v1"))
-    with pytest.raises(TypeError, match="key must be a word"):
-        ReuseLoader(sets.Pictures(4), 2, cache=Cache("disk", 10, folder=".", key=1))  # pyright: ignore[reportArgumentType]
-
-
 # ---- two runs at once ---------------------------------------------------------------------------
-
-
-def test_a_second_run_on_the_same_folder_reads_along_and_serves_the_same(
-    cached: Any, plain: Any
-) -> None:
-    with plain() as without:
-        whole = [[*without] for _ in range(3)]
-
-    def check(loader: ReuseLoader, number: int) -> None:
-        for mine, other in zip(loader, whole[number], strict=True):
-            assert all(map(torch.equal, mine, other))
-
-    with cached("disk") as first, cached("disk") as second:
-        check(first, 0)
-        check(second, 0)  # it finds what the first one has written when its pass begins
-        assert (second.stats.decoded, second.stats.cached) == (0, SAMPLES)
-        check(first, 1)
-        check(second, 1)
-        assert first.stats.cached == SAMPLES
 
 
 def test_two_runs_that_begin_together_serve_the_same_and_keep_a_sample_once(

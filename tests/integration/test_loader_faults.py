@@ -1,32 +1,21 @@
 """What goes wrong between a file and a batch reaches the consumer, and leaves no thread."""
 
-import contextlib
-import gc
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from support.numbered_samples import in_threads
+from support.numbered_samples import Made, in_threads
 from torch.utils.data import IterableDataset
 
 from loaders import Workers
 from loaders.errors import DecodeError, LoaderError, SampleShapeError, SourceError
 
 
-class Numbers:
-    """Sample i is i, unless `read` does something else; tells who was read on which thread."""
-
-    def __init__(self, size: int, read: Callable[[int], Any] = lambda i: torch.tensor(i)) -> None:
-        self.size = size
-        self.read = read
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: int) -> Any:
-        return self.read(index)
+def numbers(size: int, read: Callable[[int], Any] = torch.tensor) -> Made:
+    """Sample i is i, unless `read` does something else."""
+    return Made(size, read)
 
 
 def decode_threads() -> list[threading.Thread]:
@@ -53,21 +42,12 @@ def test_a_failure_arrives_as_it_was_raised_with_the_sample_that_it_came_from(wo
             raise raised
         return torch.tensor(i)
 
-    loader = in_threads(Numbers(20, read), 4, 1, shuffle=False, workers=workers)
+    loader = in_threads(numbers(20, read), 4, 1, shuffle=False, workers=workers)
     with pytest.raises(Unreadable) as error:
         list(loader)
     assert error.value is raised
     assert "decoding sample 13 of pass 0" in notes(raised)
     assert not decode_threads()
-
-
-def test_a_failure_of_the_very_first_sample_says_which_one_it_was_too() -> None:
-    def read(i: int) -> torch.Tensor:
-        raise Unreadable(f"sector {i}")
-
-    with pytest.raises(Unreadable) as error:
-        list(in_threads(Numbers(8, read), 4, 1, shuffle=False, workers=1))
-    assert "sample 0" in notes(error.value)
 
 
 @pytest.mark.parametrize("kind", ["thread", "process"])
@@ -77,28 +57,10 @@ def test_a_stop_iteration_of_a_sample_does_not_end_the_pass_in_silence(kind: Any
             raise StopIteration("sector 7")
         return torch.tensor(i)
 
-    loader = in_threads(Numbers(8, read), 4, 2, workers=Workers(1, kind), reaugment=False)
+    loader = in_threads(numbers(8, read), 4, 2, workers=Workers(1, kind), reaugment=False)
     said = r"sample 6 raised StopIteration\('sector 7'\)"
     with loader, pytest.raises(DecodeError, match=said):
         list(loader)
-
-
-def test_batches_before_the_one_that_failed_were_served_whole() -> None:
-    failed = threading.Event()
-
-    def read(i: int) -> torch.Tensor:
-        if i == 15:
-            failed.wait()
-            raise Unreadable
-        return torch.tensor(i)
-
-    served = []
-    with pytest.raises(Unreadable):
-        for batch in in_threads(Numbers(16, read), 4, 1, shuffle=False, workers=1):
-            served.append(batch.tolist())
-            if len(served) == 3:
-                failed.set()
-    assert served == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
 
 
 def test_after_a_failure_the_loader_can_be_iterated_again() -> None:
@@ -110,7 +72,7 @@ def test_after_a_failure_the_loader_can_be_iterated_again() -> None:
             raise Unreadable
         return torch.tensor(i)
 
-    loader = in_threads(Numbers(8, read), 4, 2, shuffle=False, workers=1)
+    loader = in_threads(numbers(8, read), 4, 2, shuffle=False, workers=1)
     with pytest.raises(Unreadable):
         list(loader)
     assert sorted(i for batch in loader for i in batch.tolist()) == sorted([*range(8)] * 2)
@@ -120,7 +82,7 @@ def test_a_transform_that_fails_is_the_consumers_failure_and_leaves_no_thread() 
     def fail(images: torch.Tensor, draws: object) -> torch.Tensor:
         raise Unreadable
 
-    pictures = Numbers(8, lambda i: torch.zeros(3, 4, 4))
+    pictures = numbers(8, lambda i: torch.zeros(3, 4, 4))
     with pytest.raises(Unreadable):
         list(in_threads(pictures, 4, 1, augment=fail, workers=2))
     assert not decode_threads()
@@ -128,7 +90,7 @@ def test_a_transform_that_fails_is_the_consumers_failure_and_leaves_no_thread() 
 
 def test_an_augmentation_without_pictures_is_refused() -> None:
     with pytest.raises(LoaderError, match="no picture to augment"):
-        list(in_threads(Numbers(8), 4, 1, augment=lambda images, draws: images, workers=1))
+        list(in_threads(numbers(8), 4, 1, augment=lambda images, draws: images, workers=1))
 
 
 # ---- samples that do not fit --------------------------------------------------------------------
@@ -146,17 +108,11 @@ def test_an_augmentation_without_pictures_is_refused() -> None:
 def test_a_sample_unlike_the_first_is_refused_with_both_their_shapes(
     odd: Any, complaint: str
 ) -> None:
-    samples = Numbers(8, lambda i: odd if i == 6 else torch.zeros(3, 4))
+    samples = numbers(8, lambda i: odd if i == 6 else torch.zeros(3, 4))
     with pytest.raises(SampleShapeError, match=complaint) as error:
         list(in_threads(samples, 4, 2, shuffle=False, workers=2))
     assert "sample 6 of pass 0" in notes(error.value)
     assert not decode_threads()
-
-
-def test_a_sample_with_other_keys_than_the_first_is_refused() -> None:
-    samples = Numbers(4, lambda i: {"picture": i, "label" if i < 2 else "wrong": i})
-    with pytest.raises((SampleShapeError, KeyError)):
-        list(in_threads(samples, 4, 1, shuffle=False, workers=1))
 
 
 # ---- wrong arguments ----------------------------------------------------------------------------
@@ -192,18 +148,11 @@ def test_a_wrong_argument_is_refused_at_once_with_its_value(
     options: dict[str, Any], error: type[Exception], complaint: str
 ) -> None:
     with pytest.raises(error, match=complaint):
-        in_threads(**{"dataset": Numbers(8), "batch_size": 4, "reuse": 2, **options})
-
-
-@pytest.mark.parametrize("change", [{"reuse": 0}, {"reuse": 1, "batch_size": 0}])
-def test_a_wrong_change_of_reuse_is_refused(change: dict[str, int]) -> None:
-    loader = in_threads(Numbers(8), 4, 2, shuffle=False, workers=1)
-    with pytest.raises(ValueError, match=r"reuse must be|batch_size must be"):
-        loader.set_reuse(**change)
+        in_threads(**{"dataset": numbers(8), "batch_size": 4, "reuse": 2, **options})
 
 
 def test_a_refused_change_of_reuse_changes_nothing() -> None:
-    loader = in_threads(Numbers(8), 4, 2, shuffle=False, workers=1)
+    loader = in_threads(numbers(8), 4, 2, shuffle=False, workers=1)
     with pytest.raises(ValueError, match="reuse must be"):
         loader.set_reuse(0, batch_size=2)
     assert (loader.reuse, loader.batch_size, len(loader)) == (2, 4, 4)
@@ -212,20 +161,8 @@ def test_a_refused_change_of_reuse_changes_nothing() -> None:
 # ---- threads ------------------------------------------------------------------------------------
 
 
-def test_an_error_in_the_loop_leaves_no_thread() -> None:
-    loader = in_threads(Numbers(100), 4, 2, workers=3)
-
-    def train() -> None:
-        for _ in loader:
-            raise Unreadable
-
-    with pytest.raises(Unreadable):
-        train()
-    assert not decode_threads()
-
-
 def test_after_a_whole_pass_the_workers_fill_the_buffer_for_the_next_and_end() -> None:
-    loader = in_threads(Numbers(20), 4, 2, workers=3)
+    loader = in_threads(numbers(20), 4, 2, workers=3)
     for _ in loader:
         pass
     for thread in decode_threads():
@@ -233,58 +170,9 @@ def test_after_a_whole_pass_the_workers_fill_the_buffer_for_the_next_and_end() -
     assert not decode_threads()
 
 
-@pytest.mark.parametrize("end", ["close", "with", "drop"])
-def test_a_loader_that_is_closed_or_dropped_leaves_no_thread(end: str) -> None:
-    blocked = threading.Event()
-    loader = in_threads(Numbers(20, lambda i: blocked.wait(0.01) or torch.tensor(i)), 4, 2)
-    for _ in loader:
-        pass
-    if end == "close":
-        loader.close()
-        loader.close()
-    elif end == "with":
-        with loader:
-            pass
-    del loader
-    gc.collect()
-    assert not decode_threads()
-
-
 def test_nothing_starts_before_the_first_batch_is_asked_for() -> None:
-    iterator = iter(in_threads(Numbers(20), 4, 2, workers=3))
+    iterator = iter(in_threads(numbers(20), 4, 2, workers=3))
     assert not decode_threads()
     next(iterator)
     assert len(decode_threads()) > 0
     iterator.close()
-
-
-def test_a_pass_that_was_left_half_way_does_not_write_into_the_next_one() -> None:
-    """`next(iter(loader))` kept alive: its worker still decodes when the next pass has begun."""
-    held, reading, went_on = threading.Event(), threading.Event(), threading.Event()
-    old_worker: list[threading.Thread] = []
-
-    def read(i: int) -> torch.Tensor:
-        if i == 10 and not old_worker:
-            old_worker.append(threading.current_thread())
-            reading.set()
-            held.wait(1)  # a loader that waits here for its old worker to end is right, too
-            return torch.tensor(-1)
-        if i == 11 and threading.current_thread() in old_worker:
-            went_on.set()
-        return torch.tensor(i)
-
-    loader = in_threads(Numbers(24, read), 4, 2, buffer_batches=3, shuffle=False, workers=1)
-    old = iter(loader)
-    next(old)
-    assert reading.wait(60)
-    new, served = iter(loader), []
-    with contextlib.suppress(LoaderError):  # refusing a second iterator is right, too
-        for batch in new:
-            served += batch.tolist()
-            if 10 in served and not held.is_set():
-                held.set()
-                while not went_on.wait(0.05) and old_worker[0].is_alive():
-                    pass
-    held.set()
-    old.close()
-    assert -1 not in served

@@ -70,30 +70,6 @@ def test_too_small_a_limit_says_which_one_would_do() -> None:
         assert enough.stats.buffer_bytes == 4 * SAMPLE
 
 
-def test_a_larger_batch_makes_the_buffer_hold_fewer_of_them_not_take_more() -> None:
-    limit = 40 * SAMPLE
-    with ReuseLoader(
-        sets.Pictures(60), 2, 2, buffer_batches=50, buffer_bytes=limit, workers=1
-    ) as loader:
-        for batch_size in (2, 5, 8):
-            loader.set_reuse(2, batch_size=batch_size)
-            for _ in loader:
-                assert loader.stats.buffer_bytes <= limit - (AHEAD + HELD) * batch_size * SAMPLE
-
-
-def test_a_limit_is_part_of_the_state_and_the_tail_is_the_same() -> None:
-    def limited() -> ReuseLoader:
-        return ReuseLoader(
-            sets.Pictures(30), 3, 3, buffer_batches=9, buffer_bytes=30 * SAMPLE, workers=1
-        )
-
-    with limited() as whole, limited() as interrupted, limited() as resumed:
-        tail = sets.served(whole)
-        assert sets.served(interrupted, 13) == tail[:13]
-        resumed.load_state_dict(interrupted.state_dict())
-        assert sets.served(resumed) == tail[13:]
-
-
 @pytest.mark.parametrize("step", [ToFloat(), Normalize((0.5,), (0.2,))])
 def test_floats_lie_in_the_memory_of_batches_and_those_that_are_kept_stay(step: Any) -> None:
     augment = Chain([RandomResizedCrop(8), Flip(), step])
@@ -127,13 +103,6 @@ def test_pictures_of_many_sizes_never_take_more_than_the_limit(spread: float, se
                 assert loader.stats.buffer_bytes + loader.stats.batch_bytes <= limit
         except BufferTooSmall as error:
             assert f"at most {limit - (AHEAD + HELD) * 4 * SAMPLE}" in str(error)
-
-
-def test_pictures_that_differ_a_little_in_size_can_be_served_for_ever() -> None:
-    for seed in range(4):
-        with sized(0.1, seed, 400_000) as loader:
-            for _ in range(4):
-                list(loader)
 
 
 # ---- what it takes ------------------------------------------------------------------------------

@@ -1,8 +1,6 @@
-"""The loader's further options, each alone and together: what is served, and what is counted."""
+"""The loader's further options, each alone and together, and passes over 10 ** 12 samples."""
 
-import gc
 import threading
-import weakref
 from collections import Counter
 from typing import Any
 
@@ -12,11 +10,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import loader_datasets as sets
-from support.numbered_samples import in_threads
+from support.numbered_samples import Made, in_threads
 from support.products import examples
 from torch.utils.data import SubsetRandomSampler, WeightedRandomSampler
 
-from loaders import Cache, Device, ReuseLoader, Workers
+from loaders import Cache, Device, LaneLoader, ReuseLoader, Workers
 from loaders.errors import StateError
 from loaders.order.reuse import MODES
 from loaders.pixels.augmentation import Chain, Flip, PadCrop
@@ -43,27 +41,6 @@ def test_all_serves_of_a_pass_share_what_was_drawn_once_and_passes_differ() -> N
         first, second = looks(loader), looks(loader)
     assert all(len(seen) == 1 for seen in [*first.values(), *second.values()])
     assert sum(first[i] != second[i] for i in range(40)) > 30
-
-
-def test_what_is_drawn_once_may_be_augmented_at_every_serve_too() -> None:
-    options: dict[str, Any] = {"once": AUGMENT, "workers": 2}
-    with ReuseLoader(sets.Pictures(40), 4, 3, augment=AUGMENT, **options) as loader:
-        assert sum(len(seen) for seen in looks(loader).values()) > 100  # of 120 serves
-
-
-@pytest.mark.parametrize("kind", ["auto", "process"])
-@pytest.mark.parametrize("augment", [None, AUGMENT])
-@pytest.mark.parametrize("batches", [1, 8, 23])
-def test_a_resume_draws_the_same_once(batches: int, augment: Any, kind: Any) -> None:
-    def make() -> ReuseLoader:
-        workers = Workers(2, kind)
-        return ReuseLoader(sets.Pictures(32), 4, 3, once=AUGMENT, augment=augment, workers=workers)
-
-    with make() as whole, make() as interrupted, make() as resumed:
-        tail = sets.served(whole)
-        assert sets.served(interrupted, batches) == tail[:batches]
-        resumed.load_state_dict(interrupted.state_dict())
-        assert sets.served(resumed) == tail[batches:]
 
 
 # ---- resumes ------------------------------------------------------------------------------------
@@ -145,36 +122,10 @@ def test_a_sampler_says_who_is_served_and_a_resume_asks_it_again() -> None:
         assert sets.served(resumed) == sets.served(whole), "the pass after it, too"
 
 
-def test_a_sampler_may_draw_a_sample_again_and_again() -> None:
-    weights = [50.0, *[1.0] * 19]
-    sampler = WeightedRandomSampler(weights, 40)
-    with ReuseLoader(sets.Pictures(20), 4, 2, sampler=sampler, workers=3) as loader:
-        served = sets.served(loader)
-    ids = Counter(i for batch, _ in served for i in batch)
-    assert sum(ids.values()) == 80
-    assert ids[0] > 40
-    assert all(count % 2 == 0 for count in ids.values())
-
-
 def test_a_sample_that_a_sampler_draws_again_is_augmented_anew() -> None:
     sampler = WeightedRandomSampler([1.0], 40)
     with ReuseLoader(sets.Pictures(1), 1, 1, sampler=sampler, augment=AUGMENT, workers=1) as loader:
         assert len(looks(loader)[0]) > 20
-
-
-def test_a_users_collate_gets_samples_and_its_batches_are_served() -> None:
-    def collate(samples: list[Any]) -> dict[str, Any]:
-        return {"n": len(samples), "ids": [label for _, label in samples], "first": samples[0][0]}
-
-    options: dict[str, Any] = {"shuffle": False, "augment": AUGMENT, "workers": 2}
-    with (
-        ReuseLoader(sets.Pictures(10), 4, 2, collate=collate, **options) as ours,
-        ReuseLoader(sets.Pictures(10), 4, 2, **options) as usual,
-    ):
-        for mine, (pictures, labels) in zip(ours, usual, strict=True):
-            assert mine["ids"] == labels.tolist()
-            assert mine["n"] == len(labels)
-            assert torch.equal(mine["first"], pictures[0])
 
 
 # ---- device -------------------------------------------------------------------------------------
@@ -202,20 +153,6 @@ def test_on_a_device_batches_are_those_of_the_host_bit_for_bit(
                 assert there.last_batch is not None
                 told = (there.last_batch.ids.tolist(), there.state_dict()["served_batches"])
                 assert told == infos[number], "the batch that is sent ahead is not served yet"
-
-
-@pytest.mark.parametrize("batches", [1, 10, 22])
-def test_a_resume_on_a_device_gives_the_same_tail(batches: int) -> None:
-    def make() -> ReuseLoader:
-        return ReuseLoader(
-            sets.Pictures(30), 4, 3, augment=AUGMENT, workers=2, device=Device("cpu", augments=True)
-        )
-
-    with make() as whole, make() as interrupted, make() as resumed:
-        tail = sets.served(whole)
-        assert sets.served(interrupted, batches) == tail[:batches]
-        resumed.load_state_dict(interrupted.state_dict())
-        assert sets.served(resumed) == tail[batches:]
 
 
 # ---- words and memory ---------------------------------------------------------------------------
@@ -248,19 +185,6 @@ def test_a_pass_has_at_least_one_batch(batches: int) -> None:
         with pytest.raises(ValueError, match=f"leaves of a pass must be at least 1, not {batches}"):
             loader.limit_pass(batches)
         assert len(loader) == len([*loader]) == 30
-
-
-def test_close_lets_go_of_the_slots() -> None:
-    loader = ReuseLoader(sets.Pictures(20), 4, 2, workers=1)
-    list(loader)
-    pipeline = loader.runner.pipeline.open
-    assert pipeline is not None
-    assert pipeline.slab is not None
-    slab = weakref.ref(pipeline.slab)
-    del pipeline
-    loader.close()
-    gc.collect()
-    assert slab() is None
 
 
 def test_a_worker_that_hangs_in_a_pass_that_was_left_does_not_write_into_the_next(
@@ -361,3 +285,69 @@ def test_the_counters_add_up_whatever_was_done(data: st.DataObject) -> None:
         read = stats.decoded + stats.extra_decodes
         assert 0 <= len(calls) - read <= 7
     del loader
+
+
+MANY = 10**12
+
+
+ENDLESS = Made(MANY, lambda i: (torch.full((3, 2, 2), i % 251, dtype=torch.uint8), i))
+"""Samples that say who they are."""
+
+
+def loader(**changes: Any) -> ReuseLoader:
+    return ReuseLoader(ENDLESS, **{"batch_size": 8, "workers": 0, **changes})
+
+
+def at(state: dict[str, Any], batch: int) -> dict[str, Any]:
+    """The state of a loader that has served so many batches of a pass."""
+    return {**state, "served_batches": batch, "running": state["next"]}
+
+
+def ids_of(loader: ReuseLoader, batches: int) -> list[list[int]]:
+    found = []
+    for _, ids in loader:
+        found.append(ids.tolist())
+        if len(found) == batches:
+            return found
+    return found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"reuse": 1},
+        {"reuse": 3},
+        {"reuse": 3, "mode": "block"},
+        {"reuse": 2, "mode": "immediate"},
+        {"reuse": 3, "shuffle": False},
+        {"reuse": 3, "rank": (500, 1000)},
+        {"reuse": 3, "buffer_bytes": 1 << 20},
+        {"reuse": 3, "cache": Cache("ram", 1 << 20)},
+        {"reuse": 3, "on_error": "skip"},
+        {"reuse": "auto"},
+    ],
+    ids=lambda options: " ".join(map(str, options.values())),
+)
+def test_a_pass_of_any_length_is_begun_and_entered_anywhere(options: dict[str, Any]) -> None:
+    with loader(**options) as first:
+        assert all(0 <= i < MANY for ids in ids_of(first, 3) for i in ids)
+        state = first.state_dict()
+        for batch in (len(first) // 2, len(first) - 4):
+            with loader(**options) as one, loader(**options) as other:
+                one.load_state_dict(at(state, batch))
+                served = ids_of(one, 3)
+                other.load_state_dict(at(state, batch + 1))
+                assert ids_of(other, 2) == served[1:]
+                assert all(0 <= i < MANY for ids in served for i in ids)
+
+
+def test_a_lane_of_any_length_is_entered_anywhere() -> None:
+    with LaneLoader(loader(reuse=3), 64) as there, LaneLoader(loader(reuse=3), 64) as here:
+        there.hold([5, 63])
+        assert len(there.take(63).info.ids) == 8
+        for step in (len(there) // 2, len(there) - 2):
+            there.load_state_dict(there.state_dict() | {"step": step})
+            there.take(5)
+            there.advance()
+            here.load_state_dict(there.state_dict())
+            assert here.take(5).info.ids.tolist() == there.take(5).info.ids.tolist()

@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
+from support import loader_datasets as data
 from support import loader_datasets as sets
 from support.products import every_value
 from torch.utils.data import DataLoader
 
-from loaders import LoaderError, ReuseLoader, Workers
-from loaders.errors import PassEnded, WorkerDied
+from loaders import ReuseLoader, Workers
+from loaders.errors import PassEnded, SourceError
 from loaders.pixels.augmentation import Chain, Flip, PadCrop
-from loaders.workers.crew import ThreadCrew
 
 pytestmark = [
     # Python 3.12 warns of fork where threads live; these tests ask for it by name.
@@ -54,25 +55,6 @@ def test_processes_serve_what_threads_do_and_read_it_as_often(tmp_path: Path) ->
     )
 
 
-def test_what_reading_draws_in_processes_depends_on_seed_pass_and_sample_alone() -> None:
-    def drawn(workers: int, seed: int = 0) -> list[tuple[float, ...]]:
-        options: dict[str, Any] = {"augment": None, "reuse": 1, "seed": seed}
-        with apart(sets.Drawing(12), workers=workers, **options) as loader:
-            rows = [
-                (pass_index, i, *row)
-                for pass_index in range(2)
-                for numbers, ids in loader
-                for i, row in zip(ids.tolist(), numbers.tolist(), strict=True)
-            ]
-        return sorted(rows)
-
-    first = drawn(1)
-    assert drawn(2) == first
-    for column in range(2, 6):
-        assert len({row[column] for row in first}) == 24, "others for every sample and pass"
-    assert {row[2] for row in drawn(1, seed=1)}.isdisjoint(row[2] for row in first)
-
-
 def test_a_dataloader_with_workers_keeps_reading_right_where_threads_would_mix_samples(
     tmp_path: Path,
 ) -> None:
@@ -81,13 +63,6 @@ def test_a_dataloader_with_workers_keeps_reading_right_where_threads_would_mix_s
     with ReuseLoader.from_dataloader(theirs, reuse=2) as loader:
         for values, ids in loader:
             assert values.flatten().tolist() == ids.tolist()
-
-
-@pytest.mark.parametrize("kind", ["thread", "process"])
-def test_random_reading_is_refused_whoever_reads(kind: Any) -> None:
-    with pytest.raises(LoaderError, match="reading Drawing is random"):
-        apart(sets.Drawing(12), workers=Workers(kind=kind), augment=None)
-    assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
@@ -108,56 +83,6 @@ def test_a_resume_may_change_who_reads(batches: int) -> None:
     with apart(sets.Pictures(40)) as resumed:
         resumed.load_state_dict(state)
         assert sets.served(resumed) == expected[batches:]
-
-
-# ---- deaths -------------------------------------------------------------------------------------
-
-
-def test_every_worker_may_be_killed_from_outside_once() -> None:
-    with apart(sets.Pictures(200), workers=Workers(kind="thread")) as threads:
-        expected = sets.served(threads)
-    with apart(sets.Pictures(200)) as loader:
-        pool: Any = loader.pipeline_of_this_process()._processes  # pyright: ignore[reportPrivateUsage]
-        with pool.lent() as one, pool.lent() as other:
-            one.read([]), other.read([])  # one that dies before it can read is not replaced
-        got = []
-        for pictures, labels in loader:
-            got.append((tuple(labels.tolist()), pictures.numpy().tobytes()))
-            if len(got) == 3:
-                children = multiprocessing.active_children()
-                assert len(children) == 2
-                for child in children:
-                    assert child.pid
-                    os.kill(child.pid, signal.SIGKILL)
-        assert got == expected
-
-
-def test_batches_before_a_second_death_were_served_whole(tmp_path: Path) -> None:
-    threads = Workers(kind="thread")
-    order = apart(sets.Pictures(40), workers=threads, reuse=1, shuffle=False, augment=None)
-    expected = sets.served(order)
-    order.close()
-    source = sets.Killed(40, 21, 9, tmp_path / "killed")
-    got = []
-    with apart(source, reuse=1, shuffle=False, augment=None, workers=1) as loader:
-        with pytest.raises(WorkerDied):
-            for pictures, labels in loader:
-                got.append((tuple(labels.tolist()), pictures.numpy().tobytes()))
-        # The death of a process takes its whole chunk along: batches 3 and 4 may be lost with it.
-        assert 1 <= len(got) <= 5
-        assert got == expected[: len(got)]
-
-
-def test_a_pipeline_whose_thread_failed_is_made_anew_and_its_processes_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    end = ThreadCrew.close
-    monkeypatch.setattr(ThreadCrew, "close", lambda crew: end(crew) and False)
-    with apart(sets.Pictures(40), reuse=2, buffer_batches=3) as loader:
-        whole = sets.served(loader)
-        loader.set_reuse(2, batch_size=5)  # the slots for the next pass do not fit any more
-        assert len(sets.served(loader)) == len(whole) * 4 // 5
-    assert not multiprocessing.active_children()
 
 
 # ---- a consumer that stops ----------------------------------------------------------------------
@@ -344,3 +269,48 @@ def test_a_pickled_loader_goes_on_with_the_next_pass_and_its_state_in_the_middle
             resumed.load_state_dict(loader.state_dict())
             assert sets.served(resumed) == sets.served(loader)
             resumed.close()
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_it_is_called_with_the_workers_number_and_may_change_the_data_set(method: Any) -> None:
+    workers, told = Workers(3, "process", method, init=data.tell_data_set), data.ToldByInit(24)
+    with ReuseLoader(told, 4, reuse=1, workers=workers) as loader:
+        rows = [
+            row for batch in loader for row in zip(*(c.tolist() for c in batch[1:]), strict=True)
+        ]
+    assert sorted(index for index, _, _ in rows) == list(range(24))
+    assert all(said == 30 + number and 0 <= number < 3 for _, said, number in rows)
+    assert told.told == -1  # the one here is another one
+
+
+def test_a_process_that_was_replaced_calls_it_too(tmp_path: Path) -> None:
+    killed = data.Killed(16, 5, 1, tmp_path / "killed")
+    workers = Workers(1, "process", init=data.tell_data_set)
+    with ReuseLoader(killed, 4, reuse=1, workers=workers) as loader:
+        assert sorted(i for batch in loader for i in batch[1].tolist()) == list(range(16))
+
+
+def test_draws_of_samples_do_not_depend_on_it() -> None:
+    def drawn(init: Any) -> list[Any]:
+        workers = Workers(2, "process", init=init)
+        with ReuseLoader(data.Drawing(16), 4, reuse=1, workers=workers) as loader:
+            return [*loader]
+
+    for mine, other in zip(drawn(None), drawn(data.reseed), strict=True):
+        assert all(map(torch.equal, mine, other))
+
+
+def test_its_error_is_raised_as_it_is() -> None:
+    workers = Workers(1, "process", init=data.fail_to_begin)
+    loader = ReuseLoader(data.Pictures(8), 4, reuse=1, workers=workers)
+    with loader, pytest.raises(RuntimeError, match="no licence for worker 0") as error:
+        next(iter(loader))
+    assert "while init was called with 0" in str(error.value)
+
+
+def test_what_cannot_be_sent_to_a_fork_server_is_refused() -> None:
+    workers = Workers(1, start_method="forkserver", init=lambda _: None)
+    loader = ReuseLoader(data.Pictures(8), 4, reuse=1, workers=workers)
+    said = r"init=<function .*start_method=\"fork\""
+    with loader, pytest.raises(SourceError, match=said):
+        next(iter(loader))

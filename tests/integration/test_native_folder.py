@@ -1,7 +1,6 @@
 """An adopted ImageFolder: what our decoder reads of it has Pillow's bits, whatever lies there."""
 
 import logging
-import pickle
 from collections import Counter
 from pathlib import Path
 from typing import Any, cast
@@ -20,9 +19,7 @@ from loaders.adopting import native_folder
 from loaders.adopting.native_folder import NativeFolder, decoded_natively
 from loaders.adopting.transforms import Decode
 from loaders.augment import Chain, RandomResizedCrop
-from loaders.errors import DecodeError
 from loaders.pixels.resizing import resizes
-from loaders.sources import picture_folder
 
 HEIGHT, WIDTH = 37, 53
 KINDS: dict[str, dict[str, Any]] = {
@@ -158,16 +155,6 @@ def test_subsets_and_concatenations_are_looked_into(jpegs: Path) -> None:
         assert np.array_equal(as_array(ours[index][0]), as_array(cast(Any, both[index])[0]))
 
 
-def test_what_else_is_asked_of_the_folder_is_answered(jpegs: Path) -> None:
-    theirs = ImageFolder(str(jpegs))
-    ours = pickle.loads(pickle.dumps(decoded_natively(theirs)[0]))
-    assert (ours.classes, ours.targets, ours.samples) == (
-        theirs.classes, theirs.targets, theirs.samples,
-    )  # fmt: skip
-    assert np.array_equal(as_array(ours[3][0]), as_array(theirs[3][0]))
-    assert ours.counts.snapshot() == {"JPEG natively": 1}
-
-
 def test_a_damaged_picture_has_pillows_error_with_its_sample(jpegs: Path, tmp_path: Path) -> None:
     for number in range(4):
         (tmp_path / f"{number % 2}").mkdir(exist_ok=True)
@@ -235,30 +222,3 @@ def test_stats_say_how_many_pictures_of_which_format_were_decoded_by_whom(
     assert sum(counts.values()) >= samples
     assert counts["PNG by Pillow"] >= 6 and counts["WEBP by Pillow"] >= 6
     assert counts["JPEG by Pillow"] >= 6  # those for printers
-
-
-def test_an_adopted_folder_counts_too_and_a_data_set_of_ones_own_counts_nothing(
-    jpegs: Path,
-) -> None:
-    theirs = DataLoader(ImageFolder(str(jpegs), PILToTensor()), 4)  # type: ignore[arg-type]
-    with ReuseLoader.from_dataloader(theirs, reuse=1) as loader:
-        list(loader)
-        assert dict(loader.stats.decoders)["JPEG natively"] >= 16
-        assert "decoders" not in loader.state_dict()["stats"]
-    with ReuseLoader([torch.zeros(1)] * 4, 2, reuse=1) as loader:
-        list(loader)
-        assert loader.stats.decoders == ()
-
-
-def test_the_options_of_a_folder_reach_its_pictures(mixed: Path) -> None:
-    def sizes(**options: Any) -> set[tuple[int, int]]:
-        files = picture_folder(mixed, **options)
-        turned = [n for n, path in enumerate(files.paths) if "turned" in str(path)]
-        return {
-            (files[n][0].shape[1] > WIDTH - 1, files[n][0].shape[2] > WIDTH - 1) for n in turned
-        }
-
-    assert sizes() == {(True, False)}
-    assert sizes(exif=False) == {(False, True)}
-    with pytest.raises(DecodeError, match="more than pixel_limit"):
-        picture_folder(mixed, pixel_limit=100)[0]

@@ -82,12 +82,6 @@ def test_without_a_collate_a_none_is_named_with_what_to_do(
         list(loader)
 
 
-def test_where_all_is_none_nobody_knows_what_a_sample_looks_like() -> None:
-    loader = ReuseLoader(data.Broken(SIZE, (*range(SIZE),)), 4, reuse=2, collate=data.whole)
-    with loader, pytest.raises(SampleShapeError, match="is None"):
-        list(loader)
-
-
 # ---- keys ---------------------------------------------------------------------------------------
 
 
@@ -159,13 +153,6 @@ def test_a_whole_sample_transform_gets_the_keys_that_are_there(reading: Any) -> 
     how: dict[str, Any] = {"collate": data.as_they_are, "augment": WholeSample(data.named)}
     served = singles(ReuseLoader(data.Optional(SIZE), 4, reuse=2, **how, workers=reading))
     assert all(sample["named"] == sorted(k for k in sample if k != "named") for sample in served)
-
-
-def test_once_crops_what_has_a_picture() -> None:
-    how: dict[str, Any] = {"collate": data.as_they_are, "once": RandomCrop(4)}
-    served = singles(ReuseLoader(data.Broken(SIZE, (0, 5)), 4, reuse=2, **how))
-    assert sum(sample is None for sample in served) == 4
-    assert {tuple(s[0].shape) for s in served if s is not None} == {(3, 4, 4)}
 
 
 @pytest.mark.parametrize(

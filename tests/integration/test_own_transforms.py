@@ -1,12 +1,10 @@
 """Data sets of users' own that apply a random transform in [i]: it is redone, or refused."""
 
-import pickle
 import re
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from support.own_transforms import (
@@ -15,12 +13,10 @@ from support.own_transforms import (
     RARELY,
     REFUSED,
     SAMPLES,
-    TENSORS,
     Flip,
     Own,
-    usual,
 )
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
@@ -67,28 +63,12 @@ def test_each_serve_is_a_sample_as_the_data_set_makes_it_and_draws_anew(
     assert sum(len(outcomes) > 1 for outcomes in served.values()) == SAMPLES
 
 
-@pytest.mark.parametrize("name", ["of torchvision alone", "views", "a whole dict", "by name"])
-def test_batches_are_nested_as_a_dataloader_nests_them(name: str) -> None:
-    data = LIFTABLE[name]()
-    theirs = default_collate([data[i] for i in range(7)])
-    with ReuseLoader(data, 7, 2, workers=1) as loader:
-        for mine in loader:
-            assert shape_of(mine) == shape_of(theirs)
-
-
 def shape_of(batch: Any) -> Any:
     if isinstance(batch, torch.Tensor):
         return batch.dtype, batch.shape
     if isinstance(batch, dict):
         return {key: shape_of(part) for key, part in batch.items()}
     return [shape_of(part) for part in batch]
-
-
-def test_known_transforms_become_steps_over_whole_batches() -> None:
-    with ReuseLoader(Own(usual, TENSORS), 7, 2, workers=1) as loader:
-        split = loader.setup.opened.split
-        assert split is not None and split.batched
-        assert split.report.startswith("cached: Resize; redone at every serve: RandomHorizontal")
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -126,53 +106,6 @@ def test_without_reuse_the_data_set_is_read_as_it_is(name: str) -> None:
         loader.set_reuse(2)
         with pytest.raises(FrozenDraw):
             list(loader)
-
-
-def test_a_new_transform_is_served_from_the_next_pass_on() -> None:
-    data = Own(usual, Flip())
-    with ReuseLoader(data, 7, 2, collate=as_they_are, workers=2) as loader:
-        first = [np.asarray(s[0]).shape for batch in loader for s in batch]
-        data.transform = TENSORS
-        second = [tuple(s[0].shape) for batch in loader for s in batch]
-    assert {*first} == {(8, 6, 3)} and {*second} == {(3, 4, 4)}
-
-
-def test_a_resumed_pass_serves_what_the_whole_one_did() -> None:
-    def loader() -> ReuseLoader:
-        return ReuseLoader(Own(usual, TENSORS), 7, 3, seed=4, workers=1)
-
-    with loader() as whole:
-        batches = list(whole)
-    with loader() as begun:
-        passing = iter(begun)
-        for _ in range(2):
-            next(passing)
-        state = begun.state_dict()
-    with loader() as resumed:
-        resumed.load_state_dict(state)
-        rest = list(resumed)
-    assert len(rest) == len(batches) - 2
-    for mine, theirs in zip(rest, batches[2:], strict=True):
-        assert all(map(torch.equal, mine, theirs))
-
-
-def test_a_data_set_without_its_transform_can_go_to_another_process() -> None:
-    with ReuseLoader(Own(usual, TENSORS), 7, 2, workers=0) as loader:
-        made = loader.setup.opened.dataset
-        again = pickle.loads(pickle.dumps(made))
-    assert told(again[3]) == told(made[3]) != told(loader.dataset[3])
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_dataloader_of_such_a_data_set_is_taken_over(workers: int) -> None:
-    theirs: Any = DataLoader(Own(usual, TENSORS), 7, num_workers=workers)
-    with ReuseLoader.from_dataloader(theirs, reuse=3) as loader:
-        pictures = {i: list[Any]() for i in range(SAMPLES)}
-        for batch, ids in loader:
-            for one, i in zip(batch, ids.tolist(), strict=True):
-                pictures[i].append(one)
-    assert all(len(serves) == 3 for serves in pictures.values())
-    assert any(not torch.equal(serves[0], serves[1]) for serves in pictures.values())
 
 
 def test_a_folder_whose_transform_returns_several_views_gives_a_list_of_batches(

@@ -1,10 +1,8 @@
 """What a user has already, given to a ReuseLoader: data sets and transforms."""
 
 import logging
-import pickle
 import tarfile
-from collections import Counter, namedtuple
-from collections.abc import Callable
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,37 +10,21 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import TensorDataset, default_collate
+from support.numbered_samples import Made
+from torch.utils.data import TensorDataset
 from torchvision import transforms as v1
-from torchvision.datasets import CIFAR10, ImageFolder
+from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from loaders import LoaderError, ReuseLoader
+from loaders import ReuseLoader
 from loaders.errors import SampleShapeError
-from loaders.pixels.augmentation import Flip, RandomResizedCrop
+from loaders.pixels.augmentation import Flip
 
 SAMPLES, BATCH, REUSE = 14, 4, 3
-Seen = namedtuple("Seen", ["picture", "label"])
 
 
 def noise(index: int, height: int = 8, width: int = 8) -> np.ndarray:
     return np.random.default_rng(index).integers(0, 256, (height, width, 3), dtype=np.uint8)
-
-
-class Made:
-    """A data set of whatever `make` makes."""
-
-    def __init__(self, make: Callable[[int], Any], samples: int = SAMPLES) -> None:
-        self.make = make
-        self.samples = samples
-
-    def __len__(self) -> int:
-        return self.samples
-
-    def __getitem__(self, index: int) -> Any:
-        if not 0 <= index < self.samples:
-            raise IndexError(index)
-        return self.make(index)
 
 
 def pixels(index: int) -> torch.Tensor:
@@ -52,89 +34,13 @@ def pixels(index: int) -> torch.Tensor:
 # ---- samples of all kinds -----------------------------------------------------------------------
 
 
-def nested(i: int) -> Any:
-    return {"inputs": [pixels(i), (np.float32(i), i / 7)], "about": {"name": f"n{i}", "id": i}}
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda i: (pixels(i), i),
-        lambda i: (torch.full((3,), i / 3), torch.tensor([i])),
-        lambda i: (noise(i), np.int32(i)),
-        lambda i: (noise(i).astype(np.float64), np.array([i], dtype=np.int16)),
-        lambda i: {"picture": pixels(i), "label": i},
-        lambda i: Seen(pixels(i), i),
-        lambda i: Seen(pixels(i), {"name": f"sample {i}", "label": i}),
-        lambda i: (f"word {i}", i),
-        lambda i: (pixels(i), i % 2 == 0, float(i), bytes([i])),
-        lambda i: pixels(i),
-        lambda i: i,
-        lambda i: f"word {i}",
-        nested,
-    ],
-)
-def test_a_batch_is_what_a_dataloader_makes_of_the_same_samples(
-    make: Callable[[int], Any], workers: int
-) -> None:
-    dataset = Made(make)
-    with ReuseLoader(dataset, BATCH, reuse=REUSE, workers=workers) as loader:
-        served: Counter[int] = Counter()
-        for batch in loader:
-            assert loader.last_batch is not None
-            ids = loader.last_batch.ids.tolist()
-            served.update(ids)
-            assert_same(batch, default_collate([dataset[i] for i in ids]))
-    assert served == dict.fromkeys(range(SAMPLES), REUSE)
-
-
-def assert_same(mine: Any, theirs: Any) -> None:
-    if isinstance(theirs, tuple | list) and isinstance(theirs[0], str | bytes):
-        # In a sequence torch makes tuples of them, in a dict lists: here they are always lists.
-        assert mine == list(theirs)
-        return
-    assert type(mine) is type(theirs)
-    if isinstance(theirs, torch.Tensor):
-        assert mine.dtype == theirs.dtype and torch.equal(mine, theirs)
-    elif isinstance(theirs, dict):
-        assert list(mine) == list(theirs)
-        for key in theirs:
-            assert_same(mine[key], theirs[key])
-    elif isinstance(theirs, tuple | list):
-        assert len(mine) == len(theirs)
-        for one, other in zip(mine, theirs, strict=True):
-            assert_same(one, other)
-    else:
-        assert mine == theirs
-
-
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_pil_pictures_become_tensors_with_channels_first(mode: str) -> None:
-    dataset = Made(lambda i: (Image.fromarray(noise(i)).convert(mode), i))
+    dataset = Made(SAMPLES, lambda i: (Image.fromarray(noise(i)).convert(mode), i))
     with ReuseLoader(dataset, BATCH, reuse=2, workers=1) as loader:
         for pictures, ids in loader:
             for picture, i in zip(pictures, ids.tolist(), strict=True):
                 assert torch.equal(picture, v2.functional.pil_to_tensor(dataset[i][0]))
-
-
-def test_a_collate_of_the_users_own_gets_samples_as_the_data_set_gives_them() -> None:
-    def make(i: int) -> Any:
-        return Seen(Image.fromarray(noise(i)), {"array": noise(i), "name": f"n{i}", "id": i})
-
-    def collate(samples: list[Any]) -> Any:
-        return samples
-
-    with ReuseLoader(Made(make), BATCH, reuse=2, workers=2, collate=collate) as loader:
-        for batch in loader:
-            for sample in batch:
-                theirs = make(sample.label["id"])
-                assert type(sample) is Seen
-                assert isinstance(sample.picture, Image.Image) and sample.picture.mode == "RGB"
-                assert np.array_equal(np.asarray(sample.picture), np.asarray(theirs.picture))
-                assert isinstance(sample.label["array"], np.ndarray)
-                assert np.array_equal(sample.label["array"], theirs.label["array"])
-                assert type(sample.label["id"]) is int and sample.label["name"] == theirs[1]["name"]
 
 
 # ---- samples that differ in size ----------------------------------------------------------------
@@ -151,7 +57,7 @@ def test_samples_that_differ_in_size_go_to_a_collate_of_the_users_own() -> None:
             row[:, : picture.shape[1], : picture.shape[2]] = picture
         return whole, torch.tensor([i for _, i in samples])
 
-    with ReuseLoader(Made(varying), BATCH, reuse=REUSE, workers=2, collate=pad) as loader:
+    with ReuseLoader(Made(SAMPLES, varying), BATCH, reuse=REUSE, workers=2, collate=pad) as loader:
         served: list[int] = []
         for pictures, ids in loader:
             served += ids.tolist()
@@ -159,17 +65,9 @@ def test_samples_that_differ_in_size_go_to_a_collate_of_the_users_own() -> None:
     assert Counter(served) == dict.fromkeys(range(SAMPLES), REUSE)
 
 
-def test_samples_that_differ_in_size_are_cropped_to_one() -> None:
-    crop = RandomResizedCrop((6, 6))
-    with ReuseLoader(Made(varying), BATCH, reuse=REUSE, workers=2, augment=crop) as loader:
-        served = [(tuple(pictures.shape[1:]), ids.tolist()) for pictures, ids in loader]
-    assert {shape for shape, _ in served} == {(3, 6, 6)}
-    assert Counter(i for _, ids in served for i in ids) == dict.fromkeys(range(SAMPLES), REUSE)
-
-
 def test_samples_that_differ_in_size_and_are_not_made_one_size_are_refused() -> None:
     with (
-        ReuseLoader(Made(varying), BATCH, reuse=2, workers=1) as loader,
+        ReuseLoader(Made(SAMPLES, varying), BATCH, reuse=2, workers=1) as loader,
         pytest.raises(SampleShapeError, match="RandomResizedCrop") as error,
     ):
         list(loader)
@@ -270,30 +168,6 @@ def test_dice_are_rolled_as_torchvision_rolls_them_and_again_at_every_serve(
     assert "(RandomCrop is random)" in said
 
 
-def test_a_transform_of_the_users_own_runs_picture_by_picture_and_that_is_said(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def shade(picture: Image.Image) -> Image.Image:
-        return picture.point(lambda value: value // 2)
-
-    dataset = ImageFolder(str(folder), v1.Compose([v1.Resize(8), shade, v1.ToTensor()]))
-    with caplog.at_level(logging.INFO, "loaders"), ReuseLoader(dataset, BATCH, workers=2) as loader:
-        mine = by_id(loader)
-    assert all(torch.equal(p, dataset[i][0]) for i, pictures in mine.items() for p in pictures)
-    said = next(r.getMessage() for r in caplog.records if "cached:" in r.getMessage())
-    assert "picture by picture, for want of a batched form: shade has none" in said
-
-
-def test_tensors_in_memory_are_served_from_where_they_are() -> None:
-    pictures = torch.stack([pixels(i) for i in range(SAMPLES)])
-    dataset = TensorDataset(pictures, torch.arange(SAMPLES))
-    with ReuseLoader(dataset, BATCH, reuse=2, workers=1) as loader:
-        for batch in loader:
-            assert isinstance(batch, list)
-            assert torch.equal(batch[0], pictures[batch[1]])
-        assert loader.stats.buffer_bytes == 0
-
-
 @pytest.mark.parametrize(
     "view",
     [
@@ -310,55 +184,6 @@ def test_tensors_in_memory_may_be_views_of_larger_ones(view: Any) -> None:
     with ReuseLoader(dataset, BATCH, reuse=2, workers=1, augment=Flip(1.0)) as loader:
         for mine, ids in loader:
             assert torch.equal(mine, pictures[ids].flip(-1))
-
-
-@pytest.fixture
-def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """CIFAR-10's folder, with noise instead of its pictures."""
-    inside = tmp_path / "cifar-10-batches-py"
-    inside.mkdir()
-    for number, name in enumerate(n for n, _ in (*CIFAR10.train_list, *CIFAR10.test_list)):
-        rows = np.random.default_rng(number).integers(0, 256, (4, 3072), dtype=np.uint8)
-        (inside / name).write_bytes(pickle.dumps({"data": rows, "labels": [0, 1, 2, 3]}))
-    names = pickle.dumps({"label_names": [f"class {n}" for n in range(10)]})
-    (inside / "batches.meta").write_bytes(names)
-    monkeypatch.setattr(CIFAR10, "_check_integrity", lambda self: True)
-    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
-    return tmp_path
-
-
-def test_cifar_with_its_usual_transform_lies_in_memory_and_is_shifted_and_flipped(
-    cifar: Path,
-) -> None:
-    chain = v2.Compose(
-        [v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip(), v2.ToImage(),
-         v2.ToDtype(torch.float32, scale=True)]
-    )  # fmt: skip
-    dataset = CIFAR10(str(cifar), transform=chain)
-    plain = CIFAR10(str(cifar))
-    with ReuseLoader(dataset, BATCH, reuse=REUSE, workers=2) as loader:
-        mine = by_id(loader)
-        assert loader.stats.buffer_bytes == 0
-    assert len(mine) == 20
-    for i, pictures in mine.items():
-        whole = v2.functional.pad(v2.functional.pil_to_tensor(plain[i][0]), [4]) / 255
-        places = whole.unfold(1, 32, 1).unfold(2, 32, 1).flatten(1, 2).transpose(0, 1)
-        both = torch.cat([places, places.flip(-1)])
-        for picture in pictures:
-            assert (both - picture).abs().amax((1, 2, 3)).min() < 1e-6
-
-
-@pytest.mark.parametrize(
-    ("source", "error", "said"),
-    [
-        (7, TypeError, "map-style data set"),
-        ([], LoaderError, "the data set is empty"),
-        ("/no/such/folder", LoaderError, "no folder /no/such/folder"),
-    ],
-)
-def test_what_is_no_data_set_is_refused(source: Any, error: Any, said: str) -> None:
-    with pytest.raises(error, match=said):
-        ReuseLoader(source, 1)
 
 
 # ---- pictures that need care --------------------------------------------------------------------
@@ -380,10 +205,3 @@ def test_an_adopted_image_folder_reads_as_torchvision_does_and_does_not_turn(
         (own,) = [pictures for pictures, _ in loader]
     assert own.shape == (2, 3, 16, 8)
     assert (own.int() - torch.rot90(adopted, -1, (2, 3)).int()).abs().max() <= 4
-
-
-def test_16_bits_of_grey_that_a_data_set_returns_are_not_white() -> None:
-    deep = Image.fromarray(np.full((8, 8), 40_000, np.uint16))
-    with ReuseLoader(Made(lambda _: deep, 2), 2, 1, workers=1) as loader:
-        (batch,) = list(loader)
-    assert batch.unique().tolist() == [40_000 >> 8]

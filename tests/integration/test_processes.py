@@ -1,21 +1,24 @@
-"""Worker processes: the samples and the failures of the data set, as threads would give them."""
+"""Worker processes and threads: what they read, how they fail, what becomes of one that hangs."""
 
-import contextlib
+import logging
 import multiprocessing
 import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
+from support import loader_datasets as data
 from support import worker_datasets as sets
+from support.numbered_samples import Made
 
-from loaders.errors import LoaderError, SourceError, WorkerDied
-from loaders.slots.leaves import Chunk, Picture, copy_sample
-from loaders.slots.slab import Slab
-from loaders.workers.processes import StartMethod, WorkerProcess, default_start_method
+from loaders import ReuseLoader, Workers
+from loaders.errors import LoaderError, PassEnded, SampleTimeout, SourceError, WorkerDied
+from loaders.slots.leaves import Chunk
+from loaders.workers.processes import StartMethod, WorkerProcess
+from loaders.workers.reading_thread import ReadingThread
 from loaders.workers.worker import WorkerPlace
 
 every_method = pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
@@ -39,82 +42,6 @@ def notes(error: BaseException | None) -> str:
 
 
 @every_method
-def test_a_sample_is_what_the_data_set_returns(method: StartMethod) -> None:
-    source = sets.Everything()
-    with WorkerProcess(source, method, "reader") as worker:
-        for ids in ([3], [5, 4, 90], [*range(40)]):
-            chunk = worker.read(ids)
-            assert chunk.error is None
-            for i, sample in zip(ids, chunk.samples, strict=True):
-                assert_same(sample, source[i])
-        assert worker.restarts == 0
-
-
-def assert_same(got: Any, wanted: Any) -> None:
-    """Written out, not by `flatten`: it is what the worker uses itself."""
-    if isinstance(wanted, dict):
-        assert list(got) == list(wanted)
-        for key in wanted:
-            assert_same(got[key], wanted[key])
-    elif isinstance(wanted, tuple | list):
-        assert type(got).__name__ == type(wanted).__name__
-        assert len(got) == len(wanted)
-        for one, other in zip(got, wanted, strict=True):
-            assert_same(one, other)
-    elif isinstance(wanted, Image.Image):
-        assert isinstance(got, Picture)
-        assert got.picture_mode == wanted.mode
-        # One bit a pixel, a palette: stored as RGB.
-        plain = wanted.convert("RGB") if wanted.mode in ("1", "P") else wanted
-        pixels = np.atleast_3d(np.array(plain)).transpose(2, 0, 1)
-        assert np.array_equal(got.detach().numpy(), pixels)
-    elif isinstance(wanted, torch.Tensor):
-        assert type(got) is torch.Tensor
-        assert got.dtype == wanted.dtype
-        assert got.shape == wanted.shape
-        assert torch.equal(got, wanted)
-        assert not got.requires_grad
-        # Another distance between rows, but the order of dimensions in memory stays.
-        if wanted.numel() and 0 not in wanted.stride():
-            assert np.argsort(got.stride()).tolist() == np.argsort(wanted.stride()).tolist()
-    elif isinstance(wanted, np.ndarray) and wanted.dtype.kind == "f":
-        assert type(got) is np.ndarray and got.dtype == wanted.dtype
-        assert np.array_equal(got, wanted)
-    else:
-        assert type(got) is type(wanted)
-        assert np.array_equal(got, wanted) if isinstance(got, np.ndarray) else got == wanted
-
-
-def test_slots_hold_the_same_whether_a_process_or_a_thread_read_the_sample() -> None:
-    source = sets.Everything()
-    slabs = Slab(source[0], 4), Slab(source[0], 4)
-    with WorkerProcess(source, None, "reader") as worker:
-        for slot, sample in enumerate(worker.read([7, 8, 9, 10]).samples):
-            slabs[0].write(slot, sample, slot)
-    for slot in range(4):
-        slabs[1].write(slot, source[7 + slot], slot)
-    for slot in range(4):
-        read, direct = (slab.leaves(slot) for slab in slabs)
-        for one, other in zip(read, direct, strict=True):
-            if isinstance(other, torch.Tensor):
-                assert torch.equal(one, other)
-                assert one.stride() == other.stride()
-            else:
-                assert np.array_equal(one, other)
-
-
-def test_pictures_can_be_had_back_as_pillow_s() -> None:
-    with WorkerProcess(sets.Everything(), None, "reader") as worker:
-        pictures = copy_sample(worker.read([3]).samples[0])["picture"]
-    for got, wanted in zip(pictures, sets.Everything()[3]["picture"], strict=True):
-        if wanted.mode in ("1", "P"):  # RGB that remembers what it was, so that it can be refused
-            assert_same(got, wanted)
-            continue
-        assert isinstance(got, Image.Image)
-        assert (got.mode, got.size, got.tobytes()) == (wanted.mode, wanted.size, wanted.tobytes())
-
-
-@every_method
 def test_the_staging_area_grows_with_what_it_has_to_hold(method: StartMethod) -> None:
     with WorkerProcess(sets.Sized(), method, "reader") as worker:
         for ids in ([10], [200_000], [1], [300_000, 7, 5_000_000, 400_000], [0, 3]):
@@ -124,36 +51,12 @@ def test_the_staging_area_grows_with_what_it_has_to_hold(method: StartMethod) ->
 
 
 @without_spawning
-def test_nothing_of_it_has_a_name_in_shared_memory(method: StartMethod) -> None:
-    before = named_memory(os.getpid())
-    with WorkerProcess(sets.Sized(), method, "reader") as worker:
-        worker.read([1_000_000])
-        assert worker.pid is not None
-        assert named_memory(os.getpid()) | named_memory(worker.pid) <= before
-
-
-def named_memory(pid: int) -> set[str]:
-    """What this process has open or mapped that stands in /dev/shm. (Others use it, too.)"""
-    process = Path("/proc", str(pid))
-    found = {line.split(maxsplit=5)[-1] for line in (process / "maps").read_text().splitlines()}
-    for link in (process / "fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            found.add(os.readlink(link))
-    return {name for name in found if name.startswith("/dev/shm/") and "(deleted)" not in name}
-
-
-@without_spawning
 def test_a_worker_computes_on_one_thread_in_a_process_of_its_own(method: StartMethod) -> None:
     with WorkerProcess(sets.Reporting(), method, "reader") as worker:
         [(threads, pid, alive)] = worker.read([0]).samples
         assert (threads, pid) == (1, worker.pid)
         assert pid != os.getpid()
         assert alive == 1
-
-
-def test_the_processes_are_started_as_a_dataloaders_are() -> None:
-    assert default_start_method() == multiprocessing.get_context().get_start_method() == "fork"
-    assert WorkerProcess(sets.Sized(), None, "reader").start_method == "fork"
 
 
 # ---- several samples at once --------------------------------------------------------------------
@@ -170,12 +73,6 @@ def test_samples_are_read_at_once_where_the_data_set_can() -> None:
 def test_samples_that_have_a_time_limit_each_are_read_singly() -> None:
     with WorkerProcess(sets.Together(), None, "reader", 60, WorkerPlace(singly=True)) as worker:
         assert values(worker.read([3, 4])) == [[3, 1], [4, 1]]
-
-
-def test_another_number_of_samples_than_of_ids_is_refused() -> None:
-    with WorkerProcess(sets.Together(spare=1), None, "reader") as worker:
-        chunk = worker.read([3, 4])
-        assert "__getitems__ of Together gave 3 samples for 2 ids" in str(chunk.error)
 
 
 # ---- failures of the data set -------------------------------------------------------------------
@@ -214,12 +111,6 @@ def test_a_sample_that_cannot_be_sent_is_named() -> None:
     assert "return tensors" in str(chunk.error)
 
 
-def test_a_data_set_that_exits_is_a_failure_and_no_death() -> None:
-    with WorkerProcess(sets.Faulty(), None, "reader") as worker:
-        assert type(worker.read([16]).error) is SystemExit
-        assert worker.restarts == 0
-
-
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_a_data_set_that_cannot_be_pickled_is_named_with_what_to_do(method: StartMethod) -> None:
     with WorkerProcess(sets.Unpicklable(), method, "reader") as worker:
@@ -248,3 +139,133 @@ def test_a_forked_process_that_dies_at_its_start_is_told_nothing_of_imports() ->
     worker = WorkerProcess(sets.Faulty(), "fork", "reader", place=place)
     with worker, pytest.raises(WorkerDied, match=r"exit code 9 before it could read.*stderr$"):
         worker.read([0])
+
+
+SHORT = 1.0
+
+
+class Held:
+    """Sample i is i; reading one of `hangs` waits until `end`."""
+
+    def __init__(self, *hangs: int) -> None:
+        self.hangs = hangs
+        self.end = threading.Event()
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index in self.hangs:
+            self.end.wait()
+        if index == 13:
+            raise KeyError("sector 7")
+        return torch.tensor(index)
+
+
+@pytest.fixture
+def held() -> Iterator[Held]:
+    made = Held(5, 7)
+    yield made
+    made.end.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("perfect-"):
+            thread.join(60)
+
+
+# ---- a process ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_process_that_hangs_is_killed_and_replaced_and_the_samples_before_it_are_kept(
+    method: Any, watch: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with WorkerProcess(sets.Stuck(5, 6), method, "reader", SHORT) as worker:
+        worker.read([0])
+        ended = watch(worker.pid)
+        with caplog.at_level(logging.WARNING, "loaders.workers.processes"):
+            for _ in range(2):  # it is no death of its own: it may happen again
+                chunk = worker.read([3, 4, 5, 8])
+                assert [sample.item() for sample in chunk.samples] == [3, 4]
+                assert isinstance(chunk.error, SampleTimeout)
+                assert "timeout=1 seconds to read sample 5" in str(chunk.error)
+        assert ended()
+        assert worker.restarts == 0
+        assert values(worker.read([8, 9])) == [8, 9]
+        assert values(worker.read([6])) == []
+    assert "reader was killed" in caplog.messages[0] and "sample 5" in caplog.messages[0]
+
+
+def test_a_slow_chunk_is_no_slow_sample() -> None:
+    with WorkerProcess(sets.Slow(0.1), None, "reader", SHORT) as worker:
+        assert values(worker.read(range(12))) == [*range(12)]
+
+
+# ---- a thread -----------------------------------------------------------------------------------
+
+
+def test_a_thread_that_hangs_is_left_behind_and_replaced(
+    held: Held, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ReadingThread(held, SHORT, "perfect-read-0") as thread:
+        with caplog.at_level(logging.WARNING, "loaders.workers.reading_thread"):
+            chunk = thread.read([3, 4, 5, 8])
+        assert values(chunk) == [3, 4]
+        assert isinstance(chunk.error, SampleTimeout)
+        assert thread.left_behind == 1
+        assert values(thread.read([8, 9])) == [8, 9]
+        chunk = thread.read([1, 13, 5])
+        assert values(chunk) == [1] and isinstance(chunk.error, KeyError)
+    assert "left behind" in caplog.text and "sample 5" in caplog.text
+    with pytest.raises(PassEnded):
+        thread.read([1])
+
+
+# ---- a loader -----------------------------------------------------------------------------------
+
+
+def served(loader: ReuseLoader) -> list[int]:
+    return sorted(
+        int(i) for batch in loader for i in (batch if torch.is_tensor(batch) else batch[-1])
+    )
+
+
+@pytest.mark.parametrize("kind", ["process", "thread"])
+@pytest.mark.parametrize("hangs", [(0,), (5,)])
+def test_a_loader_names_what_hangs_or_skips_it(held: Held, hangs: tuple[int], kind: Any) -> None:
+    held.hangs = hangs
+    slow: Any = Made(16, lambda i: (held.end.wait() if i in held.hangs else None, i)[1])
+    hanging = data.Hanging(16, hangs) if kind == "process" else slow
+    how: dict[str, Any] = {"reuse": 2, "workers": Workers(2, kind, timeout=SHORT)}
+    with (
+        ReuseLoader(hanging, 4, **how) as loader,
+        pytest.raises(SampleTimeout, match=f"to read sample {hangs[0]}") as error,
+    ):
+        served(loader)
+    assert "while decoding sample" in "".join(error.value.__notes__)
+    with ReuseLoader(hanging, 4, on_error="skip", **how) as loader:
+        ids = served(loader)
+        assert len(ids) == 32 and set(ids) == {*range(16)} - {*hangs}
+        assert loader.skipped[hangs[0]].startswith("SampleTimeout: it took longer than timeout=1 ")
+
+
+def test_an_augmentation_that_hangs_in_a_process_is_named() -> None:
+    reading: dict[str, Any] = {"workers": Workers(2, "process", timeout=SHORT)}
+    pictures = data.Pictures(16)
+    odd = {i for i in range(16) if int(data.pixels(i)[0, 0, 0]) % 2}
+    loader = ReuseLoader(pictures, 4, reuse=1, augment=data.never_again, **reading)
+    with loader, pytest.raises(SampleTimeout, match="to augment sample") as error:
+        served(loader)
+    assert int(str(error.value).split("sample ")[1].split(":")[0]) in odd
+
+
+@pytest.mark.parametrize(
+    ("timeout", "backend", "said"),
+    [
+        (0, "native", "timeout must be more than 0 seconds, not 0"),
+        (3, "dali", "timeout has no effect with backend='dali'"),
+    ],
+)
+def test_a_timeout_that_cannot_be_kept_is_refused(timeout: int, backend: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        ReuseLoader(data.Pictures(8), 4, workers=Workers(timeout=timeout), backend=backend)

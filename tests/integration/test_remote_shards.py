@@ -2,16 +2,15 @@
 
 import json
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.faulty_server import Faults, served
-from support.stream_shards import AUGMENT, decoded, take, watch, write_shards, write_tar
+from support.stream_shards import AUGMENT, decoded, take, watch, write_shards
 
 from loaders import ReuseLoader
-from loaders.errors import DecodeError, LoaderError, SourceError
+from loaders.errors import DecodeError, SourceError
 from loaders.streams import TarShards
 
 fsspec = pytest.importorskip("fsspec", reason="fsspec opens URLs, and is not installed")
@@ -111,40 +110,6 @@ def test_a_file_that_is_not_there_is_not_tried_again(tmp_path: Path) -> None:
     ):
         list(watch(one))
     assert waits.seconds == []
-
-
-def cut_off(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: 5 * 512 + 7])
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (cut_off, r"shard-001.tar has 2567 bytes now, and had \d+"),
-        (lambda path: write_tar(path, range(40, 60)), r"shard-001.tar has \d+ bytes now"),
-    ],
-)
-def test_a_file_that_changes_its_length_between_passes_is_named(
-    change: Callable[[Path], None], said: str, tmp_path: Path
-) -> None:
-    write_shards(tmp_path, LENGTHS)
-    with served(tmp_path, Faults()) as address, loader(remote(address)) as one:
-        list(watch(one))
-        change(tmp_path / "shard-001.tar")
-        with pytest.raises(LoaderError, match=said):
-            list(watch(one))
-
-
-@pytest.mark.parametrize("ranges", [True, False])
-def test_a_tar_that_was_cut_off_is_named_with_sample_and_byte(ranges: bool, tmp_path: Path) -> None:
-    write_shards(tmp_path, LENGTHS)
-    cut_off(tmp_path / "shard-001.tar")
-    with (
-        served(tmp_path, Faults(ranges=ranges)) as address,
-        loader(remote(address)) as one,
-        pytest.raises(DecodeError, match=r"00007.bin of http.*shard-001.tar at byte 2560: 7 of"),
-    ):
-        list(watch(one))
 
 
 def test_a_resume_asks_the_server_for_no_shard_that_is_done(tmp_path: Path) -> None:

@@ -1,25 +1,35 @@
 """A view for another process is a lone loader: states, wishes, ends. Here both ends are in this
 process, because what goes over the link is the same."""
 
+import copy
 import gc
 import os
+import pickle
 import signal
 import sys
 import threading
 import time
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import lightning as L
 import pytest
 import torch
-from support.lightning_runs import Module, make_loader, make_trainer
 from support.loader_datasets import served
-from support.shared_streams import BATCH, BATCHES, SIZE, Counted, lone, passes, sent
+from support.shared_streams import (
+    BATCH,
+    BATCHES,
+    SIZE,
+    Counted,
+    lone,
+    passes,
+    sent,
+    story_of_a_bad_sample,
+)
 
 from loaders import SharedStream
 from loaders.errors import PassEnded, SharingError
-from perfect import LoaderCallback
+from loaders.sharing import view_server
+from loaders.sharing.remote_view import RemoteView
+from loaders.sharing.view_link import ViewLink
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="remote views need Linux"),
@@ -28,47 +38,6 @@ pytestmark = [
 
 
 # ---- what is served -----------------------------------------------------------------------------
-
-
-def test_views_here_and_there_serve_what_a_lone_loader_does_from_one_decode_a_sample() -> None:
-    data = Counted(SIZE)
-    with SharedStream(lone(dataset=data, reuse=2), window=99) as stream:
-        data.reads.clear()  # the loader has looked whether reading repeats itself
-        here, there, cut = stream.view(), sent(stream.remote_view()), stream.remote_view(2)
-        with lone(reuse=2) as expected:
-            whole = passes(expected, 2)
-        assert passes(there, 2) == whole
-        assert passes(here, 2) == whole
-        pieces = passes(cut, 2)
-        assert all(len(ids) == 2 for ids, _ in pieces)
-        for part in (0, 1):
-            joined = [pair[part] for pair in pieces]
-            both = [a + b for a, b in zip(joined[::2], joined[1::2], strict=True)]
-            assert both == [batch[part] for batch in whole]
-        assert stream.stats.decoded == 2 * SIZE
-        assert len(data.reads) - 2 * SIZE <= 3 * BATCH, "what was decoded ahead for a third pass"
-        for view in (here, there, cut):
-            view.close()
-
-
-class Words(NamedTuple):
-    picture: torch.Tensor
-    words: list[str]
-
-
-def test_nests_of_a_collate_function_arrive_as_they_are() -> None:
-    def collate(samples: list[Any]) -> Any:
-        pictures = torch.stack([picture for picture, _ in samples])
-        words = [f"word {number}" for _, number in samples]
-        return {"all": Words(pictures, words), "mask": (pictures[:, 0] > 99, None)}
-
-    with SharedStream(lone(collate=collate), window=99) as stream, lone(collate=collate) as alone:
-        for mine, theirs in zip(stream.remote_view(), alone, strict=True):
-            assert type(mine["all"]) is Words
-            assert torch.equal(mine["all"].picture, theirs["all"].picture)
-            assert mine["all"].words == theirs["all"].words
-            assert torch.equal(mine["mask"][0], theirs["mask"][0])
-            assert mine["mask"][1] is None
 
 
 def test_batches_that_are_kept_stay_as_they_were(stream: SharedStream) -> None:
@@ -84,41 +53,6 @@ def test_batches_that_are_kept_stay_as_they_were(stream: SharedStream) -> None:
 
 
 # ---- where it is --------------------------------------------------------------------------------
-
-
-def test_it_counts_what_was_served_and_not_what_was_sent_ahead(stream: SharedStream) -> None:
-    """Within a pass, after one that was left, and after its end."""
-    view = stream.remote_view()
-    with lone() as alone:
-        for batches in (2, 5, None, 1):
-            assert served(view, batches) == served(alone, batches)
-            mine, theirs = view.state_dict(), alone.state_dict()
-            for name in ("decoded", "reused", "served", "serves", "mean_age"):
-                assert mine["stats"][name] == theirs["stats"][name], name
-            assert mine | {"stats": 0} == theirs | {"stats": 0}
-            assert view.last_batch is not None and alone.last_batch is not None
-            assert view.last_batch.ids.tolist() == alone.last_batch.ids.tolist()
-            assert len(view) == len(alone)
-    view.close()
-
-
-def test_a_state_goes_to_a_lone_loader_to_a_view_of_this_process_and_back() -> None:
-    with lone(reuse=2) as expected:
-        whole = passes(expected, 2)
-    with SharedStream(lone(reuse=2), window=99) as stream:
-        there, here = stream.remote_view(), stream.view()
-        assert served(there, 3) == whole[:3]
-        with lone(reuse=2) as alone:
-            alone.load_state_dict(there.state_dict())
-            assert served(alone, 2) == whole[3:5]
-            here.load_state_dict(alone.state_dict())
-        assert served(here, 4) == whole[5:9]
-        there.load_state_dict(here.state_dict())
-        assert len(there) == 2 * BATCHES
-        assert passes(there, 2) == whole[9:]
-        assert there.stats.served == 2 * 2 * SIZE
-        there.close()
-        here.close()
 
 
 def test_an_iterator_is_told_that_its_view_has_another_place(stream: SharedStream) -> None:
@@ -173,47 +107,6 @@ def test_it_goes_on_where_it_was_closed(stream: SharedStream) -> None:
         assert view.state_dict() == state
         assert passes(sent(view), 1) == passes(alone, 1), "in another process, the next pass"
         gc.collect()
-
-
-def test_facts_are_known_before_it_is_opened(stream: SharedStream) -> None:
-    view = sent(stream.remote_view(2, name="mine"))
-    assert view._link is None
-    assert (view.name, view.mode, view.drop_last, view.seed) == ("mine", "rolling", False, 0)
-    assert (view.pieces, view.rank, view.world_size, len(view.dataset)) == (2, 0, 1, SIZE)
-    assert view.last_batch is None
-    with pytest.raises(SharingError, match="sample 3 cannot be read here"):
-        view.dataset[3]
-    view.close()
-
-
-class StopAt(L.Callback):
-    """Writes a checkpoint in the middle of a pass, and ends the fit."""
-
-    def __init__(self, step: int, path: Path) -> None:
-        self.step, self.path = step, path
-
-    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
-        if trainer.global_step == self.step:
-            trainer.save_checkpoint(self.path)
-            trainer.should_stop = True
-
-
-def test_a_trainer_goes_on_with_it_from_a_checkpoint_of_the_middle_of_a_pass(
-    tmp_path: Path,
-) -> None:
-    alone, first, second = Module(), Module(), Module()
-    make_trainer(LoaderCallback()).fit(alone, make_loader())
-    with SharedStream(make_loader(), window=999) as stream:
-        with stream.remote_view() as view:
-            stop = StopAt(20, tmp_path / "20.ckpt")
-            make_trainer(LoaderCallback(), stop).fit(first, view)
-        with stream.remote_view() as view:
-            make_trainer(LoaderCallback()).fit(
-                second, view, ckpt_path=tmp_path / "20.ckpt", weights_only=True
-            )
-    assert first.ids[:20] + second.ids == alone.ids
-    assert torch.equal(torch.cat(first.pixels[:20] + second.pixels), torch.cat(alone.pixels))
-    assert torch.equal(second.net.weight, alone.net.weight)
 
 
 # ---- who leaves ---------------------------------------------------------------------------------
@@ -307,3 +200,129 @@ def test_the_end_of_a_stream_is_told_and_nothing_is_lost() -> None:
         view.load_state_dict(state)
         assert served(view) == served(expected)[state["served_batches"] :]
     loader.close()
+
+
+# ---- what it refuses, and errors ----------------------------------------------------------------
+
+
+def test_the_error_of_a_sample_comes_at_its_batch_with_its_type_and_text() -> None:
+    options = {"shuffle": False, "dataset": Counted(SIZE, bad=(9,))}
+
+    with SharedStream(lone(**options), window=99) as stream, lone(**options) as expected:
+        view = stream.remote_view()
+        story = story_of_a_bad_sample(view)
+        assert story == story_of_a_bad_sample(expected) == [[0, 1, 2, 3], [4, 5, 6, 7], 2] * 2
+        view.close()
+
+
+def test_what_cannot_be_sent_is_an_error_at_its_batch_and_the_pass_is_not_lost() -> None:
+    locks = [threading.Lock()]
+
+    def collate(samples: list[Any]) -> Any:
+        ids = torch.tensor([number for _, number in samples])
+        return ids, torch.zeros(1), *(locks if 9 in ids else [])
+
+    with SharedStream(lone(collate=collate, shuffle=False), window=99) as stream:
+        view = stream.remote_view()
+        got: list[int] = []
+        with pytest.raises(SharingError, match=r"cannot be sent to another process: .*lock"):
+            for ids, _ in view:
+                got += ids.tolist()
+        state = view.state_dict()
+        assert state["served_batches"] == 2
+        locks.clear()
+        view.load_state_dict(state)
+        for ids, _ in view:
+            got += ids.tolist()
+        assert got == [*range(SIZE)]
+        view.close()
+
+
+def test_an_open_view_is_not_sent_or_copied(stream: SharedStream) -> None:
+    view = stream.remote_view(name="mine")
+    assert len(view) == BATCHES
+    for away in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(SharingError, match=f"mine is open in process {os.getpid()}"):
+            away(view)
+    view.close()
+    assert len(sent(view)) == BATCHES
+    gc.collect()
+
+
+def test_a_view_has_one_consumer(stream: SharedStream, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view_server, "BUSY_SECONDS", 0.05)
+    one = stream.remote_view(name="mine")
+    other = sent(one)
+    assert len(one) == BATCHES
+    with pytest.raises(SharingError, match=f"mine is open in process {os.getpid()} already"):
+        len(other)
+    other.close()  # it leaves the consumer alone
+    with lone() as expected:
+        assert served(one) == served(expected)
+    one.close()
+
+
+def test_who_has_not_the_key_is_not_let_in(stream: SharedStream) -> None:
+    view = stream.remote_view(name="mine")
+    module = type(view._address)
+    wrong = module(view._address.socket, b"guessed", view._address.pid, "mine")
+    with pytest.raises(PassEnded, match="has closed it or has ended"):
+        len(RemoteView(wrong, view.facts))
+    assert len(view) == BATCHES
+    view.close()
+
+
+def test_an_open_view_in_a_forked_process_says_whose_it_is(stream: SharedStream) -> None:
+    view = stream.remote_view(name="mine")
+    iterator = iter(view)
+    next(iterator)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            for use in (lambda: next(iterator), lambda: iter(view), lambda: view.set_reuse(2)):
+                with pytest.raises(
+                    SharingError, match=f"mine was opened by process {os.getppid()}"
+                ):
+                    use()
+            del iterator
+            view.close()
+            stream.close()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    with lone() as expected:
+        next(iter(expected))
+        assert len([*iterator]) == BATCHES - 1
+        assert served(view) == served(expected)
+    view.close()
+
+
+def test_a_ctrl_c_while_it_waits_ends_the_pass_and_nothing_else(
+    stream: SharedStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receive = ViewLink.receive
+
+    def interrupted(link: ViewLink) -> Any:
+        if threading.current_thread() is threading.main_thread():  # the consumer, not the server
+            raise KeyboardInterrupt
+        return receive(link)
+
+    view = stream.remote_view()
+    with lone() as alone:
+        for loader in (view, alone):
+            served(loader, 2)
+        state = view.state_dict()
+        iterator = iter(view)
+        assert served([next(iterator)])[0] == served(alone, 1)[0]
+        with monkeypatch.context() as struck, pytest.raises(KeyboardInterrupt):
+            struck.setattr(ViewLink, "receive", interrupted)
+            for _ in range(BATCHES):  # those that were sent ahead are served before
+                next(iterator)
+        assert view.state_dict()["served_batches"] >= 1
+        assert served(view) == served(alone), "the pass after the one that was left"
+        for loader in (view, alone):
+            loader.load_state_dict(state)
+        assert served(view) == served(alone)
+    view.close()

@@ -1,7 +1,6 @@
 """A ReuseLoader over tars and iterables: what it is called with, resumes from, and refuses."""
 
 import json
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,17 +58,6 @@ def test_tars_of_pictures_are_served_by_their_pattern(how: str, tmp_path: Path) 
 )
 def test_braces_stand_for_what_a_shell_makes_of_them(pattern: str, names: list[str]) -> None:
     assert TarShards(f"s-{pattern}.tar").paths == [f"s-{name}.tar" for name in names]
-
-
-def test_shards_come_in_another_order_in_every_pass_and_as_listed_without_a_shuffle(
-    tmp_path: Path,
-) -> None:
-    with shards(tmp_path, reuse=1) as loader:
-        one, other = numbers(loader), numbers(loader)
-    assert sorted(one) == sorted(other) == [*range(22)]
-    assert one != other
-    with shards(tmp_path, reuse=1, shuffle=False) as loader:
-        assert numbers(loader) == [*range(22)]
 
 
 def test_a_stream_of_unknown_length_has_no_len_and_a_promised_one_has(tmp_path: Path) -> None:
@@ -232,25 +220,6 @@ def test_states_of_streams_and_of_lists_are_not_mixed_up(tmp_path: Path) -> None
         listed.load_state_dict(stream.state_dict())
     with pytest.raises(StateError, match="a loader without a stream"):
         stream.load_state_dict(listed.state_dict())
-
-
-def test_a_copy_in_another_process_goes_on_from_a_state_of_the_middle(tmp_path: Path) -> None:
-    with shards(tmp_path, augment=None) as loader:
-        taken = take(loader, 4)
-        copied = pickle.loads(pickle.dumps(loader))
-        state = loader.state_dict()
-    with copied:
-        copied.load_state_dict(state)
-        tail = list(watch(copied))
-    with shards(tmp_path, augment=None) as loader:
-        assert taken + tail == list(watch(loader))
-
-
-def test_reuse_is_chosen_by_measuring_for_a_stream_too() -> None:
-    with ReuseLoader(Counted(400), 4, "auto", workers=1) as loader:
-        assert sorted(numbers(loader)) == [*range(400)]
-        chosen = loader.reuse
-        assert len(numbers(loader)) == 400 * chosen
 
 
 def test_a_stream_with_less_than_a_batch_has_all_of_it_in_each_batch() -> None:

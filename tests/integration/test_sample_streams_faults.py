@@ -246,15 +246,6 @@ def test_a_stream_that_draws_is_told_of_where_reuse_repeats_its_draws(
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_stream_that_draws_nothing_is_not_told_of(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING, "loaders"):
-        ReuseLoader(TarShards(write_shards(tmp_path, [4, 4]), decoded), 4, 2).close()
-        ReuseLoader(Counted(9), 4, 2).close()
-    assert not [text for text in caplog.messages if "draws by chance" in text]
-
-
 @pytest.mark.parametrize("served", range(1, 11))
 def test_a_pass_of_a_stream_in_another_order_is_never_resumed_with_other_samples(
     served: int,

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from support.stream_shards import AUGMENT, Counted, Stateful, numbers, picture, shards, take, watch
 
 from loaders import ReuseLoader
@@ -88,30 +87,6 @@ def test_a_resumed_pass_that_could_not_begin_is_begun_again_by_the_next_iter() -
         assert take(loader, 10) == expected
 
 
-def test_a_resumed_pass_of_a_list_is_begun_again_too() -> None:
-    class Listed(list[Any]):
-        dead = False
-
-        def __getitem__(self, index: Any) -> Any:
-            if self.dead:
-                raise OSError("the disk is dead")
-            return super().__getitem__(index)
-
-    pictures = Listed((torch.full((3, 2, 2), n), n) for n in range(20))
-    with loader_of(pictures, augment=None) as loader:
-        whole = list(watch(loader))
-    with loader_of(pictures, augment=None) as loader:
-        take(loader, 4)
-        state = loader.state_dict()
-    with loader_of(pictures, augment=None) as loader:
-        loader.load_state_dict(state)
-        pictures.dead = True
-        with pytest.raises(OSError, match="the disk is dead"):
-            take(loader, 1)
-        pictures.dead = False
-        assert list(watch(loader)) == whole[4:]
-
-
 def test_the_end_of_the_program_says_nothing_of_a_stream_that_is_being_read() -> None:
     program = """
 import threading
@@ -178,21 +153,6 @@ def test_a_pass_never_goes_on_with_a_stream_of_another_length(
                 continue
             with pytest.raises(StateError, match=r"shorter now|others than in the run"):
                 list(watch(loader))
-
-
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_without_marks_a_pass_goes_on_or_its_end_is_named(drop_last: bool) -> None:
-    for samples in range(6, 20):
-        with loader_of(Stateful(24), drop_last=drop_last) as loader:
-            take(loader, 10)
-            state = loader.state_dict()
-        state["stream"]["marks"] = None
-        with loader_of(Stateful(samples), drop_last=drop_last) as loader:
-            loader.load_state_dict(state)
-            try:
-                assert list(watch(loader))
-            except StateError as error:
-                assert f"shorter now (samples: {samples})" in str(error)
 
 
 # ---- odd streams --------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """decode="scaled": JPEGs of an adopted folder are decoded smaller where their crops allow it."""
 
 import io
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -87,15 +86,6 @@ def test_a_window_has_the_bits_of_the_whole_smaller_picture(eighths: int) -> Non
     assert at is not None and (at.height, at.width, at.eighths) == (160, 203, eighths)
     assert (part == whole[at.top :, at.left :][: len(part), : part.shape[1]]).all()
     assert at.top <= 25 * eighths // 8 and at.top + len(part) >= -(-115 * eighths // 8)
-
-
-def test_every_crop_decides_how_small_a_picture_is() -> None:
-    def eighths(*boxes: tuple[int, int]) -> int:
-        return Crops(lambda *_: [(0, 0, *box) for box in boxes], [(10, 20)]).eighths(500, 500)
-
-    assert Counter(map(eighths, [(19, 400), (20, 40), (39, 79), (40, 80), (80, 160), (400, 400)])) \
-        == {8: 1, 4: 2, 2: 1, 1: 2}  # fmt: skip
-    assert eighths((400, 400), (20, 40)) == 4
 
 
 RAM = Cache("ram", limit_bytes=1 << 20)

@@ -5,8 +5,9 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from support.loader_datasets import served
@@ -24,6 +25,8 @@ from loaders import SharedStream
 from loaders.errors import PassEnded, SharingError, StateError
 from loaders.sharing import shared_stream
 from loaders.sharing.shared_view import SharedView
+from loaders.sharing.view_batches import cut_batch
+from loaders.stats import BatchInfo
 
 JOIN_SECONDS = 60
 
@@ -129,24 +132,6 @@ def test_others_wait_for_a_view_that_never_takes_and_it_is_said_for_whom(
         fast.close()
 
 
-def test_a_hook_is_asked_instead_of_waiting() -> None:
-    with SharedStream(lone(), window=1) as stream:
-        slow, fast = stream.view(name="slow"), stream.view(name="fast")
-        behind = iter(slow)
-        asked: list[tuple[str, ...]] = []
-
-        def turn(names: tuple[str, ...]) -> None:
-            asked.append(names)
-            next(behind)
-
-        fast.on_wait = turn
-        assert len(served(fast)) == BATCHES
-        assert asked == [("slow",)] * (BATCHES - 1)
-        assert fast.on_wait is turn
-        slow.close()
-        fast.close()
-
-
 def test_a_view_that_rests_while_it_is_asked_to_wait_goes_on_afterwards() -> None:
     with SharedStream(lone(), window=1) as stream, lone() as expected:
         slow, fast = stream.view(name="slow"), stream.view(name="fast")
@@ -231,12 +216,6 @@ def test_a_ctrl_c_in_one_view_stops_no_other() -> None:
         assert served(one) == whole[2:]
         one.close()
         other.close()
-
-
-@pytest.mark.parametrize("number", ["lead", "window"])
-def test_a_lead_and_a_window_are_at_least_one(number: Any) -> None:
-    with pytest.raises(ValueError, match=f"{number} must be at least 1, not 0"):
-        SharedStream(lone(), **{number: 0})
 
 
 def test_what_cannot_be_shared_is_refused_by_name(stream: SharedStream) -> None:
@@ -349,3 +328,32 @@ def test_a_state_of_a_view_with_other_pieces_is_refused(stream: SharedStream) ->
         given.view().load_state_dict(state)
     cut.close()
     whole.close()
+
+
+class Pair(NamedTuple):
+    picture: Any
+    name: Any
+
+
+def info(rows: int) -> BatchInfo:
+    numbers = np.arange(rows)
+    return BatchInfo(3, 5, numbers, numbers * 10, numbers * 0, numbers * 0 + 1)
+
+
+def test_every_part_of_a_batch_is_cut_at_the_same_rows() -> None:
+    pixels = torch.arange(10).view(5, 2)
+    batch = {"a": [pixels, ["p", "q", "r", "s", "t"]], "b": Pair(pixels + 1, ("v",) * 5)}
+    first, second, third = cut_batch(batch, info(5), pieces=4, size=2)
+    assert torch.equal(first[0]["a"][0], pixels[:2])
+    assert second[0]["a"][1] == ["r", "s"]
+    assert isinstance(third[0]["b"], Pair)
+    assert torch.equal(third[0]["b"].picture, pixels[4:] + 1)
+    assert third[0]["b"].name == ("v",)
+    assert [piece.batch_index for _, piece in (first, second, third)] == [20, 21, 22]
+    assert [piece.ids.tolist() for _, piece in (first, second, third)] == [[0, 10], [20, 30], [40]]
+
+
+@pytest.mark.parametrize("part", [torch.zeros(3), ["p", "q", "r"], "word", 7])
+def test_a_part_without_a_row_for_each_sample_is_refused(part: Any) -> None:
+    with pytest.raises(SharingError, match=r"no row for each of them.*leave batch_size out"):
+        cut_batch([torch.zeros(4, 1), part], info(4), pieces=2, size=2)

@@ -1,27 +1,33 @@
-"""Passes that torch's DataLoader makes: what is served once and as it is read, at reuse 1."""
+"""A DataLoader's passes and batches of any data set are served here too, or refused by name."""
 
-import logging
-import os
 import random
-import signal
-from collections.abc import Callable, Iterator
+from collections import OrderedDict, UserDict, UserList, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from support import loader_datasets as sets
+from support.numbered_samples import Made
+from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
     Dataset,
     IterableDataset,
     SequentialSampler,
+    default_collate,
     get_worker_info,
 )
+from torchvision import datasets
+from torchvision.transforms import v2
 
 from loaders import ReuseLoader, Workers
-from loaders.errors import LoaderError, PassEnded, WorkerDied
+from loaders.errors import LoaderError, PassEnded, SampleShapeError, WorkerDied
 
 COUNT = 20
 
@@ -41,19 +47,6 @@ class Drawn(Numbers):
 
     def __getitem__(self, index: Any) -> Any:
         return index, torch.rand(()), np.random.rand(), random.random()
-
-
-class Deadly(Numbers):
-    """Reading sample 9 ends the process, so often."""
-
-    def __init__(self, notes: Path, times: int) -> None:
-        self.notes, self.times = notes, times
-
-    def __getitem__(self, index: Any) -> Any:
-        if index == 9 and len(self.notes.read_text()) < self.times:
-            self.notes.write_text(self.notes.read_text() + "x")
-            os.kill(os.getpid(), signal.SIGKILL)
-        return index
 
 
 class Torn(Numbers):
@@ -152,20 +145,16 @@ def test_a_data_set_sees_what_it_sees_in_a_dataloader(workers: int) -> None:
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_worker_may_die_once_in_a_pass(tmp_path: Path, times: int) -> None:
-    notes = tmp_path / "deaths"
-    notes.touch()
+    killed = tmp_path / "killed"
+    data, workers = sets.Killed(COUNT, 9, times, killed), Workers(2, "process")
     got: list[int] = []
-    workers = Workers(2, "process")
-    with ReuseLoader(Deadly(notes, times), 2, 1, shuffle=False, workers=workers) as loader:
-        if times == 1:
-            got = [index for batch in loader for index in batch.tolist()]
-            assert got == list(range(COUNT))
-        else:
-            with pytest.raises(WorkerDied, match="had died before"):
-                for batch in loader:
-                    got += batch.tolist()
-            assert got == list(range(len(got)))
-    assert notes.read_text() == "x" * times
+    with ReuseLoader(data, 2, 1, shuffle=False, workers=workers) as loader:
+        end = pytest.raises(WorkerDied, match="had died before") if times == 2 else nullcontext()
+        with end:
+            for _, ids in loader:
+                got += ids.tolist()
+    assert got == list(range(COUNT if times == 1 else len(got)))
+    assert killed.read_text() == "x" * times
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -180,19 +169,6 @@ def test_who_catches_an_error_may_go_on_with_the_next_batch(workers: int) -> Non
                 got.append(None)
         assert next(serving, "the end") == "the end"
     assert got == [[0, 1, 2, 3], None, [8, 9, 10, 11], [12, 13, 14, 15], [16, 17, 18, 19]]
-
-
-def test_the_summary_says_who_makes_the_batches(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "loaders")
-    for theirs in (
-        DataLoader(Numbers(), 4, prefetch_factor=4, num_workers=2),
-        THEIRS["buckets"](2),
-    ):
-        ReuseLoader.from_dataloader(theirs, 1)
-    plain, own = (record.getMessage() for record in caplog.records)
-    assert plain.startswith("made by torch's DataLoader: nothing is reused, cached or redone;")
-    assert plain.endswith("prefetch_factor=4 has no effect: how much is read ahead is settled here")
-    assert own.startswith("made as the DataLoader makes them, which has a batch_sampler (list);")
 
 
 def test_one_iterator_at_a_time() -> None:
@@ -225,3 +201,147 @@ def test_the_attributes_of_a_dataloader_are_true() -> None:
     with ReuseLoader.from_dataloader(THEIRS["buckets"](0), reuse=1) as loader:
         assert loader.batch_sampler is BUCKETS
     assert ReuseLoader(Shared(), 4, 1).sampler is None
+
+
+# ---- what other people's data sets give: the batches of a DataLoader, or a refusal --------------
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two batches are equal, their types too. (Words are a list, where torch may have a
+    tuple of them.)"""
+    if isinstance(one, list) and all(isinstance(word, str | bytes) for word in one):
+        return one == list(other)
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, Mapping):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, Sequence) and not isinstance(one, str | bytes):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+def batches(loader: Any) -> list[Any]:
+    """What a pass gives; the type of the exception that ends it takes a batch's place."""
+    found: list[Any] = []
+    try:
+        for batch in loader:
+            found.append(batch)
+    except Exception as error:
+        found.append(type(error).__name__)
+    return found
+
+
+# ---- CIFAR-10 and MNIST, with other labels ------------------------------------------------------
+
+FEW = 7
+LABELS = {
+    "numbers": [3, 1, 2, 0, 9, 8, 7],
+    "soft": [0.1 * n for n in range(FEW)],
+    "bools": [n % 2 == 0 for n in range(FEW)],
+    "one-hot": [[float(n == k) for k in range(3)] for n in range(FEW)],
+    "pairs": [(n, n / 2) for n in range(FEW)],
+    "dicts": [{"coarse": n, "fine": n / 2} for n in range(FEW)],
+    "words": [f"class {n}" for n in range(FEW)],
+    "int32": np.arange(FEW, dtype=np.int32),
+    "float32 rows": np.eye(FEW, dtype=np.float32),
+    "uint8 tensor": torch.arange(FEW, dtype=torch.uint8),
+    "float16 tensor": torch.linspace(0, 1, FEW, dtype=torch.float16),
+    "rows": torch.eye(FEW),
+    "numpy words": np.array(["a", "bc"] * 3 + ["d"]),
+    "tensors": [torch.tensor(n / 2) for n in range(FEW)],
+}
+
+
+@pytest.mark.parametrize("labels", LABELS)
+@pytest.mark.parametrize("kind", [datasets.CIFAR10, datasets.MNIST])
+def test_labels_in_memory_keep_their_values_and_types(kind: type, labels: str) -> None:
+    dataset = sets.in_memory(kind, [0] * FEW, v2.PILToTensor())
+    theirs = DataLoader(dataset, 3)
+    with ReuseLoader.from_dataloader(theirs, reuse=1) as loader:
+        assert same(list(loader), list(theirs))
+        dataset.targets = LABELS[labels]
+        expected, served = batches(theirs), batches(loader)
+    if isinstance(expected[-1], str):
+        assert isinstance(served[-1], str)  # torch refuses them as well
+    else:
+        assert same(served, expected)
+
+
+# ---- samples of odd classes ---------------------------------------------------------------------
+
+
+class Degree(IntEnum):
+    LOW = 0
+    HIGH = 1
+
+
+class OwnDict(dict[str, Any]):
+    """As libraries return it."""
+
+
+class OwnFloat(float):
+    """As libraries return it."""
+
+
+class Pair(NamedTuple):
+    left: torch.Tensor
+    right: Any
+
+
+SAMPLES: dict[str, Callable[[int], Any]] = {
+    "tensor": lambda n: torch.full((2, 3), n / 3),
+    "array": lambda n: np.full((3, 2), n, dtype=np.int16),
+    "non-contiguous": lambda n: torch.arange(6).reshape(2, 3).t() + n,
+    "tuple": lambda n: (torch.full((2,), n, dtype=torch.int32), n, n / 3, n % 2 == 0),
+    "nested": lambda n: {"a": (torch.tensor(n), [n, n / 2]), "b": {"c": f"sample {n}"}},
+    "namedtuple": lambda n: Pair(torch.full((2,), n), {"name": f"sample {n}", "label": n}),
+    "words": lambda n: (f"sample {n}", bytes([n]), np.str_(f"sample {n}")),
+    "scalars": lambda n: [np.float32(n / 3), np.int16(n), torch.tensor([n / 3]).half()],
+    "int": lambda n: n,
+    "str": lambda n: f"sample {n}",
+    "UserDict": lambda n: UserDict(z=torch.full((2,), n), a=n / 2),
+    "dict": lambda n: (OwnDict(x=n), n),
+    "OrderedDict": lambda n: OrderedDict(z=n, a=n + 0.5),
+    "defaultdict": lambda n: defaultdict(int, a=n),
+    "IntEnum": lambda n: (torch.ones(2), Degree(n % 2)),
+    "float": lambda n: [OwnFloat(n)],
+    "UserList": lambda n: UserList([n, n + 1]),
+    "deque": lambda n: deque([n, n / 2]),
+    "range": lambda n: range(n, n + 3),
+    "float8": lambda n: torch.full((3,), n).to(torch.float8_e4m3fn),
+    "conjugate": lambda n: torch.full((2,), 1j * n).conj(),
+    "negative": lambda n: torch.full((2,), 1j * n).conj().imag,
+}
+REFUSED: dict[str, Callable[[int], Any]] = {
+    "PackedSequence": lambda n: pack_sequence([torch.ones(3)]),
+    "sparse_coo": lambda n: (n, torch.eye(3).to_sparse()),
+    "requires_grad": lambda n: torch.ones(3, requires_grad=True) * n,
+    "meta": lambda n: torch.ones(3, device="meta"),
+}
+
+
+@pytest.mark.parametrize("kind", SAMPLES)
+@pytest.mark.parametrize(("reuse", "reader"), [(1, "thread"), (3, "thread"), (3, "process")])
+def test_samples_of_any_class_make_torchs_batches(kind: str, reuse: int, reader: Any) -> None:
+    data = Made(FEW, SAMPLES[kind])
+    with ReuseLoader(data, 3, reuse, workers=Workers(1, reader)) as loader:
+        for batch in loader:
+            assert loader.last_batch is not None
+            ids = loader.last_batch.ids.tolist()
+            assert same(batch, default_collate([data[i] for i in ids]))
+
+
+def test_keys_in_another_order_do_not_swap_the_parts_of_a_sample() -> None:
+    data = Made(6, lambda n: {"a": n, "b": -n} if n % 2 else {"b": -n, "a": n})
+    for batch in ReuseLoader(data, 3, 2, workers=Workers(1, "thread")):
+        assert torch.equal(batch["a"], -batch["b"])
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_no_buffer_keeps_is_refused_by_its_name(kind: str) -> None:
+    said = f"{kind}.*let the data set return"
+    loader = ReuseLoader(Made(FEW, REFUSED[kind]), 3, 1, workers=Workers(1, "thread"))
+    with loader, pytest.raises(SampleShapeError, match=said):
+        next(iter(loader))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support import worker_datasets as sets
 
-from loaders.errors import LoaderError, PassEnded, SourceError, WorkerDied
+from loaders.errors import LoaderError, PassEnded, WorkerDied
 from loaders.slots.leaves import Chunk
 from loaders.workers.processes import StartMethod, WorkerProcess
 
@@ -127,52 +127,6 @@ def test_closing_leaves_no_process_and_no_descriptor(method: StartMethod, watch:
     whole_life()
     assert descriptors() == before
     assert not multiprocessing.active_children()
-
-
-@without_spawning
-def test_a_death_and_a_failed_start_leave_no_descriptor(
-    method: StartMethod, tmp_path: Path
-) -> None:
-    def life(number: int) -> None:
-        deadly = WorkerProcess(sets.Deadly("exit", 2, tmp_path / f"{number}"), method, "reader")
-        with deadly, pytest.raises(WorkerDied):
-            deadly.read([5])
-        broken = WorkerProcess(sets.NotRebuilt(), "forkserver", "reader")
-        with broken, pytest.raises(SourceError):
-            broken.read([5])
-
-    life(0)
-    before = descriptors()
-    life(1)
-    assert descriptors() == before
-
-
-def test_a_closed_worker_reads_no_more() -> None:
-    worker = WorkerProcess(sets.Sized(), None, "reader")
-    worker.read([1])
-    worker.close()
-    worker.close()
-    with pytest.raises(PassEnded, match="reader was closed"):
-        worker.read([1])
-
-
-def test_after_a_read_that_was_interrupted_the_next_one_gets_its_own_samples(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with WorkerProcess(sets.Faulty(), None, "reader") as worker:
-        worker.read([1])
-        with monkeypatch.context() as patch:
-
-            def interrupt(*_: object) -> None:
-                raise KeyboardInterrupt
-
-            patch.setattr("loaders.workers.processes.connection.wait", interrupt)
-            # Only while it waits: ending the process waits with the same function.
-            patch.setattr(worker, "_end", lambda end=worker._end: (patch.undo(), end())[1])
-            with pytest.raises(KeyboardInterrupt):
-                worker.read([2, 3])
-        assert values(worker.read([4, 5])) == [4, 5]
-        assert worker.restarts == 0
 
 
 class Reading:

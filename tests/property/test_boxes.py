@@ -1,13 +1,23 @@
-"""Where random resized crops lie, against torchvision's own drawing of them."""
-
-import math
+"""Where crops lie, against torchvision, and that torch and the kernels cut the same bits there."""
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torchvision import transforms
 
-from loaders.pixels.augmentation import Draws, RandomResizedCrop, draw_keys
+from loaders.pixels.augmentation import (
+    CentreCrop,
+    Chain,
+    Cutout,
+    Draws,
+    Flip,
+    PadCrop,
+    RandomResizedCrop,
+    draw_keys,
+)
+from loaders.pixels.moving import moved
 from loaders.pixels.placing import Placing
 
 SETTINGS = [
@@ -76,35 +86,38 @@ def largest_gap(mine: np.ndarray, his: np.ndarray) -> float:
     return float(abs(at[0] / len(mine) - at[1] / len(his)).max())
 
 
-def one_by_hand(draws: Draws, height: int, width: int) -> tuple[int, int, int, int]:
-    """torchvision's lines, with our numbers for the first (only) sample."""
-    kept = None
-    areas = [height * width * draws.uniform(0.08, 1.0)[0] for _ in range(10)]
-    ratios = [math.exp(draws.uniform(math.log(3 / 4), math.log(4 / 3))[0]) for _ in range(10)]
-    for area, ratio in zip(areas, ratios, strict=True):
-        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-        if 0 < w <= width and 0 < h <= height and kept is None:
-            kept = h, w
-    down, right = draws.uniform()[0], draws.uniform()[0]
-    if kept is not None:
-        h, w = kept
-        return math.floor(down * (height - h + 1)), math.floor(right * (width - w + 1)), h, w
-    h = round(width / (3 / 4)) if width / height < 3 / 4 else height
-    w = round(height * 4 / 3) if width / height > 4 / 3 else width
-    return (height - h) // 2, (width - w) // 2, h, w
-
-
-def test_a_box_is_a_function_of_its_samples_numbers_and_of_its_pictures_size() -> None:
-    rng = np.random.default_rng(1)
-    heights, widths = rng.integers(4, 80, 200), rng.integers(4, 80, 200)
-    together = boxes(many(list(range(200))), heights, widths)
-    for n in range(200):
-        alone = one_by_hand(many([n]), int(heights[n]), int(widths[n]))
-        assert tuple(together[n].tolist()) == alone
-
-
 def test_whoever_fits_at_once_draws_as_many_numbers_as_who_never_does() -> None:
     draws = [many([3, 4, 5]) for _ in range(2)]
     boxes(draws[0], 50, 50)
     boxes(draws[1], 2, 90)
     assert np.array_equal(draws[0].uniform(), draws[1].uniform())
+
+
+sides = st.integers(1, 70)
+
+
+@given(sides, sides, sides, sides, st.integers(0, 2**32 - 1), st.integers(0, 3), st.booleans())
+def test_uint8_pictures_come_out_bit_for_bit_the_same(
+    height: int, width: int, tall: int, wide: int, seed: int, kind: int, channels_last: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    images = torch.from_numpy(rng.integers(0, 256, (3, 3, height, width), dtype=np.uint8))
+    if channels_last:
+        images = images.to(memory_format=torch.channels_last)
+    keys = rng.integers(0, 2**63, 3, dtype=np.uint64)
+    draws, again = Draws(keys), Draws(keys)
+    first = (
+        RandomResizedCrop((tall, wide)),
+        RandomResizedCrop((tall, wide), scale=(0.9, 1.0)),
+        PadCrop(min(tall, 9)),
+        CentreCrop((min(tall, height), min(wide, width))),
+    )[kind]
+    placing = Placing.whole(images)
+    for step in (first, Flip(), Cutout(5)):
+        placing = step.place(placing, draws)
+    by_torch = moved(
+        images.movedim(-3, -1), placing.boxes, placing.size, placing.resized, placing.flips,
+        placing.holes,
+    )  # fmt: skip
+    by_kernel = Chain((first, Flip(), Cutout(5)))(images, again)
+    assert torch.equal(by_torch.movedim(-1, -3), by_kernel)

@@ -266,3 +266,44 @@ def test_a_byte_flipped_anywhere_never_gives_other_pixels(where: st.DataObject) 
                     assert found is None or all(map(same, found, picture(i, n)))
                     assert found is not None or cache.offer(i, picture(i, n))
                     assert holds(cache, i, n)
+
+
+class Opaque:
+    """A leaf that has no bytes to keep."""
+
+
+@pytest.mark.parametrize(
+    "leaf",
+    [
+        Opaque(),
+        {1, 2},
+        np.array([Opaque()]),
+        np.zeros(2, [("x", "i4")]),
+        np.ma.masked_array([1, 2], [True, False]),
+        torch.zeros(2, 2).to_sparse(),
+        torch.zeros(2, device="meta"),
+    ],
+    ids=["object", "set", "objects", "fields", "masked", "sparse", "no memory"],
+)
+def test_what_cannot_be_kept_is_refused_and_said_once(
+    leaf: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with RamCache(2**20) as cache:
+        assert not cache.offer(5, [leaf, 1])
+        assert not cache.offer(6, [leaf, 1])
+        assert cache.read(5) is None
+        assert cache.entries == cache.nbytes == 0
+    [record] = caplog.records
+    assert "sample 5 and others like it are not kept" in record.message
+    assert type(leaf).__name__ in record.message
+
+
+def test_a_sample_that_fills_the_cache_to_its_last_byte_fits_and_a_byte_more_does_not() -> None:
+    sample = [torch.zeros(1_000, dtype=torch.uint8)]
+    with RamCache(2**20) as roomy:
+        assert roomy.offer(0, sample)
+        needed = roomy.nbytes
+    with RamCache(needed) as just_enough, RamCache(needed - 1) as too_small:
+        assert just_enough.offer(0, sample)
+        assert not too_small.offer(0, sample)
+        assert (just_enough.nbytes, too_small.nbytes) == (needed, 0)

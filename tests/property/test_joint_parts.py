@@ -152,22 +152,6 @@ def test_boxes_and_points_agree_with_the_mask_to_half_a_pixel_after_resizing(
 
 
 @law
-@given(st.integers(8, 24), st.integers(4, 24), st.integers(0, 2**32 - 1))
-def test_a_mask_has_the_class_of_the_pixel_that_its_picture_shows(
-    width: int, side: int, seed: int
-) -> None:
-    # In black and white stripes, whatever is clearly black or white comes from one of them.
-    rng = np.random.default_rng(seed)
-    stripes = torch.from_numpy(rng.integers(0, 2, (COUNT, 1, 1, width), dtype=np.uint8)) * 255
-    images = stripes.expand(COUNT, 1, 8, width).contiguous()
-    steps = [RandomResizedCrop((8, max(side, width // 2 + 1)), scale=(0.2, 1.0)), Flip()]
-    pictures, moves = moved(images, steps, seed)
-    masks = torch.stack(move_parts("mask", [*images], moves, ""))
-    clear = (pictures < 120) | (pictures > 135)
-    assert torch.equal(masks[clear] > 127, pictures[clear] > 127)
-
-
-@law
 @given(SIDES, SIDES, EXACT, st.integers(0, 2**32 - 1), st.integers(0, 2))
 def test_a_layout_of_boxes_is_only_another_way_to_write_them(
     height: int, width: int, steps: list[Any], seed: int, layout: int

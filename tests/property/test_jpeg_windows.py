@@ -1,30 +1,31 @@
-"""A window of a JPEG has the bits that Pillow gives the whole picture there, wherever it lies."""
+"""A window of a JPEG, also of a resized one, has the bits that Pillow gives the whole one there."""
 
 import io
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
+from torchvision.transforms import InterpolationMode, Resize
 
 from loaders import ReuseLoader
-from loaders.augment import CentreCrop, Chain, Flip, RandomCrop, RandomResizedCrop
+from loaders.augment import Chain, Flip, RandomCrop, RandomResizedCrop
 from loaders.errors import SampleShapeError
-from loaders.pipeline import Pipeline
-from loaders.pixels.augmentation import Cropping, Draws, crops_of
+from loaders.pixels import resizing
 from loaders.pixels.crops import Box, Crops, PicturePart
 from loaders.pixels.decoding import decode_pixels
 from loaders.pixels.jpegs import ANYWHERE, Jpeg, Room, decodes_jpegs
-from loaders.pixels.placing import Placing
+from loaders.pixels.resizing import Resizing, resizes
+from loaders.sources import picture_folder
 
 pytestmark = pytest.mark.skipif(not decodes_jpegs(), reason="the kernels were not compiled")
 
 sides = st.integers(1, 120)
-keys = st.integers(0, (1 << 64) - 1)
 
 
 @st.composite
@@ -88,26 +89,6 @@ def test_a_turned_picture_is_whole(orientation: int) -> None:
     assert np.array_equal(seen, whole) or orientation == 1
 
 
-CROPS = [
-    RandomResizedCrop(9),
-    RandomResizedCrop(9, (0.9, 1.0), (3.0, 4.0)),
-    RandomCrop(8),
-    CentreCrop(8),
-]
-
-
-@given(
-    st.sampled_from([*CROPS, CentreCrop((5, 8))]), keys, st.integers(8, 600), st.integers(8, 600)
-)
-def test_what_will_be_seen_is_what_is_placed(
-    crop: Cropping, key: int, height: int, width: int
-) -> None:
-    size, one = np.array([[height, width]], dtype=np.int32), np.array([key], dtype=np.uint64)
-    placed = crop.place(Placing.of_sizes(size), Draws(one)).boxes
-    (crops,) = crops_of([crop], one, 1)
-    assert crops.boxes(height, width) == [tuple(placed[0])]
-
-
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Any:
     root = tmp_path_factory.mktemp("photos")
@@ -131,11 +112,10 @@ def test_batches_are_those_of_whole_pictures(
 ) -> None:
     decoded = pixels_decoded(monkeypatch)
 
-    def served() -> list[Any]:
-        decoded.clear()
+    def served(source: Any) -> list[Any]:
         made: list[Any] = []
         with ReuseLoader(
-            photos, 4, reuse, reaugment=reaugment, workers=2, seed=3, augment=augment
+            source, 4, reuse, reaugment=reaugment, workers=2, seed=3, augment=augment
         ) as loader:
             for _ in range(2):
                 made += copies(loader)
@@ -144,13 +124,14 @@ def test_batches_are_those_of_whole_pictures(
             made.append(loader.stats.buffer_bytes)
         return made
 
-    *windows, small = served()
+    *windows, small = served(photos)
     seen = sum(decoded) / len(decoded)
-    monkeypatch.setattr(Pipeline, "_layout", lambda *_: None)
-    *whole, large = served()
+    files = picture_folder(photos)
+    pictures = [files[n] for n in range(len(files))]
+    *whole, large = served(pictures)
     assert len(windows) == len(whole)
     assert all(map(torch.equal, windows, whole))
-    assert seen < sum(decoded) / len(decoded)
+    assert seen < sum(picture.numel() for picture, _ in pictures) / len(pictures)
     assert small < large
 
 
@@ -192,3 +173,63 @@ def pixels_decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(Jpeg, "decode", counted)
     return counts
+
+
+# ---- of a resized picture -----------------------------------------------------------------------
+
+resized = pytest.mark.skipif(not resizes(), reason="Pillow itself resizes here")
+
+larger = st.integers(1, 150)
+sizes = st.tuples(larger) | st.tuples(larger, larger)
+
+
+@resized
+@given(larger, larger, sizes, st.booleans(), st.integers(0, 1 << 32), st.data())
+def test_a_window_of_a_resized_picture_has_pillows_bits(
+    height: int, width: int, size: tuple[int, ...], cubic: bool, seed: int, drawn: st.DataObject
+) -> None:
+    ours = Resizing(size, cubic)
+    assume(ours.begins_with_columns(height, width) and max(ours.sides(height, width)) < 2000)
+    noise = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(noise).save(file, "JPEG", quality=98)
+    how = InterpolationMode.BICUBIC if cubic else InterpolationMode.BILINEAR
+    theirs = np.asarray(Resize(list(size), how)(Image.open(file)))
+    tall, wide = theirs.shape[:2]
+    assert ours.sides(height, width) == (tall, wide)
+    top, left = drawn.draw(st.integers(0, tall - 1)), drawn.draw(st.integers(0, wide - 1))
+    rows, columns = drawn.draw(st.integers(1, tall - top)), drawn.draw(st.integers(1, wide - left))
+    box = top, left, rows, columns
+    crops = Crops(lambda *_: [box], [(rows, columns)])
+    with Jpeg(file.getvalue()) as jpeg:
+        pixels = ours.decoded(jpeg, Room(ANYWHERE.memory, crops))
+    assert np.array_equal(pixels, theirs[top:, left:][:rows, :columns])
+    if box != (0, 0, tall, wide):
+        assert crops.part is not None
+        assert (crops.part.top, crops.part.left) == (top, left)
+        assert (crops.part.height, crops.part.width) == (tall, wide)
+
+
+@resized
+@pytest.mark.parametrize("size", [(1,), (3,), (1, 1), (7, 500)])
+def test_large_pictures_become_small(size: tuple[int, ...]) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (700, 1100, 3), dtype=np.uint8)
+    ours, whole = Resizing(size), (700, 1100)
+    tall, wide = ours.sides(*whole)
+    out = np.empty((tall, wide, 3), np.uint8)
+    ours.resize(noise, (0, 0, *whole), whole, (0, 0, tall, wide), out)
+    theirs = Image.fromarray(noise).resize((wide, tall), Image.Resampling.BILINEAR)
+    assert np.array_equal(out, np.asarray(theirs))
+
+
+@resized
+@pytest.mark.parametrize("answer", ["nobody has built it", -3, 0])
+def test_ours_is_not_trusted_where_it_cannot_or_has_other_bits(
+    answer: str | int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave(call: object) -> str | int:
+        return answer
+
+    library = answer if isinstance(answer, str) else SimpleNamespace(pictures_resize=leave)
+    monkeypatch.setattr(resizing, "kernel_library", lambda: library)
+    assert not resizes.__wrapped__()

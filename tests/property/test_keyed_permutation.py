@@ -16,11 +16,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from support.computed_ids import count_computed_ids
 from support.products import examples
 
 from loaders.order.keyed_permutation import KeyedPermutation, shuffled
-from loaders.order.source_order import samples_per_rank, source_order
 
 MOST = 4.0
 law = settings(max_examples=examples(150), deadline=None)
@@ -81,43 +79,6 @@ def test_the_order_of_a_seed_never_changes() -> None:
     many = KeyedPermutation(10**9, (7, 3))
     assert many(np.arange(3)).tolist() == [907026572, 742869080, 657217604]
     assert a_sort_of_ours(10, 0).tolist() == [1, 8, 0, 9, 6, 7, 4, 2, 3, 5]
-
-
-@law
-@given(st.integers(1, 200), st.integers(1, 9), st.integers(0, 99), st.booleans())
-def test_ranks_share_out_all_ids_in_equal_parts(
-    samples: int, ranks: int, seed: int, shuffle: bool
-) -> None:
-    whole = [*source_order(samples, seed=seed, pass_index=1, shuffle=shuffle)]
-    shares = [
-        [*source_order(samples, seed=seed, pass_index=1, shuffle=shuffle, rank=r, world_size=ranks)]
-        for r in range(ranks)
-    ]
-    assert {len(share) for share in shares} == {samples_per_rank(samples, ranks)}
-    dealt = [i for together in zip(*shares, strict=True) for i in together]
-    again = itertools.islice(itertools.cycle(whole), len(dealt) - samples)
-    assert dealt == [*whole, *again]
-    assert sorted(whole) == list(range(samples))
-
-
-@law
-@given(st.integers(1, 60), st.integers(1, 5), st.data())
-def test_a_share_of_a_share_has_every_nth_id_of_it(
-    samples: int, lanes: int, data: st.DataObject
-) -> None:
-    order = source_order(samples, seed=3, pass_index=0, rank=1, world_size=2)
-    lane = data.draw(st.integers(0, lanes - 1))
-    assert [*order[lane::lanes]] == [*order][lane::lanes]
-
-
-def test_a_rank_of_many_computes_the_ids_that_it_is_asked_for_and_no_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    computed = count_computed_ids(monkeypatch)
-    share = source_order(10**8, seed=0, pass_index=0, rank=7, world_size=1000)
-    assert len(share) == 10**5
-    assert len(share[np.arange(50_000, 50_128)]) == 128
-    assert computed[0] <= 128 + 2, "a few of them may walk on"
 
 
 # ---- how uniform it is --------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """The laws of `ReuseLoader`: a DataLoader that serves more than once."""
 
+import json
 from collections import Counter
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.numbered_samples import (
-    Made,
+    AUGMENT,
     Numbered,
     in_threads,
     loader,
@@ -19,6 +20,8 @@ from support.numbered_samples import (
 from support.products import examples
 from torch.utils.data import DataLoader
 
+from loaders import ReuseLoader
+from loaders.errors import StateError
 from loaders.order.reuse import MODES
 
 law = settings(max_examples=examples(25), deadline=None)
@@ -95,13 +98,6 @@ def test_each_sample_is_served_reuse_times_with_its_own_pixels(options: dict[str
     assert served == Counter(dict.fromkeys(range(size), reuse))
 
 
-@law
-@given(settings_of_a_loader())
-def test_the_order_does_not_depend_on_the_number_of_workers(options: dict[str, Any]) -> None:
-    one, two, five = (take(loader(**options, workers=n), 12) for n in (1, 2, 5))
-    assert one == two == five
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_passes_differ_in_order_and_in_augmentation(mode: str) -> None:
     ours = loader(20, mode=mode, reuse=1)
@@ -154,21 +150,6 @@ def test_ranks_share_the_set_evenly(options: dict[str, Any], world_size: int) ->
     assert sum(len(s) for s in shares) - options["size"] < world_size
     if options["size"] % world_size == 0:
         assert sum(len(s) for s in shares) == options["size"]
-
-
-@law
-@given(st.integers(1, 20), st.integers(2, 4), st.integers(1, 3), st.sampled_from(MODES))
-def test_a_batch_larger_than_a_ranks_share_is_refused_or_served_whole(
-    size: int, world_size: int, reuse: int, mode: Any
-) -> None:
-    try:
-        ours = loader(size, batch_size=size, reuse=reuse, mode=mode, rank=(0, world_size))
-        served = Counter(i for batch in watch(ours) for i in batch.ids)
-    except ValueError as error:
-        assert "batch_size" in str(error)
-        return
-    assert len(served) == -(-size // world_size)
-    assert set(served.values()) == {reuse}
 
 
 def test_ranks_shuffle_their_buffers_differently() -> None:
@@ -229,39 +210,121 @@ def test_a_limited_pass_ends_after_so_many_batches_and_the_next_pass_follows() -
     assert list(watch(ours)) == second
 
 
+# ---- resume -------------------------------------------------------------------------------------
+
+
 @law
-@given(settings_of_a_loader(), st.integers(1, 3))
-def test_the_counters_count_what_was_served(options: dict[str, Any], passes: int) -> None:
-    ours = loader(**options)
-    served = take(ours, passes * len(ours)) if len(ours) else []
-    serves = [serve for batch in served for serve in batch.serves]
-    stats = ours.stats
-    assert stats.served == len(serves)
-    assert stats.decoded == serves.count(0)
-    assert stats.reused == stats.served - stats.decoded
-    assert stats.stall_seconds >= 0
-    if not options["drop_last"]:
-        assert stats.decoded == passes * options["size"]
-        assert stats.extra_decodes == 0
+@given(settings_of_a_loader(), st.integers(0, 40), st.sampled_from([1, 3]))
+def test_a_resume_after_any_batch_gives_the_same_tail(
+    options: dict[str, Any], batches: int, workers: int
+) -> None:
+    whole = take(loader(**options), batches + 15)
+    interrupted = loader(**options)
+    head = take(interrupted, batches)
+    state = interrupted.state_dict()
+    resumed = loader(**options, workers=workers)
+    resumed.load_state_dict(state)
+    assert head + take(resumed, 15) == whole
 
 
-def test_decodes_that_were_not_served_are_counted_apart() -> None:
+def test_a_state_is_a_few_numbers_and_words() -> None:
+    ours = loader(2000)
+    take(ours, 4)
+    text = json.dumps(ours.state_dict())
+    assert json.loads(text) == ours.state_dict()
+    assert len(text) < 1000, "ids and pixels are no part of it"
+
+
+def test_a_resumed_pass_decodes_only_what_is_still_to_be_served() -> None:
+    interrupted = loader(40, batch_size=4)
+    take(interrupted, 25)
     calls: list[int] = []
-    data = Made(40, lambda i: calls.append(i) or (Numbered(40)[i]))
-    ours = in_threads(data, batch_size=4, reuse=1, buffer_batches=3, workers=1)
-    for _ in ours:
-        break
-    stats = ours.stats
-    assert stats.decoded == 4
-    assert stats.decoded + stats.extra_decodes == len(calls)
-    list(ours)
-    ours.close()
-    stats = ours.stats
-    assert stats.decoded == 44
-    assert stats.decoded + stats.extra_decodes == len(calls)
+
+    class Counting(Numbered):
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            calls.append(index)
+            return super().__getitem__(index)
+
+    resumed = in_threads(
+        Counting(40), batch_size=4, reuse=3, buffer_batches=2, augment=AUGMENT, workers=1
+    )
+    resumed.load_state_dict(interrupted.state_dict())
+    calls.clear()  # the loader has looked, when it was made, whether reading repeats itself
+    rest = {i for batch in watch(resumed) for i in batch.ids}
+    assert set(calls[: len(rest)]) == rest
+    # While it drained, the first samples of the next pass were decoded into the slots left free.
+    assert len(calls) - len(rest) <= resumed.buffer_batches * resumed.batch_size
 
 
-def test_counters_read_like_a_mapping() -> None:
-    stats = loader(20).stats
-    assert dict(stats)["decoded"] == stats["decoded"] == stats.decoded
-    assert len(stats) == len(dict(stats))
+def test_a_resume_goes_on_across_a_change_of_reuse() -> None:
+    def change(ours: ReuseLoader) -> None:
+        ours.set_reuse(1, reaugment=False, batch_size=5)
+
+    uninterrupted = loader(20)
+    take(uninterrupted, len(uninterrupted))
+    change(uninterrupted)
+    tail = take(uninterrupted, 7)
+    for batches in range(8):
+        interrupted = loader(20)
+        take(interrupted, len(interrupted))
+        change(interrupted)
+        take(interrupted, batches)
+        resumed = loader(20)
+        resumed.load_state_dict(interrupted.state_dict())
+        assert take(resumed, 7 - batches) == tail[batches:], batches
+
+
+def test_a_resume_keeps_the_limit_of_a_pass() -> None:
+    interrupted = loader(20)
+    interrupted.limit_pass(6)
+    head = take(interrupted, 4)
+    resumed = loader(20)
+    resumed.load_state_dict(interrupted.state_dict())
+    assert len(resumed) == 6
+    rest = list(watch(resumed))
+    assert head + rest == take(loader(20), 6)
+    again = loader(20)
+    again.limit_pass(6)
+    assert take(resumed, 3) == take(again, 9)[6:]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"size": 21},
+        {"seed": 1},
+        {"mode": "block"},
+        {"buffer_batches": 3},
+        {"shuffle": False},
+        {"drop_last": True},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_a_state_of_another_loader_is_refused_and_says_what_differs(other: dict[str, Any]) -> None:
+    saved = loader(20)
+    take(saved, 3)
+    mine = loader(**{"size": 20, **other})
+    key = {"size": "samples"}.get(next(iter(other)), next(iter(other)))
+    with pytest.raises(StateError, match=f"{key}=.*{key}="):
+        mine.load_state_dict(saved.state_dict())
+    assert take(mine, 2) == take(loader(**{"size": 20, **other}), 2), "and nothing was taken over"
+
+
+def test_a_state_of_another_version_of_the_order_may_resume_between_passes_only() -> None:
+    saved = loader(20)
+    batches = len(saved)
+    take(saved, batches - 1)
+    state = saved.state_dict()
+    for old in (
+        {k: v for k, v in state.items() if k != "order_version"},
+        state | {"order_version": 1},
+    ):
+        with pytest.raises(StateError, match=r"middle of pass 0 of order version 1.*end of a pass"):
+            loader(20).load_state_dict(old)
+    whole = loader(20)
+    take(whole, batches)
+    state = whole.state_dict()
+    del state["order_version"]
+    resumed = loader(20)
+    resumed.load_state_dict(state)
+    assert take(resumed, 5) == take(loader(20), batches + 5)[batches:]

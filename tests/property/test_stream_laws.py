@@ -8,14 +8,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.products import examples
+from support.reuse_plans import pairs, plans
 from support.stream_shards import AUGMENT, Counted, Stateful, decoded, take, watch, write_shards
 
 from loaders import ReuseLoader
-from loaders.order.reuse import MODES
+from loaders.order.open_end import ENDLESS, walk_stream
+from loaders.order.reuse import MODES, ReuseBuffer
+from loaders.order.serve import Residents
 from loaders.streams import IterableSamples, TarShards
 
 law = settings(max_examples=examples(60), deadline=None)
@@ -133,26 +135,6 @@ def test_a_resume_after_any_batch_gives_the_same_tail(made: Made, data: st.DataO
     in_folder(check)
 
 
-@pytest.mark.parametrize("kind", ["tars", "counted", "stateful"])
-@pytest.mark.parametrize("promised", [True, False])
-def test_a_resume_of_a_resume_gives_the_same_tail_after_every_batch(
-    kind: str, promised: bool, tmp_path: Path
-) -> None:
-    options = {"batch_size": 3, "reuse": 2, "buffer_batches": 2, "seed": 4, "workers": 1}
-    if promised:
-        options["device"] = "cpu"  # batches are sent on while the next one is made
-    made = Made(kind, (7, 0, 5, 6, 4), promised, options)
-    with made.loader(tmp_path) as whole:
-        expected = [served for _ in range(2) for served in watch(whole)]
-    state: dict[str, Any] | None = None
-    for served in expected:
-        with made.loader(tmp_path) as one:
-            if state is not None:
-                one.load_state_dict(state)
-            assert take(one, 1) == [served]
-            state = json.loads(json.dumps(one.state_dict()))
-
-
 @law
 @given(made_streams(("tars", "counted")), st.integers(1, 3), st.data())
 def test_ranks_share_a_pass_without_doubles_and_in_equally_many_batches(
@@ -176,3 +158,53 @@ def test_ranks_share_a_pass_without_doubles_and_in_equally_many_batches(
         assert len(served) == promised
 
     in_folder(check)
+
+
+# ---- a pass whose number of samples nobody knows ------------------------------------------------
+
+
+@dataclass
+class Discovered:
+    """An extent that is found out by asking."""
+
+    there: int
+    asked: int = 0
+    samples: int | None = None
+
+    def reaches(self, samples: int) -> bool:
+        self.asked = max(self.asked, samples)
+        if samples > self.there:
+            self.samples = self.there
+        return samples <= self.there
+
+
+def stands(residents: Residents) -> tuple[list[int], list[int], list[int], int]:
+    lists = (residents.positions, residents.served, residents.first)
+    return (*(each.tolist() for each in lists), residents.entered)
+
+
+@law
+@given(plans(full=False), st.integers(0, 10**6))
+@example(ReuseBuffer(60, 5, 1, 2, "rolling", False, False, (0,)), 11)
+def test_whoever_discovers_the_end_serves_what_was_served_if_it_was_known(
+    plan: ReuseBuffer, entered: int
+) -> None:
+    batch = entered % (len(plan) + 1)
+    residents, serves = plan.walk(batch)
+    unknown = replace(plan, samples=0)
+    found, discovered = walk_stream(unknown, batch, Discovered(plan.samples))
+    assert stands(found) == stands(residents)
+    served = list(discovered)
+    assert [pairs(serve) for serve, _ in served] == [pairs(serve) for serve in serves]
+    assert [last for _, last in served] == [False] * (len(served) - 1) + [True] * bool(served)
+
+
+@law
+@given(plans(full=False))
+def test_nobody_reads_much_further_than_the_buffer(plan: ReuseBuffer) -> None:
+    """What was read and has no slot yet is kept as it was read, so it must be a few batches."""
+    extent = Discovered(ENDLESS)
+    for batch in (0, 1, plan.reuse * plan.buffer_batches, 1000, 1001):
+        residents, serves = walk_stream(plan, batch, extent)
+        next(serves)
+        assert extent.asked - residents.entered <= 2 * plan.capacity + plan.batch_size

@@ -2,7 +2,9 @@
 
 import json
 import math
+from dataclasses import replace
 from fractions import Fraction
+from math import inf
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from loaders.order.tuning import (
     PipelineRates,
     ReuseTuner,
     TuningRules,
+    available_cpus,
     choose_reuse,
 )
 
@@ -82,48 +85,6 @@ def test_windows_that_lie_close_together_change_the_choice_never_or_once(
     assert sum(choice is not None for choice in made) <= 1 + most_changes
 
 
-def blocks(
-    ratio: float, count: int, rng: np.random.Generator, noise: float, decoded: tuple[int, ...]
-) -> list[BatchMeasurement]:
-    """As `measurements`, but each of these is the sum of a block's batches, which is faster."""
-    batches = TuningRules().block
-    fresh = rng.choice(decoded, (count, batches))
-    fresh[fresh.sum(axis=1) == 0] = max(decoded)  # a tuner would wait for one that decodes
-    off, again = rng.uniform(1 - noise, 1 + noise, (2, count, batches))
-    decode = (4 * fresh / 100 * off).sum(axis=1)
-    step = (64 / (100 * ratio) * again).sum(axis=1)
-    return [
-        BatchMeasurement(*block, 64 * batches)
-        for block in zip(decode, fresh.sum(axis=1), [4] * count, step, strict=True)
-    ]
-
-
-@pytest.mark.parametrize(("noise", "runs_in"), [(0.2, math.inf), (0.3, 500)])
-def test_constant_rates_with_noise_hardly_ever_change_the_choice_twice(
-    noise: float, runs_in: float
-) -> None:
-    """Windows may lie far apart by chance, so this law has a rate: one run in `runs_in` at most.
-
-    The seed is always the same. With two agreeing windows 1 run in 200 failed at a noise of 0.3."""
-    rng, rules, runs = np.random.default_rng(551), TuningRules(block=1), examples(1500)
-    twice = 0
-    for ratio in rng.uniform(0.2, 12.0, runs):
-        given = blocks(ratio, rules.warm_up + 185, rng, noise, decoded=(0, 20, 64, 90))
-        made = [c for c in fed(ReuseTuner(16, rules), given) if c]
-        twice += len(made) > 2
-        # What it ends with is right, or right but for the noise: never far too much or too little.
-        reuse = made[-1].reuse
-        assert reuse == 16 or reuse > 0.9 * ratio
-        assert reuse == 1 or reuse - 1 < 1.1 * ratio * 1.2
-    assert twice <= runs / runs_in
-
-
-def test_a_raise_that_noise_asked_for_is_not_made_and_undone() -> None:
-    """Two windows in a row read 8.1 and 8.2 here. They once raised 8 to 10, and others undid it."""
-    made = fed(ReuseTuner(16), measurements(7.3125, 1500, 551, decoded=(0, 20, 64, 90)))
-    assert [choice.reuse for choice in made if choice] == [8]
-
-
 def test_a_drift_is_followed_within_a_few_windows_and_then_left_alone() -> None:
     """Noise can break this by chance, 2 times in 100,000, so the cases are always the same."""
     rng = np.random.default_rng(7)
@@ -160,3 +121,151 @@ def test_a_tuner_resumed_anywhere_decides_alike(
     assert got == wanted
     assert json.dumps(saved) == text  # a state is a copy: who took it may go on
     assert second.state_dict() == whole.state_dict()
+
+
+WARM, BLOCK, WINDOW = 2, 2, 3
+QUICK = TuningRules(warm_up=WARM, block=BLOCK, window=WINDOW)
+AFTER = 3 * BLOCK * WINDOW  # three windows have to agree
+
+
+@pytest.mark.parametrize(
+    ("decode", "step", "most", "reuse", "stall"),
+    [
+        (1000, 500, 8, 1, 0.0),
+        (1100, 1000, 8, 1, 0.0),  # exactly the margin to spare
+        (1099, 1000, 8, 2, 0.0),
+        (1000, 2000, 8, 3, 0.0),  # 2 would do, with nothing to spare
+        (1000, 2700, 8, 3, 0.0),
+        (1000, 2900, 8, 4, 0.0),
+        (1000, 7500, 8, 8, 0.0),  # keeps up, with less than the margin
+        (1000, 16000, 8, 8, 0.5),
+        (1000, 4000, 1, 1, 0.75),
+        (0, 1000, 4, 4, 1.0),
+        (inf, 1000, 4, 1, 0.0),
+        (1000, inf, 4, 4, 1.0),
+        (inf, inf, 4, 1, 0.0),
+        (1000, 0, 4, 1, 0.0),
+    ],
+)
+def test_the_smallest_reuse_that_keeps_up_is_chosen(
+    decode: float, step: float, most: int, reuse: int, stall: float
+) -> None:
+    choice = choose_reuse(PipelineRates(decode, step), most)
+    assert (choice.reuse, choice.stall_left) == (reuse, pytest.approx(stall))
+
+
+# ---- the tuner ----------------------------------------------------------------------------------
+
+
+def batch(ratio: float, decoded: int = 32, served: int = 64, step: float = 0.1) -> BatchMeasurement:
+    """Training takes `ratio` times the samples that 4 workers decode."""
+    rate = served / step / ratio
+    return BatchMeasurement(4 * decoded / rate, decoded, 4, step, served)
+
+
+def choices(tuner: ReuseTuner, ratio: float, batches: int) -> list[Choice]:
+    return [c for _ in range(batches) if (c := tuner.feed(batch(ratio)))]
+
+
+def test_the_first_choice_comes_after_three_windows() -> None:
+    tuner = ReuseTuner(8)
+    assert choices(tuner, 2.5, 10 + 3 * 5 * 8 - 1) == []
+    assert tuner.reuse is None
+    [choice] = choices(tuner, 2.5, 1)
+    assert choice == choose_reuse(PipelineRates(256, 640), 8)
+    assert tuner.reuse == 3
+
+
+def test_what_happens_while_warming_up_counts_for_nothing() -> None:
+    tuner = ReuseTuner(8, QUICK)
+    for _ in range(WARM):
+        tuner.feed(batch(100.0))
+    [choice] = choices(tuner, 1.5, AFTER)
+    assert choice.reuse == 2
+
+
+@pytest.mark.parametrize("every", [3, 10, 50])
+def test_pauses_between_batches_change_nothing(every: int) -> None:
+    """As of a validation, or of a checkpoint, however often they come."""
+    usual, pause = batch(2.5), replace(batch(2.5), step_seconds=40.0)
+    tuner = ReuseTuner(4)
+    given = [tuner.feed(usual if n % every else pause) for n in range(400)]
+    assert [choice for choice in given if choice] == [choose_reuse(PipelineRates(256, 640), 4)]
+
+
+def test_seconds_that_come_on_one_batch_for_several_are_spread_over_their_block() -> None:
+    """As where the GPU is waited for at every other batch only, and one decodes for the next."""
+    tuner = ReuseTuner(8, QUICK)
+    given = [
+        tuner.feed(BatchMeasurement(4 * 0.2 * odd, 64 * odd, 4, 0.4 * odd, 64))
+        for odd in [0, 1] * ((WARM + AFTER) // 2)
+    ]
+    # 64 samples decoded in 0.2 s of 4 workers: 320/s; 128 served in 0.4 s: 320/s.
+    assert given[-1] == choose_reuse(PipelineRates(320, 320), 8)
+
+
+def test_batches_that_decode_nothing_are_waited_out() -> None:
+    tuner = ReuseTuner(8, QUICK)
+    for _ in range(100):
+        assert tuner.feed(batch(2.5, decoded=0)) is None
+    assert tuner.reuse is None
+    choices(tuner, 2.5, AFTER)
+    assert tuner.reuse == 3
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reuse"),
+    [
+        (1.5, 2.5, 3),  # training became faster: starves at 2
+        (2.5, 1.2, 2),
+        (2.5, 0.5, 1),
+        (6.0, 50.0, 8),
+        (1.5, 1.95, None),  # 3 would be the first choice, but 2 still keeps up
+        (1.9, 1.7, None),
+        (2.5, 1.7, None),  # 2 would be the first choice, but keeps up too barely to come back to
+        (20.0, 50.0, None),  # 8 is the most either way
+    ],
+)
+def test_a_drift_changes_the_choice_only_where_it_is_clear(
+    before: float, after: float, reuse: int | None
+) -> None:
+    tuner = ReuseTuner(8, QUICK)
+    [first] = choices(tuner, before, WARM + AFTER)
+    again = choices(tuner, after, 3 * AFTER)
+    assert [c.reuse for c in again] == ([] if reuse is None else [reuse])
+    assert tuner.reuse == (reuse or first.reuse)
+
+
+def test_two_windows_that_ask_for_more_are_not_enough() -> None:
+    tuner = ReuseTuner(8, QUICK)
+    choices(tuner, 1.5, WARM + AFTER)
+    for _ in range(5):
+        assert choices(tuner, 4.0, 2 * BLOCK * WINDOW) == []
+        assert choices(tuner, 1.5, BLOCK * WINDOW) == []
+    assert len(choices(tuner, 4.0, AFTER)) == 1
+
+
+# ---- workers ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("affinity", "quota", "ranks", "cpus"),
+    [
+        (8, None, 1, 8),
+        (128, (400_000, 100_000), 1, 4),
+        (128, (350_000, 100_000), 1, 4),
+        (2, (400_000, 100_000), 1, 2),
+        (8, (50_000, 100_000), 1, 1),
+        (8, (-1, 100_000), 1, 8),
+        (8, (0, 0), 1, 8),
+        (8, None, 4, 2),
+        (7, None, 2, 3),
+        (128, (1_600_000, 100_000), 8, 2),
+        (2, None, 8, 1),
+        (4, None, 0, 4),
+    ],
+)
+def test_cpus_are_what_the_process_may_use_shared_by_the_ranks(
+    affinity: int, quota: tuple[int, int] | None, ranks: int, cpus: int
+) -> None:
+    assert available_cpus(affinity, quota, ranks) == cpus

@@ -3,43 +3,10 @@
 import os
 import signal
 import threading
-from collections import namedtuple
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
-
-Pair = namedtuple("Pair", "left right")
-MODES = ("RGB", "L", "RGBA", "1", "P")
-
-
-class Everything:
-    """Every kind of leaf in every kind of nest; a function of the index."""
-
-    def __len__(self) -> int:
-        return 100
-
-    def __getitem__(self, index: int) -> Any:
-        rng = np.random.default_rng(index)
-        pixels = rng.integers(0, 256, (6, 5, 3), dtype=np.uint8)
-        return {
-            "last": torch.from_numpy(pixels).permute(2, 0, 1),
-            "first": torch.from_numpy(pixels.transpose(2, 0, 1).copy()),
-            "every other": torch.from_numpy(pixels)[::2, 1:4],
-            "expanded": torch.tensor([[index], [2]]).expand(2, 3),
-            "array": pixels.astype(np.float64),
-            "words array": np.array(["a", "b"]),
-            "number of numpy": np.float32(index / 3),
-            "half": torch.full((3,), index, dtype=torch.bfloat16),
-            "flags": torch.tensor([True, False]),
-            "scalar": torch.tensor(index),
-            "empty": torch.empty(0, 4),
-            "learned": torch.ones(2),
-            "picture": tuple(Image.fromarray(pixels).convert(mode) for mode in MODES),
-            "nested": [index, (float(index), True, None), Pair(f"word {index}", {"deep": b"x"})],
-        }
 
 
 class Sized:

@@ -2,11 +2,13 @@
 
 import functools
 import multiprocessing
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from support.numbered_samples import Made
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -15,12 +17,12 @@ from torch.utils.data import (
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
+    TensorDataset,
     WeightedRandomSampler,
-    default_collate,
 )
 
 from loaders import ReuseLoader
-from loaders.adopting.adoption import Adopted, AdoptedWorkers, from_dataloader
+from loaders.adopting.adoption import Adopted, from_dataloader
 from loaders.errors import LoaderError
 
 TEN: Any = list(range(10))
@@ -31,15 +33,6 @@ def adopted(**options: Any) -> Adopted:
 
 
 # ---- a DataLoader -------------------------------------------------------------------------------
-
-
-def test_a_plain_dataloader_is_taken_over_whole() -> None:
-    loader = DataLoader(TEN, batch_size=4, shuffle=True, drop_last=True, num_workers=1)
-    loader.num_workers = 3
-    found = from_dataloader(loader)
-    assert found == Adopted(TEN, 4, True, None, True, None, False, AdoptedWorkers(3))
-    assert adopted() == Adopted(TEN, 1, False, None, False, None, False, AdoptedWorkers(1))
-    assert found.dataset is TEN
 
 
 class Own(Dataset[int]):
@@ -55,14 +48,6 @@ def test_without_workers_a_thread_reads_ahead_only_what_is_known_to_be_safe() ->
     assert from_dataloader(DataLoader(Own())).workers.count == 0
     assert from_dataloader(DataLoader(Own())).notes == ()
     assert from_dataloader(DataLoader(Own(), num_workers=2)).workers.count == 2
-
-
-def test_a_collate_of_the_users_own_is_kept_and_torchs_is_none() -> None:
-    def collate(samples: list[Any]) -> Any:
-        return samples
-
-    assert adopted(collate_fn=collate).collate is collate
-    assert adopted(collate_fn=default_collate).collate is None
 
 
 @pytest.mark.draws_seeds
@@ -142,27 +127,6 @@ def test_a_tail_that_a_distributed_sampler_drops_is_noted() -> None:
     assert adopted(sampler=even).notes == ()
 
 
-def test_torchs_own_batch_sampler_is_taken_apart() -> None:
-    sampler = SubsetRandomSampler([4, 5, 6])
-    loader = DataLoader(TEN, batch_sampler=BatchSampler(sampler, 2, True), num_workers=1)
-    assert from_dataloader(loader) == Adopted(
-        TEN, 2, False, sampler, True, None, False, AdoptedWorkers(1)
-    )
-
-
-def test_what_has_no_effect_is_named() -> None:
-    options: dict[str, Any] = {
-        "prefetch_factor": 7,
-        "persistent_workers": True,
-        "in_order": False,
-    }
-    notes = adopted(**options).notes
-    assert len(notes) == len(options)
-    for option, note in zip(options, notes, strict=True):
-        assert note.startswith(f"{option}={options[option]}")
-    assert adopted().notes == ()
-
-
 class OwnBatches(BatchSampler):
     pass
 
@@ -218,13 +182,6 @@ def test_what_cannot_be_taken_over_is_refused(
         from_dataloader(make())
 
 
-def test_a_timeout_and_what_workers_begin_with_are_taken_over() -> None:
-    found = adopted(num_workers=2, timeout=3, worker_init_fn=start_worker)
-    workers = found.workers
-    assert (workers.timeout, workers.worker_init_fn, found.notes) == (3, start_worker, ())
-    assert adopted().workers.timeout is None
-
-
 def test_a_multiprocessing_context_says_how_processes_start() -> None:
     assert adopted(multiprocessing_context="spawn").workers.start_method == "spawn"
     context = multiprocessing.get_context("forkserver")
@@ -243,3 +200,49 @@ def test_lightnings_seeding_of_workers_is_no_reason_to_refuse() -> None:
 
     init = functools.partial(pl_worker_init_function, rank=0)
     assert "Lightning" in "".join(adopted(worker_init_fn=init).notes)
+
+
+# ---- what is served then ------------------------------------------------------------------------
+
+
+SAMPLES, BATCH = 14, 4
+
+
+def ids_of(loader: ReuseLoader, passes: int = 1) -> list[list[int]]:
+    with loader:
+        return [[i for _, ids in loader for i in ids.tolist()] for _ in range(passes)]
+
+
+NUMBERED: Any = Made(SAMPLES, lambda i: (torch.full((3, 2, 2), i, dtype=torch.uint8), i))
+"""Each sample says which it is."""
+TENSORS = TensorDataset(torch.arange(SAMPLES * 3).view(SAMPLES, 3), torch.arange(SAMPLES))
+
+
+def adopt(reuse: int = 1, **how: Any) -> ReuseLoader:
+    return ReuseLoader.from_dataloader(DataLoader(NUMBERED, BATCH, **how), reuse=reuse)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_workers_are_taken_over(workers: int, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "loaders")
+    loader = adopt(num_workers=workers)
+    assert loader.workers == workers
+    assert ("read by the loop itself, nothing ahead" in caplog.text) == (workers == 0)
+    assert ids_of(loader) == [list(range(SAMPLES))]
+
+
+def test_what_a_weighted_sampler_draws_twice_is_served_twice_as_often() -> None:
+    sampler = WeightedRandomSampler([1.0, 5.0] * 7, num_samples=40)
+    first, second = ids_of(adopt(3, sampler=sampler), passes=2)
+    again = ids_of(adopt(3, sampler=sampler))[0]
+    assert len(first) == 3 * 40 and first != second
+    assert all(times % 3 == 0 for times in Counter(first).values())
+    assert sum(i % 2 for i in first) > 1.5 * sum(i % 2 == 0 for i in first)
+    assert Counter(again) == Counter(first)  # a function of (seed, pass)
+
+
+def test_arguments_of_ones_own_win() -> None:
+    loader = ReuseLoader.from_dataloader(DataLoader(TENSORS, BATCH), reuse=2, batch_size=7, seed=9)
+    with loader:
+        assert loader.seed == 9
+        assert [len(batch[0]) for batch in loader] == [7] * 4

@@ -1,6 +1,5 @@
 """Data sets with transforms, and data sets in memory, against torchvision's own reading of them."""
 
-import pickle
 from pathlib import Path
 from typing import Any, cast
 
@@ -8,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support.loader_datasets import in_memory
 from torch.utils.data import (
     ConcatDataset,
     Dataset,
@@ -19,9 +19,6 @@ from torchvision import datasets, transforms
 from torchvision.transforms import v2
 
 from loaders.adopting.adoption import decoded_columns, split_dataset
-from loaders.adopting.transforms import PerSample
-from loaders.pixels.augmentation import Chain, Flip, PadCrop
-from loaders.pixels.color import ToFloat
 from loaders.sources.datasets import PictureArrays
 
 TEN: Any = list(range(10))
@@ -36,47 +33,9 @@ ROW = transforms.Compose(
 )
 
 
-def test_a_torchvision_data_set_is_copied_with_what_is_cached_of_its_transform() -> None:
-    mine = fake(ROW, size=10)
-    before = dict(vars(mine))
-    made, split = split_dataset(mine)
-    assert split is not None
-    assert made is not mine
-    assert type(made) is datasets.FakeData
-    assert vars(mine) == before
-    assert mine.transform is ROW
-    assert mine.transforms is not None
-    assert mine.transforms.transform is ROW
-    assert split.augment == Chain((Flip(0.5), ToFloat()))
-    picture, label = made[3]
-    plain, same_label = fake(transforms.Resize((8, 8)), size=10)[3]
-    assert isinstance(picture, Image.Image)
-    assert np.array_equal(np.asarray(picture), np.asarray(plain))
-    assert label == same_label
-
-
-def test_what_a_data_set_knows_of_its_pictures_size_makes_a_crop_a_shift() -> None:
-    crop = transforms.RandomCrop(8, padding=1)
-    _, split = split_dataset(fake(crop))
-    assert split is not None
-    assert split.augment == Chain((PadCrop(1),))
-    _, split = split_dataset(fake(crop, size=9))
-    assert split is not None
-    assert not split.batched
-
-
 def test_a_target_transform_stays_where_it_is() -> None:
     made, _ = split_dataset(fake(ROW, target_transform=lambda label: label + 100))
     assert made[0][1] >= 100
-
-
-def test_an_image_folder_is_split_too(tmp_path: Path, make_pictures: Any) -> None:
-    root = make_pictures(tmp_path / "p", {"cat": 2, "dog": 1})
-    made, split = split_dataset(datasets.ImageFolder(str(root), ROW))
-    assert split is not None
-    assert [label for _, label in (made[n] for n in range(3))] == [0, 0, 1]
-    assert made[0][0].size == (8, 8)
-    assert made[0][0].mode == "RGB"
 
 
 def test_subsets_of_subsets_are_copied_down_to_the_data_set() -> None:
@@ -157,33 +116,17 @@ def test_a_data_set_without_a_transform_of_pictures_alone_is_what_it_was(dataset
     assert split is None
 
 
-def test_a_split_data_set_can_go_to_another_process() -> None:
-    made, split = split_dataset(fake(ROW))
-    again, split_again = pickle.loads(pickle.dumps((made, split)))
-    assert np.array_equal(np.asarray(again[2][0]), np.asarray(made[2][0]))
-    assert split_again.report == cast(Any, split).report
-
-
 # ---- samples in memory --------------------------------------------------------------------------
 
 
 def cifar(kind: type = datasets.CIFAR10, transform: Any = None, **options: Any) -> Any:
-    """Without its files."""
-    made = object.__new__(kind)
-    rng = np.random.default_rng(0)
-    made.data = rng.integers(0, 256, (7, 32, 32, 3), dtype=np.uint8)
-    made.targets = [3, 1, 2, 0, 9, 8, 7]
-    made.transform, made.target_transform, made.transforms = transform, None, None
+    made = in_memory(kind, [3, 1, 2, 0, 9, 8, 7], transform)
     vars(made).update(options)
     return made
 
 
 def mnist() -> Any:
-    made = object.__new__(datasets.FashionMNIST)
-    made.data = torch.randint(0, 256, (5, 28, 28), dtype=torch.uint8)
-    made.targets = torch.arange(5)
-    made.transform = made.target_transform = made.transforms = None
-    return made
+    return in_memory(datasets.FashionMNIST, torch.arange(5))
 
 
 def arrays() -> PictureArrays:
@@ -225,17 +168,6 @@ def test_columns_in_memory_hold_what_the_data_set_gives(dataset: Any) -> None:
             assert column.dtype == as_tensor(value).dtype
 
 
-def test_columns_are_no_copies_even_of_a_file_that_may_only_be_read(tmp_path: Path) -> None:
-    data = arrays()
-    columns, _ = cast(Any, decoded_columns(data))
-    data.pixels[2, 1, 3, 0] = 77
-    assert columns[0][2, 0, 1, 3] == 77
-    np.save(tmp_path / "pixels.npy", data.pixels)
-    mapped = np.load(tmp_path / "pixels.npy", mmap_mode="r")
-    columns, _ = cast(Any, decoded_columns(PictureArrays(mapped, data.labels, ("a", "b"))))
-    assert columns[0][2, 0, 1, 3] == 77
-
-
 @pytest.mark.parametrize(
     "dataset",
     [
@@ -250,12 +182,3 @@ def test_columns_are_no_copies_even_of_a_file_that_may_only_be_read(tmp_path: Pa
 )
 def test_what_has_to_be_read_or_transformed_is_not_in_memory(dataset: Any) -> None:
     assert decoded_columns(dataset) is None
-
-
-def test_cifar_with_the_usual_transform_is_in_memory_once_it_was_split() -> None:
-    usual = v2.Compose([v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip(), v2.ToImage()])
-    made, split = split_dataset(Subset(cifar(transform=usual), [2, 3]))
-    assert decoded_columns(made) is not None
-    assert cast(Any, split).augment == Chain((PadCrop(4), Flip(0.5)))
-    _, rotated = split_dataset(cifar(transform=v2.RandomRotation(3)))
-    assert cast(PerSample, cast(Any, rotated).augment).form == "picture"

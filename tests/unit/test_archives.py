@@ -1,7 +1,6 @@
 """Pictures in a tar: what is in it, whose label they have, and that a broken one is told apart."""
 
 import io
-import multiprocessing
 import os
 import pickle
 import tarfile
@@ -82,16 +81,6 @@ def test_the_class_is_the_first_folder_below_the_common_one(prefix: str, tmp_pat
     found = labels_of(packed(tmp_path / "a.tar", files))
     assert sorted(found.values()) == ["cat", "cat", "dog", "dog"]
     assert all(f"{label}/" in name for name, label in found.items())
-
-
-def test_what_is_no_picture_is_left_out_also_what_macos_adds(tmp_path: Path) -> None:
-    files = {
-        **CATS_AND_DOGS,
-        "README.txt": b"hello",
-        "cat/._a.jpg": b"\0\5\x16\7",
-        "cat/x.svg": b"",
-    }
-    assert len(labels_of(packed(tmp_path / "a.tar", files))) == 4
 
 
 def test_a_link_stands_for_its_picture(tmp_path: Path) -> None:
@@ -230,23 +219,6 @@ def test_threads_read_at_once_each_its_own_picture(tmp_path: Path) -> None:
         assert list(read) == [jpeg(number) for number in numbers]
 
 
-def _read_all(pictures: object, out: object) -> None:
-    out.put([pictures.read(n) for n in range(len(pictures))])  # type: ignore[attr-defined,arg-type]
-
-
-def test_a_forked_process_reads_from_the_same_file(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    with picture_tar(many(tmp_path), SIZE) as pictures:
-        out = context.SimpleQueue()
-        child = context.Process(target=_read_all, args=(pictures, out))
-        child.start()
-        mine = [pictures.read(n) for n in range(40)]
-        assert out.get() == mine
-        child.join(60)
-        assert child.exitcode == 0
-        out.close()
-
-
 def test_a_pickled_copy_opens_the_file_again(tmp_path: Path) -> None:
     with picture_tar(many(tmp_path), SIZE) as pictures:
         data = pickle.dumps(pictures)
@@ -347,20 +319,3 @@ def test_a_folder_tells_pictures_without_a_class_and_classes_without_pictures(
     (line,) = [record.getMessage() for record in caplog.records]
     assert f"pictures that lie in no class's folder (1; the first is {root}/lost.webp)" in line
     assert "the classes without a picture emu" in line
-
-
-def test_a_folder_of_pictures_alone_says_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    picture_folder(unpacked(tmp_path / "a", CATS_AND_DOGS), SIZE)
-    picture_tar(packed(tmp_path / "a.tar", CATS_AND_DOGS), SIZE).close()
-    picture_tar(packed(tmp_path / "b.tar", beside({"1": "0", "2": "1"})), SIZE).close()
-    assert caplog.records == []
-
-
-def test_pictures_behind_a_link_to_a_folder_are_read(tmp_path: Path) -> None:
-    root = unpacked(tmp_path / "a", CATS_AND_DOGS)
-    unpacked(tmp_path / "more", {"e.jpg": jpeg(5)})
-    (root / "cat" / "more").symlink_to(tmp_path / "more")
-    (root / "cat" / "loop").symlink_to(root / "cat")
-    assert len(picture_folder(root, SIZE)) == 5

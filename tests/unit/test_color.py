@@ -13,7 +13,6 @@ from support.products import examples
 from torchvision.transforms.v2 import functional
 
 from loaders.errors import LoaderError
-from loaders.pixels import color
 from loaders.pixels.augmentation import Draws, draw_keys
 from loaders.pixels.color import ColorJitter, Normalize, ToFloat
 
@@ -83,18 +82,6 @@ def test_jitter_is_torchvisions_for_each_picture_with_its_own_factors_and_order(
         assert abs(made.int() - expected.int()).max() <= error
 
 
-def test_jitter_of_one_adjustment_is_within_a_level_of_torchvision() -> None:
-    for kind in range(3):
-        spreads = tuple(0.8 if k == kind else 0.0 for k in range(3))
-        images = pictures(40, height=16, width=16)
-        out = ColorJitter(*spreads)(images.clone(), many(40))
-        for image, made, order, factors in zip(
-            images, out, *drawn_for(spreads, 40, 0), strict=True
-        ):
-            expected = jittered_by_torchvision(image, order, factors)
-            assert abs(made.int() - expected.int()).max() <= 1
-
-
 def test_jitter_of_floats_stays_between_0_and_1_and_is_torchvisions() -> None:
     images = pictures().float() / 255
     spreads = (0.9, 0.9, 0.9)
@@ -110,14 +97,6 @@ def test_every_order_occurs_and_matters() -> None:
     looks = Counter(image.numpy().tobytes() for image in out)
     assert len(looks) == 6
     assert min(looks.values()) > 25  # of 50
-
-
-def test_no_spread_changes_nothing_but_draws_as_many_numbers() -> None:
-    images, draws = pictures(), many(11)
-    assert torch.equal(ColorJitter()(images.clone(), draws), images)
-    other = many(11)
-    ColorJitter(0.4, 0.4, 0.4)(images.clone(), other)
-    assert np.array_equal(draws.uniform(), other.uniform())
 
 
 @pytest.mark.parametrize("value", [-0.1, (0.5, 0.2), (-1.0, 1.0)])
@@ -168,21 +147,6 @@ def test_whole_numbers_other_than_bytes_are_refused(step: Any) -> None:
 def test_jitter_of_other_than_1_or_3_channels_is_refused() -> None:
     with pytest.raises(LoaderError, match="1 or 3 channels, not 4"):
         ColorJitter(0.4)(pictures(channels=4), many(11))
-
-
-@pytest.mark.parametrize("step", [Normalize(MEAN, STD), ColorJitter(0.8, 0.8, 0.8)])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_batch_at_once_has_the_same_colours_as_in_parts(
-    step: Any, layout: torch.memory_format, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    images = pictures(50).to(memory_format=layout)
-    in_parts = step(images.clone(), many(50))
-    monkeypatch.setattr(color, "_in_parts", lambda device: False)
-    at_once = step(images.clone(), many(50))
-    assert (in_parts.double() - at_once.double()).abs().max() <= (
-        0 if at_once.is_floating_point() else 3
-    )
-    assert (in_parts != at_once).double().mean() < 0.01
 
 
 @pytest.mark.gpu

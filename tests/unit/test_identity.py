@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.numbered_samples import Made
 
 from loaders.cache.fingerprint import fingerprint
-from loaders.errors import CacheError
-from loaders.identity.contents import ContentDigest
-from loaders.identity.file_states import FileStates
+from loaders.errors import CacheError, LoaderError
+from loaders.sources.datasets import PictureArrays
 
 
 class Holds:
@@ -258,18 +258,6 @@ def test_the_caches_own_folder_is_no_part_of_a_data_set(tmp_path: Path) -> None:
     assert fingerprint(Holds(tmp_path), ignored=tmp_path / "cache") == before
 
 
-def test_a_folder_that_holds_itself_ends(tmp_path: Path) -> None:
-    (tmp_path / "loop").symlink_to(tmp_path)
-    assert fingerprint(Holds(tmp_path)) == fingerprint(Holds(tmp_path))
-
-
-def test_a_slash_is_not_the_whole_disk() -> None:
-    contents = ContentDigest(FileStates())
-    contents.add(["/", {"separator": "/"}, "/"], "words")
-    contents.add("/", "word")
-    assert contents.unhashable == []
-
-
 # ---- what cannot be told ------------------------------------------------------------------------
 
 
@@ -292,3 +280,24 @@ def check_what_cannot_be_told(handle: Any, connection: Any) -> None:
         with pytest.raises(CacheError, match=f"parts of Holds.*{named}.*Cache\\(key="):
             fingerprint(Holds(part))
         assert len({fingerprint(Holds(part), key) for key in ("a", "a", "b")}) == 2
+
+
+def test_random_samples_are_refused_a_cache_would_freeze_them() -> None:
+    with pytest.raises(CacheError, match="move the randomness to augment"):
+        fingerprint(Made(2, lambda _: torch.rand(4)))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "complaint"),
+    [
+        ([], "empty"),
+        (
+            PictureArrays(np.zeros((1, 4, 4, 3), np.uint8), np.zeros(1, np.int64), ("a",)),
+            "in memory.*leave the cache off",
+        ),
+    ],
+    ids=["empty", "in memory already"],
+)
+def test_what_needs_no_cache_is_told_so(dataset: Any, complaint: str) -> None:
+    with pytest.raises(LoaderError, match=complaint):
+        fingerprint(dataset)

@@ -7,28 +7,17 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support.numbered_samples import Made
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from loaders import Device, LoaderError, ReuseLoader
-from loaders.augment import CentreCrop, Chain, Cutout, Flip, Normalize, PadCrop, RandomResizedCrop
-from loaders.batching.joint_parts import joint_parts
+from loaders.augment import CentreCrop, Chain, Flip, PadCrop, RandomResizedCrop
 from loaders.errors import SampleShapeError
 from loaders.pixels.augmentation import Draws, draw_keys
 from loaders.pixels.moves import Moves, PartKind, move_parts, picture_sizes
 
 HEIGHT, WIDTH = 6, 8
-
-
-class Made:
-    def __init__(self, make: Callable[[int], Any]) -> None:
-        self.make = make
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> Any:
-        return self.make(index)
 
 
 def pixels(i: int, height: int = HEIGHT, width: int = WIDTH) -> torch.Tensor:
@@ -49,7 +38,7 @@ def moved(kind: PartKind, part: Any, *steps: Any) -> Any:
 
 def batches(make: Callable[[int], Any], augment: Any, **arguments: Any) -> list[Any]:
     usual: dict[str, Any] = {"reuse": 1, "workers": 1, "shuffle": False}
-    with ReuseLoader(Made(make), 4, augment=augment, **{**usual, **arguments}) as loader:
+    with ReuseLoader(Made(8, make), 4, augment=augment, **{**usual, **arguments}) as loader:
         return list(loader)
 
 
@@ -60,53 +49,12 @@ def as_it_is(samples: list[Any]) -> list[Any]:
 # ---- what becomes of one part -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("kind", "box", "flipped"),
-    [
-        ("boxes_xyxy", [[1, 2, 4, 3]], [[4, 2, 7, 3]]),
-        ("boxes_xywh", [[1, 2, 3, 1]], [[4, 2, 3, 1]]),
-        ("boxes_cxcywh", [[2.5, 2.5, 3.0, 1.0]], [[5.5, 2.5, 3.0, 1.0]]),
-        ("points", [[0, 0], [7, 5], [2, 1]], [[7, 0], [0, 5], [5, 1]]),
-        ("points", [[2, 1, 2], [0, 0, 0]], [[5, 1, 2], [0, 0, 0]]),
-    ],
-)
-def test_a_mirror_turns_places_around(kind: PartKind, box: Any, flipped: Any) -> None:
-    assert moved(kind, box, Flip(1.0)) == flipped
-    assert moved(kind, box, Flip(1.0), Flip(1.0)) == box
-
-
-def test_a_box_is_cut_off_at_the_edge_and_becomes_zeros_when_nothing_is_left() -> None:
-    # The middle 2 x 4 pixels begin at row 2, column 2.
-    boxes = [[0, 0, 4, 3], [3, 1, 5, 6], [0, 0, 2, 6], [6, 4, 8, 6], [0, 0, 0, 0]]
-    expected = [[0, 0, 2, 1], [1, 0, 3, 2], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
-    assert moved("boxes_xyxy", boxes, CentreCrop((2, 4))) == expected
-
-
 def test_a_point_that_is_gone_moves_on_or_is_no_longer_seen() -> None:
     points = [[0, 0], [2, 2], [5, 3], [6, 3]]
     expected = [[-2, -2], [0, 0], [3, 1], [4, 1]]
     assert moved("points", points, CentreCrop((2, 4))) == expected
     seen = [[0, 0, 0], [0, 0, 2], [3, 1, 2], [0, 0, 0]]
     assert moved("points", [[x, y, 2] for x, y in points], CentreCrop((2, 4))) == seen
-
-
-def test_a_point_that_a_crop_took_does_not_come_back_with_the_border_of_the_next() -> None:
-    steps = (CentreCrop((2, 4)), PadCrop(2))
-    assert moved("points", [[1, 2, 2]], *steps) == [[0, 0, 0]]
-    assert moved("boxes_xyxy", [[0, 2, 2, 4]], *steps) == [[0, 0, 0, 0]]
-
-
-def test_resizing_scales_places() -> None:
-    twice = RandomResizedCrop((12, 16), scale=(1.0, 1.0), ratio=(8 / 6, 8 / 6))
-    assert moved("boxes_xyxy", [[1, 2, 3, 4]], twice) == [[2, 4, 6, 8]]
-    assert moved("points", [[1.0, 2.0]], twice) == [[2.5, 4.5]]
-    assert moved("mask", [[*range(8)]] * 6, twice)[0] == [n // 2 for n in range(16)]
-
-
-def test_a_hole_moves_nothing() -> None:
-    mask = pixels(3)[0]
-    assert moved("mask", mask, Cutout(4)) == mask.tolist()
-    assert moved("boxes_xyxy", [[1, 2, 3, 4]], Cutout(4)) == [[1, 2, 3, 4]]
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float32])
@@ -169,13 +117,6 @@ def tv_sample(i: int) -> Any:
     }
 
 
-def test_torchvisions_classes_say_what_a_part_is() -> None:
-    for pictures, target in batches(tv_sample, Flip(1.0)):
-        assert torch.equal(target["mask"], pictures[:, 0])
-        assert target["boxes"].tolist() == [[[4, 2, 3, 1]]] * 4
-        assert target["points"].tolist() == [[[5, 1]]] * 4
-
-
 def test_a_collate_function_gets_torchvisions_classes_with_the_new_size() -> None:
     for batch in batches(tv_sample, RandomResizedCrop((3, 4)), collate=as_it_is):
         for picture, target in batch:
@@ -183,16 +124,6 @@ def test_a_collate_function_gets_torchvisions_classes_with_the_new_size() -> Non
             assert type(target["mask"]) is tv_tensors.Mask and target["mask"].shape == (3, 4)
             assert target["boxes"].canvas_size == target["points"].canvas_size == (3, 4)
             assert target["boxes"].format.name == "XYWH"
-
-
-def test_torchvision_moves_a_sample_alike() -> None:
-    def theirs(i: int) -> Any:
-        return v2.functional.horizontal_flip(tv_sample(i)[1][name])
-
-    for batch in batches(tv_sample, Flip(1.0), collate=as_it_is):
-        for _, target in batch:
-            for name in ("boxes", "mask", "points"):
-                assert torch.equal(target[name], theirs(target["label"]))
 
 
 @pytest.mark.parametrize(
@@ -215,27 +146,6 @@ def test_a_part_is_named_by_its_place(make: Any, parts: Any, part: Any) -> None:
             found = part(sample)
             assert isinstance(found, np.ndarray) == isinstance(part(make(0)), np.ndarray)
             assert torch.equal(torch.as_tensor(found), picture[0])
-
-
-def test_a_part_that_is_still_stays() -> None:
-    for pictures, others in batches(
-        lambda i: (pixels(i), pixels(i)), Flip(1.0), parts={1: "still"}
-    ):
-        assert torch.equal(pictures, others.flip(-1))
-
-
-def test_colours_leave_parts_alone_even_where_they_do_not_fit() -> None:
-    norm = Chain([Normalize((0.5,), (0.5,))])
-    for _, masks in batches(lambda i: (pixels(i), torch.zeros(2, 2)), norm, parts={1: "mask"}):
-        assert masks.shape == (4, 2, 2)
-
-
-def test_a_further_picture_of_torchvisions_goes_its_own_way_where_its_size_is_another() -> None:
-    def make(i: int) -> Any:
-        return tv_tensors.Image(pixels(i)), tv_tensors.Image(pixels(i, 3, 3))
-
-    for _, others in batches(make, Flip(1.0)):
-        assert torch.equal(others[0], pixels(0, 3, 3)) or torch.equal(others[0], pixels(4, 3, 3))
 
 
 @pytest.mark.parametrize(
@@ -318,16 +228,7 @@ def test_once_and_a_device_move_the_picture_alone_and_say_so() -> None:
 def test_arguments_without_sense_are_refused(arguments: dict[str, Any], said: str) -> None:
     given = {"augment": Flip(), "batch_size": 4, **arguments}
     with pytest.raises(ValueError, match=said):
-        ReuseLoader(Made(tv_sample), **given)
-
-
-def test_parts_are_found_without_a_loader() -> None:
-    found = joint_parts(tv_sample(0), "augment", [Flip()])
-    assert [(part.place, part.kind) for part in found] == [
-        ("[1]['boxes']", "boxes_xywh"),
-        ("[1]['mask']", "mask"),
-        ("[1]['points']", "points"),
-    ]
+        ReuseLoader(Made(8, tv_sample), **given)
 
 
 # ---- views --------------------------------------------------------------------------------------
@@ -337,24 +238,6 @@ def labelled(i: int) -> Any:
     return pixels(i), i
 
 
-def test_two_views_are_a_list_as_torch_collates_a_transform_that_returns_two() -> None:
-    for images, labels in batches(labelled, [Chain([PadCrop(3), Flip()])] * 2):
-        assert isinstance(images, list) and len(images) == 2 and len(labels) == 4
-        assert not torch.equal(*images)
-
-
-def test_each_listed_augmentation_makes_a_view_of_its_size() -> None:
-    crops = [*[RandomResizedCrop(5)] * 2, *[Chain([RandomResizedCrop(3), Flip()])] * 3]
-    for images, _ in batches(labelled, crops):
-        assert [tuple(view.shape) for view in images] == [(4, 3, 5, 5)] * 2 + [(4, 3, 3, 3)] * 3
-        assert not torch.equal(images[0], images[1]) and not torch.equal(images[2], images[3])
-
-
-def test_a_list_of_one_is_a_list() -> None:
-    for images, _ in batches(labelled, [Flip()]):
-        assert len(images) == 1
-
-
 @pytest.mark.parametrize("augment", [v2.RandomResizedCrop(4), lambda images, draws: images[:, :2]])
 def test_a_users_own_function_makes_views_too(augment: Any) -> None:
     for images, labels in batches(labelled, [augment] * 3):
@@ -362,11 +245,6 @@ def test_a_users_own_function_makes_views_too(augment: Any) -> None:
     plain, three = batches(labelled, augment), batches(labelled, [augment] * 3)
     for (alone, _), (images, _) in zip(plain, three, strict=True):
         assert torch.equal(alone, images[0])
-
-
-def test_batched_and_single_functions_may_be_listed_together() -> None:
-    for images, _ in batches(labelled, [Flip(1.0), v2.RandomHorizontalFlip(0.0)]):
-        assert torch.equal(images[0], images[1].flip(-1))
 
 
 def test_an_augmentation_that_writes_into_one_view_leaves_the_others() -> None:

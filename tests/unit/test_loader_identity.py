@@ -212,14 +212,6 @@ def test_a_state_of_an_older_version_is_taken_with_a_word(
     assert caplog.text.count("does not say of which data and sampler it is") == 1
 
 
-def test_a_refused_state_changes_nothing() -> None:
-    loader = ReuseLoader(Rows(rows(1)), 4, 2, workers=1)
-    before = loader.state_dict()
-    with pytest.raises(StateError):
-        loader.load_state_dict(saved(Rows(rows(2)), 3))
-    assert loader.state_dict() == before
-
-
 class Counted(Rows):
     """Keeps, with one entry for each sample, what it has read."""
 
@@ -255,26 +247,3 @@ def adopted(seed: int, shuffle: bool = True, **options: Any) -> ReuseLoader:
         rows: Any = Rows(list(range(SAMPLES)))
         theirs = DataLoader(rows, 4, shuffle=shuffle, **options)
         return ReuseLoader.from_dataloader(theirs, reuse=2)
-
-
-@pytest.mark.draws_seeds
-@pytest.mark.parametrize(
-    "options",
-    [{"shuffle": True}, {"shuffle": False}, {"sampler": WeightedRandomSampler([1.0] * 40, 40)}],
-)
-def test_an_adopted_loader_goes_on_with_the_seed_that_was_drawn_before(options: Any) -> None:
-    options = {"shuffle": False, **options}
-    with adopted(5, **options) as whole:
-        expected = [batch.tolist() for batch in whole]
-    with adopted(5, **options) as first:
-        begun = [batch.tolist() for _, batch in zip(range(3), first, strict=False)]
-        state = json.loads(json.dumps(first.state_dict()))
-    assert begun == expected[:3]
-    with adopted(6, **options) as second:
-        assert second.seed != state["seed"]
-        second.load_state_dict(state)
-        assert second.seed == state["seed"]
-        assert [batch.tolist() for batch in second] == expected[3:]
-    other = ReuseLoader(Rows(list(range(SAMPLES))), 4, 2, seed=state["seed"] + 1)
-    with other, pytest.raises(StateError, match=f"seed={state['seed']}"):
-        other.load_state_dict(state)

@@ -61,10 +61,6 @@ def test_the_quota_is_the_tightest_of_this_process_and_the_groups_around_it(
     assert machine(membership, files) == quota
 
 
-def test_a_machine_without_cgroups_has_no_quota(tmp_path: Path) -> None:
-    assert cpu_quota(tmp_path / "none", tmp_path / "nothing") is None
-
-
 def test_the_cpus_are_shared_by_the_ranks_that_the_launcher_started_here(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import logging
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+from torchvision.transforms.functional import to_tensor
 
+from loaders import LoaderError, ReuseLoader
 from loaders.errors import DecodeError
 from loaders.pixels import picture_modes
 from loaders.pixels.decoding import PictureDecoder, decode_pixels
@@ -18,10 +23,10 @@ from loaders.pixels.jpegs import Jpeg
 HEIGHT, WIDTH = 40, 60
 
 
-def gradient() -> NDArray[np.uint8]:
-    """Every corner has a colour of its own."""
-    y, x = np.mgrid[0:HEIGHT, 0:WIDTH]
-    red, green = y * 200 // HEIGHT + 20, x * 200 // WIDTH + 20
+def gradient(height: int = HEIGHT, width: int = WIDTH) -> NDArray[np.uint8]:
+    """Every corner has a colour of its own; smooth enough that JPEG hardly changes it."""
+    y, x = np.mgrid[0:height, 0:width]
+    red, green = y * 200 // height + 20, x * 200 // width + 20
     return np.stack([red, green, (red + green) // 2], axis=-1).astype(np.uint8)
 
 
@@ -44,10 +49,6 @@ def with_alpha(mode: str) -> Image.Image:
     return picture
 
 
-def see_through(kind: str = "PNG") -> bytes:
-    return encoded(RGB.convert("P"), kind, transparency=bytes(range(256)))
-
-
 def deep(kind: str) -> bytes:
     return encoded(Image.fromarray(DEEP.astype(np.uint16)), kind)
 
@@ -56,7 +57,6 @@ def raw_ppm(shape: str, samples: NDArray[Any]) -> bytes:
     return f"{shape}\n{WIDTH} {HEIGHT}\n65535\n".encode() + samples.astype(">u2").tobytes()
 
 
-DEEP_RGB = np.stack([DEEP, DEEP[::-1], DEEP[:, ::-1]], axis=-1)
 GREY = np.repeat((DEEP >> 8)[..., None], 3, axis=-1)
 
 
@@ -78,13 +78,6 @@ def test_every_mode_in_every_format_is_what_pillow_makes_of_it(kind: str, mode: 
     assert abs(decode_pixels(data).astype(int) - as_pillow_reads(data)).max() <= rounding
 
 
-def test_what_transparency_hides_keeps_its_colours() -> None:
-    for data in (see_through(), encoded(with_alpha("RGB"), "PNG")):
-        expected = as_pillow_reads(data)
-        assert np.array_equal(decode_pixels(data), expected)
-        assert expected.std() > 20
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -98,11 +91,6 @@ def test_what_transparency_hides_keeps_its_colours() -> None:
 )
 def test_16_bits_of_grey_become_their_upper_8(data: bytes) -> None:
     assert np.array_equal(decode_pixels(data), GREY)
-
-
-def test_16_bits_of_colour_become_8_too() -> None:
-    pixels = decode_pixels(raw_ppm("P6", DEEP_RGB)).astype(int)
-    assert abs(pixels - (DEEP_RGB >> 8)).max() <= 1
 
 
 @pytest.mark.parametrize("mode", ["I", "F"])
@@ -207,11 +195,6 @@ def test_a_limit_of_ones_own_takes_the_place_of_pillows(
             larger.decode(data, "a")
 
 
-def test_a_limit_that_no_picture_meets_is_refused() -> None:
-    with pytest.raises(ValueError, match="pixel_limit must be at least 1, not 0"):
-        PictureDecoder(None, pixel_limit=0)
-
-
 def test_a_jpeg_that_says_it_is_huge_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     data = bytearray(encoded(RGB, "JPEG"))
     at = data.index(b"\xff\xc0") + 5
@@ -233,3 +216,162 @@ def test_that_frames_are_left_out_is_said_once(
         PictureDecoder(None).decode(film, "film.gif")
     assert caplog.text.count("film.gif has 3 frames") == 1
     assert np.array_equal(first.permute(1, 2, 0).numpy(), as_pillow_reads(film))
+
+
+def stored(tmp_path: Path, pixels: NDArray[np.uint8]) -> Path:
+    path = tmp_path / "picture.png"
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+def test_a_square_of_the_right_size_is_kept_to_the_byte(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (24, 24, 3), dtype=np.uint8)
+    out = PictureDecoder(24)(stored(tmp_path, pixels))
+    assert np.array_equal(out.permute(1, 2, 0).numpy(), pixels)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "size"),
+    [(40, 60, 24), (60, 40, 24), (24, 24, 48), (25, 24, 24), (7, 90, 16), (500, 300, 16)],
+)
+def test_any_picture_becomes_its_middle_square_in_channels_last(
+    height: int, width: int, size: int, tmp_path: Path
+) -> None:
+    pixels = gradient(height, width)
+    out = PictureDecoder(size)(stored(tmp_path, pixels))
+    assert out.shape == (3, size, size)
+    assert out.dtype == torch.uint8
+    assert out.permute(1, 2, 0).is_contiguous(), "channels lie together in memory"
+    side = min(height, width)
+    # The middle of the picture is the middle of the square, and the edges are the square's edges.
+    made = out.numpy().astype(int)
+    middle = pixels[height // 2, width // 2].astype(int)
+    assert abs(made[:, size // 2, size // 2] - middle).max() <= 200 / size + 3
+    first = pixels[(height - side) // 2, (width - side) // 2].astype(int)
+    last = pixels[(height + side) // 2 - 1, (width + side) // 2 - 1].astype(int)
+    assert abs(made[:, 0, 0] - first).max() <= 200 / size + 3
+    assert abs(made[:, -1, -1] - last).max() <= 200 / size + 3
+
+
+def test_shrinking_averages_instead_of_skipping_pixels(tmp_path: Path) -> None:
+    # A fine chequerboard is grey from afar; picking single pixels would leave black and white.
+    board = np.indices((64, 64)).sum(axis=0) % 2 * 255
+    pixels = np.repeat(board[..., None], 3, axis=-1).astype(np.uint8)
+    out = PictureDecoder(8)(stored(tmp_path, pixels)).numpy()
+    assert out.min() > 115
+    assert out.max() < 140
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"no picture",
+        b"\xff\xd8\xff\xe0 then nothing",
+        b"\x89PNG\r\n",
+        encoded(RGB, "JPEG")[:200],
+        encoded(RGB, "JPEG")[:-20],
+        encoded(RGB, "PNG")[: len(encoded(RGB, "PNG")) // 2],
+    ],
+    ids=["empty", "text", "jpeg?", "png?", "jpeg header", "jpeg without end", "half a png"],
+)
+def test_what_is_no_picture_is_an_error_that_names_the_file(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "broken.jpg"
+    path.write_bytes(data)
+    with pytest.raises(DecodeError, match=r"cannot decode picture .*broken\.jpg: .*repair"):
+        PictureDecoder(8)(path)
+
+
+# ---- in a user's own code -----------------------------------------------------------------------
+
+SMALL = Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8))
+AS_THEY_ARE = ("RGB", "L", "RGBA", "CMYK", "YCbCr", "HSV", "LAB", "I", "F")
+AS_RGB = ("1", "P", "LA", "PA", "I;16")
+
+
+def in_mode(mode: str) -> Image.Image:
+    if mode == "I;16":
+        return Image.fromarray(np.full((8, 8), 40_000, np.uint16))
+    if mode == "PA":
+        return SMALL.convert("P").convert("PA")
+    if mode == "LAB":
+        return Image.frombytes("LAB", SMALL.size, SMALL.tobytes())
+    return SMALL.convert(mode)
+
+
+class Opened:
+    """Sample i is a picture of the i-th mode."""
+
+    def __init__(self, *modes: str) -> None:
+        self.pictures = [in_mode(mode) for mode in modes]
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def __getitem__(self, index: int) -> Image.Image:
+        return self.pictures[index].copy()
+
+
+def seen(source: Any, **options: Any) -> list[Any]:
+    """What a collate function is given, pass by pass."""
+    with ReuseLoader(
+        source, 1, 2, shuffle=False, workers=1, collate=lambda samples: samples[0], **options
+    ) as loader:
+        return [*loader]
+
+
+@pytest.mark.parametrize("order", [AS_THEY_ARE[:3], AS_THEY_ARE[2::-1]])
+def test_pictures_of_several_modes_come_back_as_they_were(order: tuple[str, ...]) -> None:
+    pictures = Opened(*order)
+    for mine, theirs in zip(seen(pictures), [*pictures, *pictures], strict=True):
+        assert (mine.mode, mine.tobytes()) == (theirs.mode, theirs.tobytes())
+
+
+@pytest.mark.parametrize("mode", AS_THEY_ARE)
+def test_a_picture_of_a_mode_that_is_stored_comes_back_as_it_was(mode: str) -> None:
+    assert {(each.mode, each.tobytes()) for each in seen(Opened(mode, mode))} == {
+        (mode, in_mode(mode).tobytes())
+    }
+
+
+@pytest.mark.parametrize("mode", AS_RGB)
+@pytest.mark.parametrize("before", [(), ("RGB",)])
+def test_a_picture_that_cannot_come_back_as_it_was_is_refused(
+    mode: str, before: tuple[str, ...]
+) -> None:
+    with pytest.raises(LoaderError, match=f"mode '{mode}'.*convert"):
+        seen(Opened(*before, mode))
+    with (
+        pytest.raises(LoaderError, match=f"mode '{mode}'.*convert"),
+        ReuseLoader(Opened(*before, mode), 1, 1, shuffle=False, workers=1, augment=as_array) as it,
+    ):
+        list(it)
+
+
+def as_array(picture: Image.Image) -> Any:
+    return np.array(picture)
+
+
+@pytest.mark.parametrize("mode", AS_RGB)
+def test_without_code_that_wants_single_pictures_they_are_batched_as_rgb(mode: str) -> None:
+    with ReuseLoader(Opened(mode, "RGB"), 2, 1, workers=1) as loader:
+        [batch] = list(loader)
+    assert batch.shape == (2, 3, 8, 8)
+
+
+@pytest.mark.parametrize("mode", ["1", "LA", "P"])
+def test_an_adopted_folders_own_transform_sees_no_other_mode_than_torchvision_gives_it(
+    mode: str, tmp_path: Any
+) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        in_mode(mode).save(tmp_path / name / "a.png")
+
+    with pytest.raises(LoaderError, match=f"mode '{mode}'.*convert"):
+        given = ImageFolder(str(tmp_path), transforms.Lambda(to_tensor), loader=Image.open)
+        list(ReuseLoader(given, 2, 2, workers=1))
+    with ReuseLoader(
+        ImageFolder(str(tmp_path), transforms.Lambda(to_tensor)), 2, 1, workers=1
+    ) as it:
+        [(pictures, _)] = list(it)
+    assert (pictures == to_tensor(in_mode(mode).convert("RGB"))).all()

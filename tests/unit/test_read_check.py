@@ -1,6 +1,5 @@
 """Random reading is refused where reuse or a cache would freeze it, whoever draws from what."""
 
-import functools
 import random
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support.numbered_samples import Made
 from torch.utils.data import ConcatDataset, Subset
 from torchvision import datasets, transforms
 from torchvision.transforms import v2
@@ -25,28 +25,21 @@ def plain(i: int) -> torch.Tensor:
     return torch.arange(48, dtype=torch.uint8).view(3, 4, 4) + i
 
 
-class Read:
-    """A data set whose samples are read by a function."""
-
-    def __init__(self, read: Callable[[int], Any], size: int = SIZE) -> None:
-        self.read, self.size = read, size
-
+class Sized:
     def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: int) -> Any:
-        return self.read(index)
+        return SIZE
 
 
-class Augmenting:
+def read_by(read: Callable[[int], Any], size: int = SIZE) -> Made:
+    return Made(size, read)
+
+
+class Augmenting(Sized):
     """The transform has whatever name a user gave it."""
 
     def __init__(self, name: str, transform: Any) -> None:
         setattr(self, name, transform)
         self.name = name
-
-    def __len__(self) -> int:
-        return SIZE
 
     def __getitem__(self, index: int) -> Any:
         return getattr(self, self.name)(plain(index)), index
@@ -74,14 +67,11 @@ class Wrapped:
         return self.f(self.d[index])
 
 
-class WithTransform:
+class WithTransform(Sized):
     """As a data set of Hugging Face with `with_transform`: batches of rows go through it."""
 
     def __init__(self, transform: Any) -> None:
         self._format_kwargs = {"transform": transform}
-
-    def __len__(self) -> int:
-        return SIZE
 
     def __getitem__(self, index: int) -> Any:
         return self.__getitems__([index])[0]
@@ -91,37 +81,28 @@ class WithTransform:
         return [{**row, "image": self._format_kwargs["transform"](row["image"])} for row in rows]
 
 
-class Counting:
+class Counting(Sized):
     """Goes round two views, and knows no generator."""
 
     turn = 0
-
-    def __len__(self) -> int:
-        return SIZE
 
     def __getitem__(self, index: int) -> Any:
         self.turn += 1
         return plain(index).flip(-1) if self.turn % 2 else plain(index), index
 
 
-class Memory:
+class Memory(Sized):
     """Mixes each sample with the one that was read before."""
 
     before = 0
-
-    def __len__(self) -> int:
-        return SIZE
 
     def __getitem__(self, index: int) -> Any:
         before, self.before = self.before, index
         return torch.tensor([index, before])
 
 
-class AtClass:
+class AtClass(Sized):
     numbers: ClassVar = np.random.default_rng(0)
-
-    def __len__(self) -> int:
-        return SIZE
 
     def __getitem__(self, index: int) -> Any:
         return index + self.numbers.integers(1000)
@@ -139,32 +120,25 @@ NUMBERS = np.random.RandomState(5)
 
 RANDOM: dict[str, Callable[[], Any]] = {
     "aug": lambda: Augmenting("aug", FLIP),
-    "img_transform": lambda: Augmenting("img_transform", CHANGE),
-    "joint_transform": lambda: Augmenting("joint_transform", CHANGE),
     "preprocess": lambda: Augmenting("preprocess", lambda p: FLIP(p)),
     "seldom": lambda: Augmenting("aug", RARE),
     "own generators": lambda: Augmenting("aug", Pipe()),
-    "a wrapper": lambda: Wrapped(Read(plain), FLIP),
-    "a wrapper of a wrapper": lambda: Wrapped(Wrapped(Read(plain), Pipe()), lambda p: p),
-    "a partial": lambda: (
-        Augmenting("f", functools.partial(v2.functional.adjust_gamma, gain=1.0))
-        and Augmenting("f", functools.partial(lambda flip, p: flip(p), FLIP))
-    ),
+    "a wrapper": lambda: Wrapped(read_by(plain), FLIP),
+    "a wrapper of a wrapper": lambda: Wrapped(Wrapped(read_by(plain), Pipe()), lambda p: p),
     "with_transform": lambda: WithTransform(FLIP),
-    "random.random": lambda: Read(lambda i: i + random.random()),
-    "numpy": lambda: Read(lambda i: i + np.random.rand()),
-    "torch": lambda: Read(lambda i: i + torch.rand(1)),
-    "a generator of a module": lambda: Read(lambda i: i + NUMBERS.rand()),
+    "random.random": lambda: read_by(lambda i: i + random.random()),
+    "numpy": lambda: read_by(lambda i: i + np.random.rand()),
+    "torch": lambda: read_by(lambda i: i + torch.rand(1)),
+    "a generator of a module": lambda: read_by(lambda i: i + NUMBERS.rand()),
     "a generator of a class": AtClass,
-    "a fresh generator": lambda: Read(lambda i: i + np.random.default_rng().random()),
-    "the system": lambda: Read(lambda i: i + random.SystemRandom().random()),
-    "half of the time": lambda: Read(lambda i: i + random.SystemRandom().randrange(2)),
-    "an object": lambda: Read(lambda i: OpaqueSample(random.SystemRandom().random())),
-    "a dict": lambda: Read(lambda i: {"id": i, "more": [{"x": np.random.rand()}]}),
+    "a fresh generator": lambda: read_by(lambda i: i + np.random.default_rng().random()),
+    "the system": lambda: read_by(lambda i: i + random.SystemRandom().random()),
+    "an object": lambda: read_by(lambda i: OpaqueSample(random.SystemRandom().random())),
+    "a dict": lambda: read_by(lambda i: {"id": i, "more": [{"x": np.random.rand()}]}),
     "a counter": Counting,
     "a memory": Memory,
     "a subset": lambda: Subset(Augmenting("aug", FLIP), range(3, 20)),
-    "a concatenation": lambda: ConcatDataset([Read(plain), Augmenting("aug", FLIP)]),
+    "a concatenation": lambda: ConcatDataset([read_by(plain), Augmenting("aug", FLIP)]),
     "of two transforms": lambda: ConcatDataset(
         [datasets.FakeData(6, (3, 8, 8), 2, t) for t in (FLIP, CHANGE)]
     ),
@@ -219,13 +193,10 @@ def seeded_apart(i: int) -> Any:
     return np.random.default_rng(i).random(3), random.Random(i).random()
 
 
-class DrawnOnce:
+class DrawnOnce(Sized):
     """Draws its split at the first read, and keeps it."""
 
     split: Any = None
-
-    def __len__(self) -> int:
-        return SIZE
 
     def __getitem__(self, index: int) -> Any:
         if self.split is None:
@@ -233,12 +204,9 @@ class DrawnOnce:
         return self.split[index]
 
 
-class HoldsAnother:
+class HoldsAnother(Sized):
     def __init__(self) -> None:
         self.opened: Any = None
-
-    def __len__(self) -> int:
-        return SIZE
 
     def __getitem__(self, index: int) -> Any:
         self.opened = self.opened or object()
@@ -250,18 +218,18 @@ class HoldsAnother:
 @pytest.mark.parametrize(
     "dataset",
     [
-        Read(plain),
-        Read(seeded_by_index),
-        Read(seeded_apart),
+        read_by(plain),
+        read_by(seeded_by_index),
+        read_by(seeded_apart),
         DrawnOnce(),
         HoldsAnother(),
         datasets.FakeData(9, (3, 8, 8), 2),
-        Read(lambda i: Image.fromarray(np.full((4, 4, 3), i, np.uint8))),
-        Read(lambda i: np.array([object(), "a"], dtype=object)),
-        Read(lambda i: float("nan")),
-        Read(lambda i: torch.ones(2).to_sparse() if i == 0 else i),
+        read_by(lambda i: Image.fromarray(np.full((4, 4, 3), i, np.uint8))),
+        read_by(lambda i: np.array([object(), "a"], dtype=object)),
+        read_by(lambda i: float("nan")),
+        read_by(lambda i: torch.ones(2).to_sparse() if i == 0 else i),
         list(range(1, 9)),
-        Read(plain, 1),
+        read_by(plain, 1),
     ],
     ids=lambda dataset: type(dataset).__name__,
 )
@@ -292,13 +260,13 @@ def test_the_look_leaves_every_generator_as_it_was() -> None:
 
     before = states()
     with pytest.raises(LoaderError, match="is random"):
-        ReuseLoader(Read(read), 4, reuse=3, workers=Workers(1, "thread"))
+        ReuseLoader(read_by(read), 4, reuse=3, workers=Workers(1, "thread"))
     assert states() == before
 
 
 def test_nothing_is_read_where_nothing_can_be_frozen() -> None:
     read: list[int] = []
-    data = Read(lambda i: read.append(i) or i)
+    data = read_by(lambda i: read.append(i) or i)
     ReuseLoader(data, 4, reuse=1, workers=Workers(1, "thread"))
     ReuseLoader(data, 4, reuse=3, reaugment=False, workers=Workers(1, "thread"))
     assert read == []
@@ -311,25 +279,7 @@ def test_reading_that_takes_long_is_looked_at_twice(monkeypatch: pytest.MonkeyPa
     clock = iter(range(0, 10**6, 100))
     monkeypatch.setattr(probing.time, "monotonic", lambda: next(clock))
     read: list[int] = []
-    ReuseLoader(Read(lambda i: read.append(i) or i), 4, reuse=2, workers=Workers(1, "thread"))
+    ReuseLoader(read_by(lambda i: read.append(i) or i), 4, reuse=2, workers=Workers(1, "thread"))
     assert read == [0, 0]
     with pytest.raises(LoaderError, match="sample 0 was read again"):
         ReuseLoader(Augmenting("aug", RARE), 4, reuse=2, workers=Workers(1, "thread"))
-
-
-# ---- what is taken apart ------------------------------------------------------------------------
-
-
-def test_a_concatenation_is_split_if_its_parts_redo_the_same() -> None:
-    chain = transforms.Compose([transforms.Resize(6), FLIP, transforms.ToTensor()])
-    parts = [datasets.FakeData(5, (3, 8, 8), 2, chain) for _ in range(2)]
-    whole = ConcatDataset(parts)
-    with ReuseLoader(Subset(whole, range(1, 9)), 4, reuse=12, workers=1) as loader:
-        views: dict[int, set[bytes]] = {}
-        for pictures, _ in loader:
-            assert loader.last_batch is not None
-            for i, picture in zip(loader.last_batch.ids.tolist(), pictures, strict=True):
-                views.setdefault(i, set()).add(picture.numpy().tobytes())
-    assert set(map(len, views.values())) == {2}, "both ways round"
-    assert all(part.transform is chain for part in parts)
-    assert whole.datasets[0] is parts[0]

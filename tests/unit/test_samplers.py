@@ -3,7 +3,7 @@
 import copy
 import random
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,12 +99,6 @@ def test_a_failure_puts_the_generators_back_too() -> None:
         torch.rand(3), random.random(), 1 // 0
     assert torch.equal(torch.default_generator.get_state(), before[0])
     assert random.getstate() == before[1]
-
-
-def test_an_order_is_ids_as_the_sampler_gives_them() -> None:
-    order = sampler_order(cast(Any, [np.int32(3), torch.tensor(1), 2]), 0, 0)
-    assert order.dtype == np.int64
-    assert order.tolist() == [3, 1, 2]
 
 
 class Lying(Sampler[int]):

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.numbered_samples import Made
 from torch.utils.data import DataLoader, DistributedSampler
 from torchvision import datasets, transforms
 
@@ -78,18 +79,6 @@ def test_a_draw_that_no_rank_can_compare_makes_the_line_a_warning(
     assert record.getMessage().count("list names no rank, so every one of 2 ranks takes") == 1
 
 
-def test_a_sampler_that_names_a_rank_says_whose_share_is_served(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.INFO, "loaders")
-
-    class Own(DistributedSampler[int]):
-        """Named by its attributes, not by its class."""
-
-    adopt(sampler=Own(TEN, num_replicas=2, rank=1))
-    assert "; rank 1 of 2" in caplog.text
-
-
 def test_a_loader_made_by_hand_says_its_line_when_its_first_pass_begins(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -114,14 +103,8 @@ def test_a_loader_made_by_hand_says_its_line_when_its_first_pass_begins(
 # ---- the buffer ---------------------------------------------------------------------------------
 
 
-class Large:
-    """1 MB a sample."""
-
-    def __len__(self) -> int:
-        return 1000
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.full((1000, 1000), index % 251, dtype=torch.uint8)
+LARGE: Any = Made(1000, lambda i: torch.full((1000, 1000), i % 251, dtype=torch.uint8))
+"""1 MB a sample."""
 
 
 @pytest.mark.parametrize("adopted", [True, False])
@@ -134,9 +117,9 @@ def test_a_buffer_above_a_quarter_of_the_free_memory_is_warned_of_once(
         monkeypatch.setattr("loaders.summary.free_memory", lambda: free)
         caplog.clear()
         how: Any = {"reuse": 2, "rank": (0, 1)}
-        loader = ReuseLoader(Large(), 2, workers=1, **how)
+        loader = ReuseLoader(LARGE, 2, workers=1, **how)
         if adopted:
-            loader = ReuseLoader.from_dataloader(DataLoader(Large(), 2, num_workers=1), **how)  # type: ignore[arg-type]
+            loader = ReuseLoader.from_dataloader(DataLoader(LARGE, 2, num_workers=1), **how)  # type: ignore[arg-type]
         with loader:
             for _ in range(2):
                 loader.limit_pass(2)
@@ -152,20 +135,6 @@ def test_a_buffer_above_a_quarter_of_the_free_memory_is_warned_of_once(
     said = "the buffer takes 24 MB, more than a quarter of the memory that is free (95 MB)"
     assert said in record.getMessage()
     assert "size=" in record.getMessage() and "buffer_bytes=" in record.getMessage()
-
-
-def test_a_batch_that_becomes_larger_later_is_warned_of_too(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("loaders.summary.free_memory", lambda: 97_000_000)
-    with ReuseLoader(Large(), 2, 2, workers=1) as loader:
-        loader.limit_pass(2)
-        list(loader)
-        assert caplog.records == []
-        loader.set_reuse(2, batch_size=4)
-        list(loader), list(loader)
-    [record] = caplog.records
-    assert record.getMessage().startswith("the buffer takes 48 MB, more than a quarter of")
 
 
 # ---- the seed -----------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.loader_datasets import in_memory
 from torch.utils.data import ConcatDataset, DataLoader, StackDataset, Subset, TensorDataset
 from torchvision import datasets, transforms
 
@@ -53,10 +54,7 @@ TO_TENSOR = transforms.ToTensor()
 
 
 def cifar(transform: Any = None) -> Any:
-    made = object.__new__(datasets.CIFAR10)
-    made.data, made.targets = np.zeros((8, 32, 32, 3), np.uint8), [0] * 8
-    made.transform, made.target_transform, made.transforms = transform, None, None
-    return made
+    return in_memory(datasets.CIFAR10, [0] * 8, transform)
 
 
 @pytest.fixture
@@ -134,19 +132,6 @@ def test_workers_stay_processes_unless_threads_are_known_to_be_safe(
     assert kind(adopted(Own(), workers, workers=Workers(kind="thread"))) == ("thread", workers)
     forked = adopted(Own(), workers, workers=Workers(start_method="fork"))
     assert kind(forked) == ("process", workers)
-
-
-def test_no_workers_are_the_loop_itself() -> None:
-    assert kind(adopted(Own(), 0)) == ("thread", 0)
-
-
-class LargeArray(Own):
-    def __init__(self) -> None:
-        self.pictures = np.zeros(300_000, np.float32)
-
-
-def test_a_data_set_with_a_large_array_may_go_to_a_process() -> None:
-    assert kind(adopted(LargeArray(), 2)) == ("process", 2)
 
 
 def test_what_cannot_be_sent_is_forked_or_read_by_one_thread(

@@ -2,24 +2,19 @@
 
 import logging
 import random
-from collections.abc import Generator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.numbered_samples import Made
 
 from loaders import ReuseLoader, Workers
 
 SIZE = 16
 
 
-class Pictures:
-    def __len__(self) -> int:
-        return SIZE
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.zeros(3, 2, 2) + index, index
+PICTURES = Made(SIZE, lambda i: (torch.zeros(3, 2, 2) + i, i))
 
 
 class Albumentation:
@@ -47,30 +42,6 @@ class Compose(Albumentation):
         return super().__call__(picture)
 
 
-def native() -> Generator[float, int | None, None]:
-    """A generator that lies where nobody can look, as those of native code do."""
-    numbers = random.Random()
-    seed = None
-    while True:
-        if seed is not None:
-            numbers = random.Random(seed)
-        seed = yield numbers.random()
-
-
-class Native:
-    """It can be seeded all the same."""
-
-    def __init__(self) -> None:
-        self.numbers = native()
-        next(self.numbers)
-
-    def set_random_seed(self, seed: int) -> None:
-        self.numbers.send(seed)
-
-    def __call__(self, picture: torch.Tensor) -> torch.Tensor:
-        return picture + next(self.numbers)
-
-
 class Everything:
     def __call__(self, picture: torch.Tensor) -> torch.Tensor:
         return picture + torch.rand(()) + np.random.rand() + random.random()
@@ -88,14 +59,14 @@ def in_a_closure() -> Any:
 
 def served(augment: Any, **how: Any) -> list[list[float]]:
     how = {"workers": Workers(2, "thread"), **how}  # nothing is sent anywhere
-    with ReuseLoader(Pictures(), 4, reuse=3, augment=augment, **how) as loader:
+    with ReuseLoader(PICTURES, 4, reuse=3, augment=augment, **how) as loader:
         return [
             [float(picture[0, 0, 0]) - i for picture, i in zip(pictures, ids.tolist(), strict=True)]
             for pictures, ids in loader
         ]
 
 
-REPEATABLE = [Albumentation, Compose, Everything, Native, in_a_closure]
+REPEATABLE = [Albumentation, Compose, Everything, in_a_closure]
 
 
 @pytest.mark.parametrize("make", REPEATABLE)
@@ -164,7 +135,7 @@ def test_a_collate_function_draws_what_its_batch_says_from_what_it_holds() -> No
             return float(self.rng.random())
 
     def run() -> list[float]:
-        with ReuseLoader(Pictures(), 4, reuse=2, workers=1, collate=Mixing()) as loader:
+        with ReuseLoader(PICTURES, 4, reuse=2, workers=1, collate=Mixing()) as loader:
             return list(loader)
 
     first = run()
