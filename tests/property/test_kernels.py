@@ -21,6 +21,7 @@ from loaders.pixels.kernels import Pictures, compiled, resized_crop, window
 
 Pixels = NDArray[np.uint8]
 Kernel = Callable[..., None]
+pytestmark = pytest.mark.filterwarnings("ignore:pictures are cropped by torch")
 MADE = pytest.mark.skipif(not kernels.compiled(), reason="the kernels were not compiled")
 
 
@@ -85,8 +86,7 @@ def jobs(draw: st.DrawFn) -> Job:
 
 def by_torch(kernel: Kernel, job: Job, places: NDArray[np.int32], out: Pixels) -> None:
     """What is done where nobody has compiled the kernels."""
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "kernel_library", lambda: "a test has taken them away")
         kernel(job.pictures(), places, job.flips, job.holes, out)
 
@@ -159,9 +159,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
         pytest.skip("the kernels were not compiled")
     if request.param == "torch":
         monkeypatch.setattr(kernels, "kernel_library", lambda: "it was taken away by a test")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    yield
 
 
 def noise(height: int, width: int, channels: int = 3, seed: int = 0) -> Pixels:

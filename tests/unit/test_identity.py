@@ -290,7 +290,7 @@ def test_random_samples_are_refused_a_cache_would_freeze_them() -> None:
 @pytest.mark.parametrize(
     ("dataset", "complaint"),
     [
-        ([], "empty"),
+        (Made(0, torch.tensor), "empty"),
         (
             PictureArrays(np.zeros((1, 4, 4, 3), np.uint8), np.zeros(1, np.int64), ("a",)),
             "in memory.*leave the cache off",

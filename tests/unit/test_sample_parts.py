@@ -158,7 +158,7 @@ CHANGED: dict[str, tuple[Callable[[int], Any], Callable[[Any], Any]]] = {
         lambda i: np.array([Opaque(i)], dtype=object),
         lambda array: array[0].seen.append(1) or len(array[0].seen),
     ),
-    "set": (lambda i: {0, i + 1}, lambda numbers: numbers.add("word") or len(numbers)),
+    "set": (lambda i: {0, i + 1}, lambda numbers: numbers.add(f"{len(numbers)}") or len(numbers)),
     "bytes": (lambda i: bytearray([i]), lambda data: data.append(0) or len(data)),
 }
 
