@@ -15,8 +15,8 @@ def parse_size(given: object) -> int:
     if isinstance(given, int | float) and not isinstance(given, bool):
         if given >= 1 and given == given // 1:
             return int(given)
-    elif isinstance(given, str) and (found := WRITTEN.fullmatch(given)):
-        number, unit = found.groups()
+    elif isinstance(given, str) and (match := WRITTEN.fullmatch(given)):
+        number, unit = match.groups()
         known = next((u for u in UNITS if u.lower() == unit.lower()), None)
         if known is not None and (nbytes := int(float(number) * _bytes_of(known))) >= 1:
             return nbytes

@@ -45,9 +45,9 @@ class PlanCache:
         except (OSError, UnicodeDecodeError) as error:
             return self._refuse(path, str(error))
         try:
-            held = json.loads(text)
-            named = held["kind"], held["key"], held["digest"]
-            data = held["data"]
+            content = json.loads(text)
+            named = content["kind"], content["key"], content["digest"]
+            data = content["data"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             return self._refuse(path, f"{type(error).__name__}: {error}")
         if named != (kind, path.stem, _digest(json.dumps(data))):
@@ -88,14 +88,14 @@ class PlanCache:
     def _trim(self, newest: Path) -> None:
         """Remove the files that were used least recently, but for the newest, until the limit is
         kept. Another process may do the same at the same time."""
-        found: list[tuple[float, int, Path]] = []
+        files: list[tuple[float, int, Path]] = []
         for path in self.folder.iterdir():
             if OURS.fullmatch(path.name):
                 with suppress(FileNotFoundError):
                     stat = path.stat()
-                    found.append((stat.st_mtime, stat.st_size, path))
-        left = sum(size for _, size, _ in found) - self._limit
-        for _, size, path in sorted(found):
+                    files.append((stat.st_mtime, stat.st_size, path))
+        left = sum(size for _, size, _ in files) - self._limit
+        for _, size, path in sorted(files):
             if left <= 0:
                 return
             if path != newest:

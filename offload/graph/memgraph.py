@@ -102,21 +102,21 @@ class MemGraph:
     def __repr__(self) -> str:
         return f"<MemGraph: {len(self.nodes)} nodes, arenas of {dict(self.arenas)} bytes>"
 
-    def described(self, node: int) -> str:
+    def described(self, number: int) -> str:
         """The node with its task and the user's line, for error messages."""
-        found = self.nodes[node]
-        task = self.graph.tasks[found.task]
+        node = self.nodes[number]
+        task = self.graph.tasks[node.task]
         what = f"task {task.name}"
-        if found.kind != TASK:
-            what = f"{self.name(node)} for {what}"
+        if node.kind != TASK:
+            what = f"{self.name(number)} for {what}"
         return f"{what} ({task.where})" if task.where else what
 
-    def name(self, node: int) -> str:
+    def name(self, number: int) -> str:
         """A readable name: that of the task, or `reload conv1.weight`."""
-        found = self.nodes[node]
-        if found.kind == TASK:
-            return self.graph.tasks[found.task].name
-        return f"{found.kind} {self.graph.buffers[found.buffer].name}"
+        node = self.nodes[number]
+        if node.kind == TASK:
+            return self.graph.tasks[node.task].name
+        return f"{node.kind} {self.graph.buffers[node.buffer].name}"
 
 
 def places_of(memgraph: MemGraph) -> dict[str, Place]:
@@ -125,7 +125,7 @@ def places_of(memgraph: MemGraph) -> dict[str, Place]:
     for number, buffer in enumerate(memgraph.graph.buffers):
         if buffer.persistent and number in memgraph.starts:
             pieces.setdefault(buffer.tensor, []).append((buffer.start, memgraph.starts[number]))
-    return {key: _joined(key, sorted(found, key=_start)) for key, found in pieces.items()}
+    return {key: _joined(key, sorted(parts, key=_start)) for key, parts in pieces.items()}
 
 
 def _start(piece: tuple[int, Any]) -> int:

@@ -54,8 +54,8 @@ def users_tensors(
     """Those with names, and, where others hold the same memory, all that there are. `ours`: the
     ids of tensors that are none of the user's."""
     named = Counter(slot for tensor in names for slot in tape.slots_of([tensor]))
-    own = tape.slots_of([*inputs])
-    given = [s for s, o in enumerate(tape.origins) if o >= core.GIVEN and s not in own]
+    input_slots = tape.slots_of([*inputs])
+    given = [s for s, o in enumerate(tape.origins) if o >= core.GIVEN and s not in input_slots]
     alone = all(tape.holders(slot) == named[slot] + 1 for slot in given)  # the tape is one
     alive = [*names] if alone else tensors_alive()
     return UsersTensors([each for each in alive if id(each) not in ours], names)
@@ -71,10 +71,10 @@ def recorded_graph(
 ) -> TaskGraph:
     """`result`: what the step returns."""
     reader = TapeReader(core, tape, (), device)
-    given = [_input(reader, tape, one) for one in inputs]
+    given = [_input(reader, tape, tensor) for tensor in inputs]
     results = result if isinstance(result, tuple) else (result,)
     outputs = pytree.tree_map_only(
-        torch.Tensor, lambda one: _value(core, reader, tape, one), results
+        torch.Tensor, lambda tensor: _value(core, reader, tape, tensor), results
     )
     returned = {value.buffer for value in _leaves(outputs)}
     literals = _add_literals(reader, tape, returned)
@@ -82,9 +82,9 @@ def recorded_graph(
     origins = tape.origins
     theirs = {s for s in others if s < len(origins) and origins[s] >= core.GIVEN}
     sources = _sources(tape, theirs, users.alive)
-    weights = {s: _weight(reader, s, found, users.names) for s, found in sources.items()}
+    weights = {s: _weight(reader, s, group, users.names) for s, group in sources.items()}
     graph, _ = graph_of(reader, [value.buffer for value in given], weights, returned, ())
-    tensors = {weights[slot].name: _source(found) for slot, found in sources.items()}
+    tensors = {weights[slot].name: _source(group) for slot, group in sources.items()}
     program = replace(graph.program, inputs=tuple(given), outputs=outputs, tensors=tensors)
     return replace(graph, program=program)
 
@@ -148,31 +148,31 @@ def _sources(
     tape: Any, slots: Collection[int], alive: Sequence[torch.Tensor]
 ) -> dict[int, list[torch.Tensor]]:
     """By slot: the user's tensors."""
-    found: dict[int, list[torch.Tensor]] = {slot: [] for slot in sorted(slots)}
+    sources: dict[int, list[torch.Tensor]] = {slot: [] for slot in sorted(slots)}
     for tensor in alive:
-        for slot in tape.slots_of([tensor]) & found.keys():
-            found[slot].append(tensor)
-    if not all(found.values()):
+        for slot in tape.slots_of([tensor]) & sources.keys():
+            sources[slot].append(tensor)
+    if not all(sources.values()):
         raise CaptureError(
             "the step reads or writes memory that no tensor has after it, such as numpy's: make the"
             " tensor before the capture"
         )
-    return found
+    return sources
 
 
 def _weight(
-    reader: TapeReader, slot: int, found: Sequence[torch.Tensor], names: Mapping[torch.Tensor, str]
+    reader: TapeReader, slot: int, group: Sequence[torch.Tensor], names: Mapping[torch.Tensor, str]
 ) -> Weight:
-    named = [names[tensor] for tensor in found if tensor in names]
+    named = [names[tensor] for tensor in group if tensor in names]
     changes = slot in reader.written or any("." in name for name in named)
     role = Role.BUFFER if changes else Role.CONSTANT
-    if any(isinstance(tensor, torch.nn.Parameter) for tensor in found):
+    if any(isinstance(tensor, torch.nn.Parameter) for tensor in group):
         role = Role.PARAMETER
-    return Weight(min(named, default=f"constant.{slot}"), role, found[0])
+    return Weight(min(named, default=f"constant.{slot}"), role, group[0])
 
 
-def _source(found: Sequence[torch.Tensor]) -> Source:
-    return tuple(found) if len(found) > 1 else found[0]
+def _source(tensors: Sequence[torch.Tensor]) -> Source:
+    return tuple(tensors) if len(tensors) > 1 else tensors[0]
 
 
 def tensors_alive() -> list[torch.Tensor]:
@@ -183,10 +183,10 @@ def tensors_alive() -> list[torch.Tensor]:
     if is_frozen:
         gc.freeze()
     kinds = {kind for kind in set(map(type, every)) if issubclass(kind, torch.Tensor | Home)}
-    found = [each for each in every if type(each) in kinds]
-    homes = [each for each in found if type(each) is Home]
+    relevant = [each for each in every if type(each) in kinds]
+    homes = [each for each in relevant if type(each) is Home]
     ours = {id(tensor) for home in homes for tensor in (home, home.memory, *home.views)}
-    return [each for each in found if id(each) not in ours]
+    return [each for each in relevant if id(each) not in ours]
 
 
 def reached_by(step: Callable[..., Any]) -> dict[str, Any]:

@@ -129,13 +129,13 @@ def _patched(core: Any) -> Iterator[None]:
 
 @contextmanager
 def _replaced(owner: Any, name: str, replacement: Any) -> Iterator[None]:
-    own = name in vars(owner)
+    is_own = name in vars(owner)
     before = getattr(owner, name)
     setattr(owner, name, replacement)
     try:
         yield
     finally:
-        if own:
+        if is_own:
             setattr(owner, name, before)
         else:
             delattr(owner, name)
@@ -158,20 +158,20 @@ def _copied(core: Any, method: Callable[..., Any], storage_of: Any) -> Callable[
         if type(self) is not torch.Tensor or self.layout is not torch.strided:
             core.touch(self)
             return method(self, memo)
-        known, own = memo.setdefault("torch", {}), core.identity(self)
+        known, identity = memo.setdefault("torch", {}), core.identity(self)
         if (
             core.is_in_step()
-            and own not in known
+            and identity not in known
             and self.nbytes == storage_of(self).nbytes()
             and self.is_contiguous()
             and not (self.requires_grad or self.is_inference() or self.__dict__)
             and not (self.is_conj() or self.is_neg())
         ):
-            made = memo[id(self)] = memo[copied, own] = self.clone()
-            known[own] = storage_of(made)
+            made = memo[id(self)] = memo[copied, identity] = self.clone()
+            known[identity] = storage_of(made)
             return made
         core.touch(self)
-        if (made := memo.get((copied, own))) is not None:
+        if (made := memo.get((copied, identity))) is not None:
             core.touch(made)  # the new one shares its memory
         was_on = core.set_key(False)
         try:
@@ -296,11 +296,11 @@ def _given_lists(core: Any, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _tensors_in(given: list[Any] | tuple[Any, ...]) -> Iterator[torch.Tensor]:
-    for one in given:
-        if isinstance(one, torch.Tensor):
-            yield one
-        elif isinstance(one, list | tuple):
-            yield from _tensors_in(one)
+    for value in given:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors_in(value)
 
 
 @contextmanager

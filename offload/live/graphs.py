@@ -58,7 +58,7 @@ class TapeEnds:
 
     @property
     def input_bytes(self) -> int:
-        return sum(one.nbytes for one in self.inputs)
+        return sum(part.nbytes for part in self.inputs)
 
 
 def graph_of(
@@ -81,12 +81,12 @@ def graph_of(
     _add_buffers(builder, reader, weights, inputs)
     for weight in idle:
         builder.buffer(weight.name, weight.home.nbytes, weight.role)
-    _add_tasks(builder, reader.calls, weights, {one.slot: one.start for one in inputs})
+    _add_tasks(builder, reader.calls, weights, {part.slot: part.start for part in inputs})
     outputs = tuple(slot for slot in sorted(held) if slot in reader.written and slot not in weights)
     for slot in outputs:
         builder.output(slot)
     program = Program(
-        tuple(Value(one.slot, torch.uint8, (one.nbytes,), (1,)) for one in inputs),
+        tuple(Value(part.slot, torch.uint8, (part.nbytes,), (1,)) for part in inputs),
         tuple(Value(slot, torch.uint8, (reader.nbytes[slot],), (1,)) for slot in outputs),
         {weight.name: weight.home for weight in (*weights.values(), *idle)},
         device=reader.device,
@@ -110,7 +110,7 @@ def _add_buffers(
 ) -> None:
     """Every slot's buffer has its number."""
     calls = reader.calls
-    given = {one.slot: one.nbytes for one in inputs}
+    given = {part.slot: part.nbytes for part in inputs}
     forward = {slot for call in calls if not call.node.backward for slot in call.writes}
     backward = {slot for call in calls if call.node.backward for slot in call.reads}
     for slot in range(max({*reader.nbytes, *weights}, default=-1) + 1):
@@ -146,13 +146,13 @@ def _add_tasks(
             node = group[0].node
             reads: Slots = {}
             writes: Slots = {}
-            for one in group:
-                reads |= {slot: None for slot in one.reads if slot not in writes}
-                writes |= one.writes
-            fresh = {v.buffer for one in group for v in one.call.outputs if v is not None}
+            for call in group:
+                reads |= {slot: None for slot in call.reads if slot not in writes}
+                writes |= call.writes
+            fresh = {v.buffer for call in group for v in call.call.outputs if v is not None}
             # Nobody has written what is read here: its bytes are whatever they are.
             unborn = dict.fromkeys(slot for slot in reads if slot not in there)
-            kernels = tuple(_moved(one.call, late) for one in group)
+            kernels = tuple(_moved(call.call, late) for call in group)
             phase = BACKWARD if node.backward else FORWARD
             shared = isinstance(group[0].call.op, Collective)
             chain = [RANKS] if shared else [f"draws {turn}"] if node.random else []
@@ -164,7 +164,7 @@ def _add_tasks(
                 kernel=kernels[0] if len(kernels) == 1 else Calls(kernels),
                 lane=RANKS if shared else "compute",
                 phase=phase if trained.isdisjoint(writes) else UPDATE,
-                after=tuple(sorted({chains[one] for one in chain if one in chains})),
+                after=tuple(sorted({chains[name] for name in chain if name in chains})),
                 unplaced=sum(builder.buffers[slot].nbytes for slot in fresh) if shared else 0,
                 traffic=_moved_bytes(builder, group[0].op, reads, () if shared else writes),
                 repeatable=not chain
@@ -172,7 +172,7 @@ def _add_tasks(
                 and weights.keys().isdisjoint(writes),
                 random=node.random,
                 turn=turn,
-                pointwise=all(one.pointwise for one in group),
+                pointwise=all(call.pointwise for call in group),
                 where=node.where,
             )
             there.update(writes, unborn)
@@ -208,26 +208,26 @@ def _pieces(run: list[TapeCall]) -> Iterator[list[TapeCall]]:
     if not works_on_lists(run[0].op, run[0].call):
         yield run
         return
-    groups = [[_part(one, cut) for one in run] for cut in cuts([one.call for one in run])]
+    groups = [[_part(call, cut) for call in run] for cut in cuts([call.call for call in run])]
     if are_apart(
         [({*_slots_of_group(g, "reads")}, {*_slots_of_group(g, "writes")}) for g in groups]
     ):
         yield from groups
     else:
-        yield from ([one] for one in run)
+        yield from ([call] for call in run)
 
 
 def _slots_of_group(group: Sequence[TapeCall], which: str) -> Iterator[int]:
-    for one in group:
-        yield from getattr(one, which)
+    for call in group:
+        yield from getattr(call, which)
 
 
-def _part(one: TapeCall, cut: slice) -> TapeCall:
-    call = piece(one.call, cut)
+def _part(whole: TapeCall, cut: slice) -> TapeCall:
+    call = piece(whole.call, cut)
     touched = {v.buffer for v in values_in((*call.args, *call.kwargs.values(), *call.outputs))}
-    reads = {slot: None for slot in one.reads if slot in touched}
-    writes = {slot: None for slot in one.writes if slot in touched}
-    return replace(one, call=call, reads=reads, writes=writes)
+    reads = {slot: None for slot in whole.reads if slot in touched}
+    writes = {slot: None for slot in whole.writes if slot in touched}
+    return replace(whole, call=call, reads=reads, writes=writes)
 
 
 def _moved(call: Call, starts: Mapping[int, int]) -> Call:

@@ -26,8 +26,8 @@ def begin_lane(seed: Number) -> None:
     """Seed all default generators, in a live step when its kernels run."""
     torch.default_generator.manual_seed(int(seed))
     if torch.cuda.is_initialized():
-        for one in torch.cuda.default_generators:
-            one.manual_seed(int(seed))
+        for generator in torch.cuda.default_generators:
+            generator.manual_seed(int(seed))
 
 
 def lanes_of(calls: Sequence[TapeCall]) -> Iterator[int]:

@@ -24,20 +24,20 @@ STEP = "step"
 
 
 def device_of(
-    device: Device, batch: Sequence[torch.Tensor], own: Iterable[torch.Tensor]
+    device: Device, batch: Sequence[torch.Tensor], others: Iterable[torch.Tensor]
 ) -> torch.device:
     """The device of a step. By default where all its tensors are; single numbers on the CPU do not
     count."""
     if device is not None:
         return _numbered(torch.device(device))
-    found = dict.fromkeys(t.device for t in (*batch, *own) if t.dim() or t.device != CPU)
-    if len(found) > 1:
+    devices = dict.fromkeys(t.device for t in (*batch, *others) if t.dim() or t.device != CPU)
+    if len(devices) > 1:
         raise CaptureError(
-            f"the step's tensors lie on {' and '.join(sorted(map(str, found)))}. Name the device"
+            f"the step's tensors lie on {' and '.join(sorted(map(str, devices)))}. Name the device"
             " that it shall run on, as in capture(..., device='cuda:0'); the tensors may stay"
             " where they are"
         )
-    return next(iter(found), CPU)
+    return next(iter(devices), CPU)
 
 
 def _numbered(device: torch.device) -> torch.device:

@@ -89,8 +89,8 @@ class PlannedRun:
         outputs, unwritten = made
         for slot, tensor in zip(self.part.ends.outputs, outputs, strict=True):
             self.tape.hand_over(slot, tensor)
-        for slot, (own, weight) in self.part.crossing.items():
-            self.tape.cross(slot, own, weight.home)
+        for slot, (number, weight) in self.part.crossing.items():
+            self.tape.cross(slot, number, weight.home)
         for slot, tensor in unwritten.items():
             self.tape.give_memory(slot, tensor)
         self.tape.ran_by_plan()
@@ -154,7 +154,7 @@ class PlannedTapes:
         if part is None or (copies and part.ends.input_bytes > MOST_COPIED):
             return None
         tape.hide_shown()  # who has what crossed last time keeps it, in memory of its own
-        self._core.vacate({own for own, _ in part.crossing.values()})
+        self._core.vacate({number for number, _ in part.crossing.values()})
         return self._begin(key, tape, part, copies=copies) if part.serves(tape, held) else None
 
     def _begin(
@@ -163,7 +163,7 @@ class PlannedTapes:
         part.ends.numbers.take(tape)
         tape.hide_shown()
         bytes_of = tape.copied_bytes if copies else tape.given_bytes
-        batch = [bytes_of(one.slot, one.start, one.nbytes) for one in part.ends.inputs]
+        batch = [bytes_of(given.slot, given.start, given.nbytes) for given in part.ends.inputs]
         kernels = partial(self._plans.run, key, batch)
         return PlannedRun(tape, part, kernels, self._plans.has(key), self._weights.device)
 

@@ -137,13 +137,13 @@ class RunnerPlans:
         """Whether this can run as it is, and nothing has to be planned or moved before."""
         return key in self._plans and self._are_at_home(key)
 
-    def move_to(self, budget: Budget, found: Plan) -> Migration:
+    def move_to(self, budget: Budget, new_plan: Plan) -> Migration:
         """Go on within another budget. `found`: the plan of the largest graph in it."""
         key = next(key for key, plan in self._plans.items() if plan is self.plan)
         before = self._budget, self.budget_bytes
         self._budget, self.budget_bytes = budget, self._bytes_of(budget)
         try:
-            moved = self._start_with(key, found)
+            moved = self._start_with(key, new_plan)
         except BaseException:
             self._budget, self.budget_bytes = before
             raise
@@ -155,28 +155,28 @@ class RunnerPlans:
         assert self.plan is not None
         return self._plan_of(self.plan.source, budget, planner)
 
-    def _start_with(self, key: Hashable, found: Plan) -> Migration | None:
+    def _start_with(self, key: Hashable, plan: Plan) -> Migration | None:
         """Every other graph is planned again when it runs."""
         moved = None
         if self.runner is None:
-            self.runner = self._planner.runner(found, key)
+            self.runner = self._planner.runner(plan, key)
         else:
-            moved = self.runner.move_to(found, key, beside=self._budget is None)
+            moved = self.runner.move_to(plan, key, beside=self._budget is None)
             log.debug("weights moved: %d bytes in %.3f s", moved.nbytes, moved.seconds)
         self._plans, self._planned_with = {}, self.budget_bytes
-        self._note(key, found)
+        self._note(key, plan)
         return moved
 
-    def _note(self, key: Hashable, found: Plan) -> None:
-        self._plans[key] = found
-        self._planner.added(key, found)
+    def _note(self, key: Hashable, plan: Plan) -> None:
+        self._plans[key] = plan
+        self._planner.added(key, plan)
 
     def _plan_of(self, graph: TaskGraph, budget: Budget, planner: TapePlanner) -> Plan:
         try:
             with self._share_in_refusals(budget):
                 return planner.plan(graph, self._bytes_of(budget))
         except BudgetTooSmall as error:
-            known = (task for one in self._graphs.values() for task in one.tasks)
+            known = (task for other in self._graphs.values() for task in other.tasks)
             is_of_it = any(task.phase != FORWARD for task in graph.tasks) and any(
                 task.phase == BACKWARD for task in known
             )
@@ -254,7 +254,7 @@ class UnrunPlans(RunnerPlans):
             self._note(key, self._plan_of(graph, self._budget, self._planner))
         assert graph.program is not None
         outputs, device = graph.program.outputs, graph.program.device
-        return [torch.zeros(one.size, dtype=one.dtype, device=device) for one in outputs]
+        return [torch.zeros(value.size, dtype=value.dtype, device=device) for value in outputs]
 
 
 def _limit(budget: Budget) -> Budget | float:

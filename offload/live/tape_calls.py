@@ -69,7 +69,7 @@ def named_op(full_name: str) -> NamedOp:
     space, name, overload = full_name.replace("::", ".").split(".")
     op = getattr(getattr(getattr(torch.ops, space), name), overload)
     arguments = schema_of(op).arguments
-    return NamedOp(op, name, arguments, [one.name for one in arguments if one.kwarg_only])
+    return NamedOp(op, name, arguments, [a.name for a in arguments if a.kwarg_only])
 
 
 class TapeReader:
@@ -101,17 +101,17 @@ class TapeReader:
 
     def _read(self, node: Any) -> TapeCall | None:
         """The call of a node; None if it only makes memory."""
-        found = named_op(node.op)
-        op = found.op
+        named = named_op(node.op)
+        op = named.op
         made = tuple(None if value is None else self._value(value) for value in node.made)
-        if found.name in ALLOCATIONS:
+        if named.name in ALLOCATIONS:
             self.allocated.update(value.buffer for value in made if value is not None)
             return None
-        given = [self._argument(one) for one in node.arguments]
-        first = len(given) - len(found.keywords)
+        given = [self._argument(value) for value in node.arguments]
+        first = len(given) - len(named.keywords)
         kernel: Any = Collective(op)
         if not is_collective(op):
-            asks = node.grad and found.name in ASKING_AUTOGRAD
+            asks = node.grad and named.name in ASKING_AUTOGRAD
             kernel = TapeKernel(
                 WithAutograd(op) if asks else op,
                 self._core,
@@ -119,24 +119,24 @@ class TapeReader:
                 self.numbers,
                 tuple(self._varying_of(node.arguments)),
                 self.device,
-                _is_elementwise(found.name),
+                _is_elementwise(named.name),
             )
         fresh = dict.fromkeys(value.buffer for value in made if value is not None)
-        kwargs = dict(zip(found.keywords, given[first:], strict=True))
+        kwargs = dict(zip(named.keywords, given[first:], strict=True))
         call = Call(kernel, tuple(given[:first]), kwargs, made if fresh else ())
-        reads = self._reads(found, given)
+        reads = self._reads(named, given)
         writes = dict.fromkeys(node.written) | fresh
         return TapeCall(node.op, call, reads, writes, torch.Tag.pointwise in op.tags, node)
 
     def _reads(self, op: NamedOp, given: list[Any]) -> Slots:
         """All storages that it is given, but those that it overwrites completely."""
-        found: Slots = {}
+        slots: Slots = {}
         for position, (argument, value) in enumerate(zip(op.arguments, given, strict=True)):
             anew = argument.is_out or (position == 0 and op.name in OVERWRITING)
-            for one in values_in(value):
-                if not (anew and self._covers(one)):
-                    found[one.buffer] = None
-        return found
+            for leaf in values_in(value):
+                if not (anew and self._covers(leaf)):
+                    slots[leaf.buffer] = None
+        return slots
 
     def _argument(self, given: Any) -> Any:
         if isinstance(given, self._core.Value):
@@ -172,23 +172,23 @@ class TapeReader:
                     yield self._core.Varying(place, element, leaf.index, leaf.dtype)
 
     def _value(self, value: Any) -> Value:
-        if (found := self._values.get(value)) is not None:
-            return found
+        if (made := self._values.get(value)) is not None:
+            return made
         if value.is_zero:
             raise CaptureError("a tensor of zeros that has no memory has no place in a plan")
         if value.device != self.device.type:
             raise CaptureError(f"a tensor on {value.device} in a step on {self.device}")
-        found = Value(value.slot, value.dtype, value.size, value.stride, value.offset)
-        self._values[value] = found
+        made = Value(value.slot, value.dtype, value.size, value.stride, value.offset)
+        self._values[value] = made
         self.nbytes.setdefault(value.slot, value.nbytes)
         begin = end = 0  # an empty tensor may begin behind the end of its storage
-        if 0 not in found.size:
-            begin = found.offset * found.dtype.itemsize
-            last = sum((n - 1) * step for n, step in zip(found.size, found.stride, strict=True))
-            end = begin + (last + 1) * found.dtype.itemsize
+        if 0 not in made.size:
+            begin = made.offset * made.dtype.itemsize
+            last = sum((n - 1) * step for n, step in zip(made.size, made.stride, strict=True))
+            end = begin + (last + 1) * made.dtype.itemsize
         first, past = self.touched.get(value.slot, (begin, end))
         self.touched[value.slot] = min(first, begin), max(past, end)
-        return found
+        return made
 
     def _covers(self, value: Value) -> bool:
         """Whether a tensor covers every byte of its storage once."""

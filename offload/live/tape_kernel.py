@@ -64,10 +64,10 @@ class TapeKernel:
     def cut(self, where: slice, whole: int, lengths: Sequence[int]) -> "TapeKernel":
         """The same for a part of its lists of length `whole`. `lengths`: those of its arguments."""
         kept = []
-        for one in self.varying:
-            if one.element < 0 or lengths[one.argument] != whole:
-                kept.append(one)
-            elif where.start <= one.element < where.stop:
-                element = one.element - where.start
-                kept.append(self.core.Varying(one.argument, element, one.index, one.dtype))
+        for number in self.varying:
+            if number.element < 0 or lengths[number.argument] != whole:
+                kept.append(number)
+            elif where.start <= number.element < where.stop:
+                element = number.element - where.start
+                kept.append(self.core.Varying(number.argument, element, number.index, number.dtype))
         return replace(self, varying=tuple(kept))

@@ -58,8 +58,8 @@ def _tried(call: Call) -> Cost | None:
     assert cost.allocations is not None
     is_pointwise = torch.Tag.pointwise in getattr(call.of_torch, "tags", ())
     has_no_cache = is_pointwise or call.op.node.op.startswith(OF_TORCH)
-    known = [_is_whole(one, call) if one.output is not None else has_no_cache
-             for one in cost.allocations]  # fmt: skip
+    known = [_is_whole(a, call) if a.output is not None else has_no_cache
+             for a in cost.allocations]  # fmt: skip
     return cost if all(known) else None
 
 

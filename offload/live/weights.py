@@ -113,28 +113,28 @@ class LiveWeights:
             is_the_users = origins[slot] == self._core.GIVEN and not tape.is_exposed(slot)
             if is_the_users and tape.nbytes(slot):
                 self._adopt_written(tape, slot)
-        return {slot: self._known[own] for slot, own in enumerate(tape.origins) if own >= 0}
+        return {slot: self._known[n] for slot, n in enumerate(tape.origins) if n >= 0}
 
     def alive_weights(self) -> Collection[Weight]:
         """Every weight whose owner is alive, and all places for what crosses a cut."""
         alive = {*self._core.adopted(), *self._places}
-        self._known = {own: weight for own, weight in self._known.items() if own in alive}
+        self._known = {number: weight for number, weight in self._known.items() if number in alive}
         self._names = {weight.name for weight in self._known.values()}
         return self._known.values()
 
     def _add(self, adopted: tuple[int, torch.Tensor], name: str, role: Role) -> Weight:
-        own, home = adopted
+        number, home = adopted
         name = f"{name}#{next(self._number)}" if name in self._names else name
         self._names.add(name)
-        self._known[own] = Weight(name, role, home)
-        return self._known[own]
+        self._known[number] = Weight(name, role, home)
+        return self._known[number]
 
     def _adopt_written(self, tape: Any, slot: int) -> None:
         """Such as a batch, which is another one in every step."""
-        own, home = tape.adopt(slot)
-        self._add((own, home), "tensor", Role.BUFFER)
-        self._written.setdefault(tape.leaf, {})[slot] = own
-        self._places.add(own)
+        number, home = tape.adopt(slot)
+        self._add((number, home), "tensor", Role.BUFFER)
+        self._written.setdefault(tape.leaf, {})[slot] = number
+        self._places.add(number)
 
     def take_places(self, tape: Any) -> None:
         """Give what the tape writes the place that was its predecessor's."""
@@ -154,16 +154,16 @@ class LiveWeights:
     def states_among(self, tape: Any, slots: Collection[int]) -> dict[int, str]:
         """The names of those slots that are states of an optimizer."""
         named = ((tensor, name) for tensor, name, role in self.named() if role is Role.STATE)
-        found = {slot: name for tensor, name in named for slot in tape.slots_of([tensor])}
-        return {slot: name for slot, name in found.items() if slot in slots}
+        names = {slot: name for tensor, name in named for slot in tape.slots_of([tensor])}
+        return {slot: name for slot, name in names.items() if slot in slots}
 
     def place_across_cut(self, nbytes: int, state: str | None) -> tuple[int, Weight]:
         """A place for what is made before a cut and used after it, and its number. `state`: its
         name, if it is an optimizer's."""
-        own, home = self._core.new_id(), torch.empty(nbytes, dtype=torch.uint8)
-        self._places.add(own)
+        number, home = self._core.new_id(), torch.empty(nbytes, dtype=torch.uint8)
+        self._places.add(number)
         role = Role.STATE if state else Role.BUFFER
-        return own, self._add((own, home), state or f"cut.{next(self._number)}", role)
+        return number, self._add((number, home), state or f"cut.{next(self._number)}", role)
 
     def named(self) -> Iterator[tuple[torch.Tensor, str, Role]]:
         """The tensors of the module and of the optimizers."""

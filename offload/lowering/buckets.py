@@ -44,7 +44,7 @@ class _Bucket:
 def bucketed_updates(graph: TaskGraph, nbytes: int | None = None) -> TaskGraph:
     """Merge neighbouring updates that together touch at most `nbytes`."""
     nbytes = nbytes or most_bytes(graph)
-    held = held_in_order(graph)
+    ordered = held_in_order(graph)
     limit = min(nbytes, max((_room(graph, task) for task in graph.tasks), default=0))
     live = graph.live_bytes()
     peak = max(live, default=0)
@@ -56,22 +56,22 @@ def bucketed_updates(graph: TaskGraph, nbytes: int | None = None) -> TaskGraph:
         groups.extend(open_.pop(key).members for key in keys)
 
     for number, task in enumerate(graph.tasks):
-        own = None
-        if task.phase == "update" and number not in held:
-            own = (*_kind(task), _trains(graph, task) and _room(graph, task) <= limit // SMALL)
-        close([key for key, bucket in open_.items() if _parted(key == own, bucket, graph, task)])
+        kind = None
+        if task.phase == "update" and number not in ordered:
+            kind = (*_kind(task), _trains(graph, task) and _room(graph, task) <= limit // SMALL)
+        close([key for key, bucket in open_.items() if _parted(key == kind, bucket, graph, task)])
         waiting = sum(bucket.waiting for bucket in open_.values())
         workspace = max((bucket.workspace for bucket in open_.values()), default=0)
         if live[number] + waiting + workspace > peak:
             close([*open_])
-        if own is None:
+        if kind is None:
             groups.append([number])
         else:
-            bucket = open_.setdefault(own, _Bucket())
+            bucket = open_.setdefault(kind, _Bucket())
             touched = bucket.reads.union(bucket.writes, task.touches)
             if bucket.members and _bytes(graph, touched) > limit:
-                close([own])
-                bucket = open_.setdefault(own, _Bucket())
+                close([kind])
+                bucket = open_.setdefault(kind, _Bucket())
             bucket.members.append(number)
             bucket.reads.update(task.reads)
             bucket.writes.update(task.writes)

@@ -18,10 +18,10 @@ LARGEST = 64
 def fold_counters(graph: TaskGraph) -> TaskGraph:
     """Merge the tasks that each count up one small persistent number."""
     users = Counter(b for task in graph.tasks for b in task.touches)
-    held = held_in_order(graph)
+    ordered = held_in_order(graph)
     counting: dict[tuple[object, ...], list[int]] = {}
     for number, task in enumerate(graph.tasks):
-        if number in held or len(task.touches) != 1 or task.reads != task.writes:
+        if number in ordered or len(task.touches) != 1 or task.reads != task.writes:
             continue
         [b] = task.touches
         buffer = graph.buffers[b]

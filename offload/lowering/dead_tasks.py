@@ -17,17 +17,17 @@ RAISING = ("embedding", "gather", "index", "nll_loss", "scatter", "take")
 
 def without_views_and_dead(graph: TaskGraph) -> TaskGraph:
     """Remove the tasks that write nothing that is read later."""
-    held = held_in_order(graph)
+    ordered = held_in_order(graph)
     live = {b for b, buffer in enumerate(graph.buffers) if buffer.persistent} | {*graph.outputs}
     kept: list[int] = []
     for number in reversed(range(len(graph.tasks))):
         task = graph.tasks[number]
-        if number in held or not live.isdisjoint(task.writes) or _may_raise(task):
+        if number in ordered or not live.isdisjoint(task.writes) or _may_raise(task):
             kept.append(number)
             live.difference_update(task.writes)
             live.update(task.reads)
-    gone = len(graph.tasks) - len(kept)
-    note = f"{gone} tasks whose results nobody reads are left out" if gone else ""
+    dropped = len(graph.tasks) - len(kept)
+    note = f"{dropped} tasks whose results nobody reads are left out" if dropped else ""
     return regrouped(graph, [[number] for number in reversed(kept)], note)
 
 

@@ -73,13 +73,13 @@ def host_updates(
         raise GraphError(f"choose={choose!r} is unknown; choose one of {', '.join(CHOICES)}")
     if choose == "device":
         return graph
-    found = moves(graph, costs, fixed)
+    chosen = moves(graph, costs, fixed)
     if choose == "auto":
-        found = {number: move for number, move in found.items() if move.pays}
-    if not found:
+        chosen = {number: move for number, move in chosen.items() if move.pays}
+    if not chosen:
         return graph
-    foreign = any(_foreign(graph.tasks[number]) for number in found)
-    going = {*found, *_casts(graph, found)}
+    foreign = any(_foreign(graph.tasks[number]) for number in chosen)
+    going = {*chosen, *_casts(graph, chosen)}
     tasks = [
         _at_home(task, foreign) if number in going else task
         for number, task in enumerate(graph.tasks)
@@ -87,7 +87,7 @@ def host_updates(
     return graph.with_tasks(
         tasks,
         None,
-        f"{len(found)} updates run on the host",
+        f"{len(chosen)} updates run on the host",
         "host_updates: the last bits differ from those of the device's kernels" if foreign else "",
     )
 
@@ -100,12 +100,12 @@ def variants(
         yield "updates on the host", host_updates(graph, costs, "host", fixed)
         return
     yield "", graph
-    found = moves(graph, costs, fixed) if choose == "auto" else {}
-    pay = sum(move.pays for move in found.values())
-    if 0 < pay < len(found):
-        name = f"{pay} of {len(found)} updates on the host"
+    possible = moves(graph, costs, fixed) if choose == "auto" else {}
+    pay = sum(move.pays for move in possible.values())
+    if 0 < pay < len(possible):
+        name = f"{pay} of {len(possible)} updates on the host"
         yield name, host_updates(graph, costs, "auto", fixed)
-    if found:
+    if possible:
         yield "updates on the host", host_updates(graph, costs, "host", fixed)
 
 
@@ -145,11 +145,11 @@ def _exact(task: Task) -> bool:
     )
 
 
-def _casts(graph: TaskGraph, found: Mapping[int, Move]) -> set[int]:
+def _casts(graph: TaskGraph, chosen: Mapping[int, Move]) -> set[int]:
     """Casts for these updates whose results no other task reads."""
-    casts = {cast for move in found.values() for cast in move.casts}
+    casts = {cast for move in chosen.values() for cast in move.casts}
     made = {graph.tasks[cast].writes[0]: cast for cast in casts}
-    others = {b for n, task in enumerate(graph.tasks) if n not in found for b in task.reads}
+    others = {b for n, task in enumerate(graph.tasks) if n not in chosen for b in task.reads}
     return {cast for b, cast in made.items() if b not in others}
 
 

@@ -25,17 +25,17 @@ def grouped(
 
     sizes = (room(task.touches, task.workspace) for task in graph.tasks)
     nbytes = min(nbytes, max(sizes, default=0))
-    held = held_in_order(graph)
+    ordered = held_in_order(graph)
     groups: list[list[int]] = []
     touched, workspace = set[int](), 0
     kind: object = None
     for number, task in enumerate(graph.tasks):
         together, most = touched.union(task.touches), max(workspace, task.workspace)
-        joins = (task.pointwise or any_kind) and number not in held
-        own = kin(task) if joins else None
+        joins = (task.pointwise or any_kind) and number not in ordered
+        task_kind = kin(task) if joins else None
         if (
-            own is not None
-            and own == kind
+            task_kind is not None
+            and task_kind == kind
             and len(groups[-1]) < at_most
             and room(together, most) <= nbytes
         ):
@@ -44,7 +44,7 @@ def grouped(
         else:
             groups.append([number])
             touched, workspace = {*task.touches}, task.workspace
-            kind = own
+            kind = task_kind
     fewer = len(graph.tasks) - len(groups)
     chains = sum(len(group) > 1 for group in groups)
     what = "small" if any_kind else "small pointwise"

@@ -47,7 +47,7 @@ def _bytes(graph: TaskGraph, task: Task) -> int:
 def split_updates(graph: TaskGraph, nbytes: int | None = None) -> TaskGraph:
     """Split updates that touch more than `nbytes` into chunks."""
     nbytes = nbytes or most_bytes(graph)
-    held = held_in_order(graph)
+    ordered = held_in_order(graph)
     users: dict[int, int] = {}
     for task in graph.tasks:
         for b in task.touches:
@@ -60,7 +60,7 @@ def split_updates(graph: TaskGraph, nbytes: int | None = None) -> TaskGraph:
         if task.after:
             task = replace(task, after=tuple(last[a] for a in task.after))
         large = _bytes(graph, task) > nbytes
-        update = _update(graph, task, users) if large and number not in held else None
+        update = _update(graph, task, users) if large and number not in ordered else None
         chunks = _chunks(update, buffers, nbytes) if update else [task]
         split += len(chunks) > 1
         tasks.extend(chunks)
@@ -146,14 +146,14 @@ def _chunks(update: _Update, buffers: list[Buffer], nbytes: int) -> Sequence[Tas
         buffers[b] = replace(of, role=Role.TEMPORARY)  # nobody touches it any more
     for start, stop in pairwise(borders):
         share = (stop - start) / update.numel
-        own = {b: _part(buffers, of, start, stop, update) for b, of in update.cut.items()}
-        calls = [_sliced(call, start, stop, own) for call in update.calls]
+        parts = {b: _part(buffers, of, start, stop, update) for b, of in update.cut.items()}
+        calls = [_sliced(call, start, stop, parts) for call in update.calls]
         chunks.append(
             replace(
                 task,
                 name=f"{task.name} {len(chunks) + 1}/{len(borders) - 1}",
-                reads=tuple(own.get(b, b) for b in task.reads),
-                writes=tuple(own.get(b, b) for b in task.writes),
+                reads=tuple(parts.get(b, b) for b in task.reads),
+                writes=tuple(parts.get(b, b) for b in task.writes),
                 flops=task.flops * share,
                 traffic=int(task.traffic * share),
                 seconds=None if task.seconds is None else task.seconds * share,
@@ -172,20 +172,20 @@ def _part(buffers: list[Buffer], of: Buffer, start: int, stop: int, update: _Upd
     return len(buffers) - 1
 
 
-def _sliced(call: Call, start: int, stop: int, own: Mapping[int, int]) -> Call:
+def _sliced(call: Call, start: int, stop: int, parts: Mapping[int, int]) -> Call:
     """The call for the elements [start, stop), in the order of memory."""
-    part = _slicing(start, stop, own)
+    part = _slicing(start, stop, parts)
     args, kwargs = call.arguments(part)
     outputs = tuple(None if v is None else part(v) for v in call.outputs)
     return replace(call, args=args, kwargs=kwargs, outputs=outputs)
 
 
-def _slicing(start: int, stop: int, own: Mapping[int, int]) -> Callable[[Value], Value]:
+def _slicing(start: int, stop: int, parts: Mapping[int, int]) -> Callable[[Value], Value]:
     def part(value: Value) -> Value:
         if prod(value.size) == 1:
             return value
-        if value.buffer in own:
-            return Value(own[value.buffer], value.dtype, (stop - start,), (1,))
+        if value.buffer in parts:
+            return Value(parts[value.buffer], value.dtype, (stop - start,), (1,))
         return replace(value, size=(stop - start,), stride=(1,), offset=value.offset + start)
 
     return part

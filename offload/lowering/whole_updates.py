@@ -52,37 +52,37 @@ def is_elementwise(task: Task) -> bool:
 
 
 def _groups(graph: TaskGraph) -> list[list[int]]:
-    held = held_in_order(graph)
+    ordered = held_in_order(graph)
     able = {
         number
         for number, task in enumerate(graph.tasks)
-        if task.phase != BACKWARD and number not in held and is_elementwise(task)
+        if task.phase != BACKWARD and number not in ordered and is_elementwise(task)
     }
     users: dict[int, list[int]] = {}
     for number, task in enumerate(graph.tasks):
         for b in task.touches:
             users.setdefault(b, []).append(number)
     group_of = {number: [number] for number in able}
-    for b, found in users.items():
-        for first, second in _pairs(graph, b, found, able):
-            one, other = group_of[first], group_of[second]
-            if one is not other:
-                one += other
-                group_of.update(dict.fromkeys(other, one))
+    for b, numbers in users.items():
+        for first, second in _pairs(graph, b, numbers, able):
+            group, other = group_of[first], group_of[second]
+            if group is not other:
+                group += other
+                group_of.update(dict.fromkeys(other, group))
     groups = {id(group): sorted(group) for group in group_of.values() if len(group) > 1}
     return [group for group in groups.values() if _is_update(graph, group)]
 
 
 def _pairs(
-    graph: TaskGraph, b: int, found: Sequence[int], able: set[int]
+    graph: TaskGraph, b: int, users: Sequence[int], able: set[int]
 ) -> Iterator[tuple[int, int]]:
     """Neighbours among the tasks that belong together because of this buffer."""
     buffer = graph.buffers[b]
     together: list[int] = []
     if buffer.nbytes > COUNTER and buffer.role is Role.PARAMETER:
-        together = [n for n in found if n in able and b in graph.tasks[n].writes]
-    elif buffer.nbytes > COUNTER and buffer.role in SHARED and able.issuperset(found):
-        together = [*found]
+        together = [n for n in users if n in able and b in graph.tasks[n].writes]
+    elif buffer.nbytes > COUNTER and buffer.role in SHARED and able.issuperset(users):
+        together = [*users]
     yield from pairwise(together)
 
 
@@ -117,10 +117,10 @@ def _sorted(
     before = [{place[n] for number in group for n in needed[number]} - {at}
               for at, group in enumerate(groups)]  # fmt: skip
     after: list[list[int]] = [[] for _ in groups]
-    for at, found in enumerate(before):
-        for one in found:
-            after[one].append(at)
-    left = [len(found) for found in before]
+    for at, others in enumerate(before):
+        for other in others:
+            after[other].append(at)
+    left = [len(others) for others in before]
     ready = [at for at, count in enumerate(left) if not count]
     heapify(ready)
     order: list[Sequence[int]] = []

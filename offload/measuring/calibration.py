@@ -181,8 +181,8 @@ def measure(
         h2d=_pair(bench, there, host, again),
         d2h=_pair(bench, host, there, again),
         both=(
-            Sample(sizes.link, [one for one, _ in both]),
-            Sample(sizes.link, [one for _, one in both]),
+            Sample(sizes.link, [to_device for to_device, _ in both]),
+            Sample(sizes.link, [to_host for _, to_host in both]),
         ),
         d2d=_copies_on_device(bench, there, there_too, again),
         host=_updates(sizes, workers, again, clock),
@@ -193,10 +193,10 @@ def _again(run: Callable[[], T], share: float, clock: Clock) -> list[T]:
     """Repeat for a share of the seconds. The first run fills caches and does not count."""
     run()
     end = clock() + share
-    found: list[T] = []
-    while len(found) < LEAST or (len(found) < MOST and clock() < end):
-        found.append(run())
-    return found
+    results: list[T] = []
+    while len(results) < LEAST or (len(results) < MOST and clock() < end):
+        results.append(run())
+    return results
 
 
 Again = Callable[[Callable[[], float]], list[float]]
@@ -244,8 +244,8 @@ def _memory(bench: TimedDevice, nbytes: int, again: Again) -> Sample:
 
 
 def _launches(bench: TimedDevice) -> Callable[[], float]:
-    one = torch.zeros(1, device=bench.device)
-    return lambda: bench.timed(functools.partial(in_a_row, functools.partial(one.add_, 1), ROW))
+    number = torch.zeros(1, device=bench.device)
+    return lambda: bench.timed(functools.partial(in_a_row, functools.partial(number.add_, 1), ROW))
 
 
 def _pair(
@@ -255,7 +255,7 @@ def _pair(
     large = bench.copy(to, source)
     row = again(lambda: bench.timed(functools.partial(in_a_row, small, ROW)))
     return (
-        Sample(SMALL, [one / ROW for one in row]),
+        Sample(SMALL, [took / ROW for took in row]),
         Sample(to.numel(), again(lambda: bench.timed(large))),
     )
 
@@ -283,12 +283,12 @@ def _updates(sizes: Sizes, workers: int, again: Again, clock: Clock) -> dict[int
         [torch.zeros(sizes.update // 4) for _ in range(4)] for _ in range(max(workers, sizes.sets))
     ]
     turns = itertools.cycle(sets)
-    found: dict[int, Sample] = {}
+    samples: dict[int, Sample] = {}
     with ThreadPoolExecutor(workers, "calibrate-host") as pool:
         for count in counts:
             once = functools.partial(_at_once, pool, turns, count, clock)
-            found[count] = Sample(7.0 * sizes.update * count, again(once))
-    return found
+            samples[count] = Sample(7.0 * sizes.update * count, again(once))
+    return samples
 
 
 def _at_once(

@@ -44,7 +44,7 @@ class Cost:
 def cost_of(log: Log, outputs: Mapping[int, int], alignment: int, seconds: float) -> Cost:
     """The cost of a call that allocated this. `outputs`: addresses by position."""
     allocations = allocations_of(log, outputs, alignment)
-    ends = (one.offset + one.nbytes for one in allocations if one.offset is not None)
+    ends = (a.offset + a.nbytes for a in allocations if a.offset is not None)
     workspace = rounded(max(ends, default=0), alignment)
     return Cost(allocations, workspace, peak_of(log), seconds, log.elsewhere)
 
@@ -75,8 +75,8 @@ class MeasuredCosts:
         if self._kept is not None:
             self._kept.keep(made)
 
-    def _note(self, found: Mapping[int, Cost]) -> None:
-        self._known |= {self._names[key]: cost for key, cost in found.items()}
+    def _note(self, costs: Mapping[int, Cost]) -> None:
+        self._known |= {self._names[key]: cost for key, cost in costs.items()}
 
     def forget(self) -> None:
         self._known.clear()
@@ -124,10 +124,10 @@ def described(call: Call) -> str:
     if not isinstance(op, OpOverload):
         return ""
     args, kwargs = _with_plain_numbers(call.args), _with_plain_numbers(dict(call.kwargs))
-    said = str(op), args, kwargs, call.outputs
-    if not _plain(said):
+    parts = str(op), args, kwargs, call.outputs
+    if not _plain(parts):
         return ""
-    return hashlib.blake2b(repr(said).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 
 def _with_plain_numbers(tree: Any) -> Any:
@@ -156,9 +156,9 @@ def _data(cost: Cost) -> dict[str, Any]:
 def _cost(data: Any) -> Cost:
     """Read what `_data` made."""
     made = dict(data)
-    found = made["allocations"]
-    if found is not None:
-        made["allocations"] = tuple(Allocation(**one) for one in found)
+    allocations = made["allocations"]
+    if allocations is not None:
+        made["allocations"] = tuple(Allocation(**entry) for entry in allocations)
     _whole(made[name] for name in ("workspace", "unplaced", "elsewhere"))
     if not isinstance(made["seconds"], float) or set(made) != {
         field.name for field in fields(Cost)
@@ -168,7 +168,7 @@ def _cost(data: Any) -> Cost:
 
 
 def _whole(numbers: Iterable[Any]) -> list[int]:
-    found = list(numbers)
-    if any(type(number) is not int or number < 0 for number in found):
-        raise ValueError(f"{found} are no numbers of bytes")
-    return found
+    values = list(numbers)
+    if any(type(number) is not int or number < 0 for number in values):
+        raise ValueError(f"{values} are no numbers of bytes")
+    return values

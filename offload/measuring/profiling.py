@@ -85,9 +85,9 @@ def measured(graph: TaskGraph, kept: KeptCosts | MeasuredCosts | None = None) ->
         if any(map(_may_draw, graph.tasks))
         else nullcontext(),  # other threads may draw at the same time
     ):
-        for where, found in calls.items():
-            costs |= {} if kept is None else kept.of(where, found)
-            new = {key: call for key, call in found.items() if key not in costs}
+        for where, group in calls.items():
+            costs |= {} if kept is None else kept.of(where, group)
+            new = {key: call for key, call in group.items() if key not in costs}
             times = kept is None or kept.times
             made = _Bench(where, new, graph.alignment, lines, times).costs(new) if new else {}
             costs |= made
@@ -95,11 +95,11 @@ def measured(graph: TaskGraph, kept: KeptCosts | MeasuredCosts | None = None) ->
                 kept.keep(made)
         fixed = kept_bytes(device)
     tasks = [
-        _with_costs(task, [costs[key] for key in found]) if found else task
-        for task, found in zip(graph.tasks, keys, strict=True)
+        _with_costs(task, [costs[key] for key in task_keys]) if task_keys else task
+        for task, task_keys in zip(graph.tasks, keys, strict=True)
     ]
     program = None if graph.program is None else replace(graph.program, fixed=fixed)
-    ops = {key: op_name(call.op) for found in calls.values() for key, call in found.items()}
+    ops = {key: op_name(call.op) for group in calls.values() for key, call in group.items()}
     return replace(graph.with_tasks(tasks, None, *_notes(costs, ops)), program=program)
 
 
@@ -112,12 +112,12 @@ def _may_draw(task: Task) -> bool:
 
 @contextmanager
 def _random_put_back(device: torch.device, generators: Sequence[torch.Generator]) -> Iterator[None]:
-    on_host, own = torch.get_rng_state(), [one.get_state() for one in generators]
+    on_host, states = torch.get_rng_state(), [generator.get_state() for generator in generators]
     there = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     try:
         yield
     finally:
-        for generator, state in zip(generators, own, strict=True):
+        for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
         torch.set_rng_state(on_host)
         if there is not None:
@@ -142,11 +142,11 @@ def _keys(
 
 def _lines(graph: TaskGraph, keys: Sequence[Sequence[int]]) -> dict[int, str]:
     """The user's line where a call comes first, and a colon; or nothing."""
-    found: dict[int, str] = {}
+    lines: dict[int, str] = {}
     for task, of_task in zip(graph.tasks, keys, strict=True):
         for key in of_task:
-            found.setdefault(key, f"{task.where}: " if task.where else "")
-    return found
+            lines.setdefault(key, f"{task.where}: " if task.where else "")
+    return lines
 
 
 def _with_costs(task: Task, costs: Sequence[Cost]) -> Task:
@@ -216,8 +216,8 @@ class _Bench:
         warm(self._device)
         shim = available_on(self._device)
         if shim is not None:
-            one = functools.partial(self._placed, shim)
-            return {key: self._cost(one, key, call) for key, call in calls.items()}
+            measure = functools.partial(self._placed, shim)
+            return {key: self._cost(measure, key, call) for key, call in calls.items()}
         if self._device.type == "cuda":
             return {key: self._cost(self._counted, key, call) for key, call in calls.items()}
         watched: Any = profile(use_cpu=True, profile_memory=True)
@@ -240,12 +240,12 @@ class _Bench:
             end += self._rounded(nbytes)
         return places
 
-    def _cost(self, one: Callable[[int, Call], Cost], key: int, call: Call) -> Cost:
+    def _cost(self, measure: Callable[[int, Call], Cost], key: int, call: Call) -> Cost:
         stand_aside()
         with record_function(MARK):
             self._fill(key, call)
         try:
-            return one(key, call)
+            return measure(key, call)
         except _DidNotRun as failed:
             error = failed.error
             failure = f"{op_name(call.op)}: {type(error).__name__}: {error}".splitlines()[0]
@@ -366,6 +366,6 @@ class _Bench:
 def _homes(returned: Any) -> list[int]:
     """The addresses of the storages of what a kernel returned; 0 for what is no tensor."""
     return [
-        one.untyped_storage().data_ptr() if isinstance(one, torch.Tensor) else 0
-        for one in flatten_results(returned)
+        result.untyped_storage().data_ptr() if isinstance(result, torch.Tensor) else 0
+        for result in flatten_results(returned)
     ]

@@ -63,7 +63,7 @@ class BuildRecipe:
         )
 
     def key(self, compiler: str) -> str:
-        headers = (path for one in (self.source.parent, *self.ours) for path in one.glob("*.h"))
+        headers = (path for root in (self.source.parent, *self.ours) for path in root.glob("*.h"))
         texts = (path.read_text(encoding="utf-8") for path in (self.source, *headers))
         parts = (*texts, torch.__version__, *self.command(compiler))
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

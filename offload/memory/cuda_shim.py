@@ -70,21 +70,21 @@ def headers(places: Iterable[Path], cuda: str | None = torch.version.cuda) -> Pa
     if cuda is None:
         return "this PyTorch was built without CUDA; install one that was built with it"
     sought = tuple(places)
-    found = [place for place in sought if all((place / name).is_file() for name in NEEDED)]
+    complete = [place for place in sought if all((place / name).is_file() for name in NEEDED)]
     major = int(cuda.split(".")[0])
-    same = [place for place in found if _major(place) == major]
-    if not found:
+    same = [place for place in complete if _major(place) == major]
+    if not complete:
         return (
             f"the headers of the CUDA runtime ({', '.join(NEEDED)}) are in none of"
             f" {', '.join(map(str, sought))}. Install the CUDA toolkit {cuda}"
         )
-    return (same or found)[0]
+    return (same or complete)[0]
 
 
 def _major(place: Path) -> int:
     text = (place / "cuda_runtime_api.h").read_text(encoding="utf-8", errors="replace")
-    found = VERSION.search(text)
-    return int(found[1]) // 1000 if found else 0
+    match = VERSION.search(text)
+    return int(match[1]) // 1000 if match else 0
 
 
 def _header_folders() -> list[Path]:

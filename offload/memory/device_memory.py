@@ -93,9 +93,9 @@ def measuring(what: str, device: torch.device, remedy: str = "") -> Iterator[Non
 def _holders(left: DeviceLeft) -> str:
     elsewhere = max(0, left.total - left.free - left.ours)
     parts = [f"this process has {format_size(left.ours)}"]
-    for held in left.others:
-        much = "an unknown part" if held.nbytes is None else format_size(held.nbytes)
-        parts.append(f"process {held.pid} has {much}")
+    for share in left.others:
+        much = "an unknown part" if share.nbytes is None else format_size(share.nbytes)
+        parts.append(f"process {share.pid} has {much}")
     if not left.others:
         parts.append(f"other processes and CUDA itself have {format_size(elsewhere)}")
     return ", ".join(parts)
@@ -117,8 +117,8 @@ def _moving(plan: RunnablePlan, device: torch.device) -> int:
 
 def is_on(source: Any, device: torch.device) -> bool:
     """Whether a source lies on the device: a tensor, or several over a storage."""
-    found = source if isinstance(source, torch.Tensor) else next(iter(source or ()), None)
-    return found is not None and found.device == device
+    tensor = source if isinstance(source, torch.Tensor) else next(iter(source or ()), None)
+    return tensor is not None and tensor.device == device
 
 
 def device_processes(device: torch.device) -> Sequence[ProcessShare]:
@@ -134,9 +134,9 @@ def device_processes(device: torch.device) -> Sequence[ProcessShare]:
             # ones.
             name = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
             handle = pynvml.nvmlDeviceGetHandleByUUID(name)
-            found = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError:
         return ()
-    return [ProcessShare(process.pid, process.usedGpuMemory) for process in found]
+    return [ProcessShare(process.pid, process.usedGpuMemory) for process in processes]

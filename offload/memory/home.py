@@ -40,12 +40,12 @@ class Home:
         for each in (self.tensors, self.layouts, self.views, self.at):
             del each[number]
 
-    def lie_together(self, live: Sequence[torch.Tensor], one: int, other: int) -> bool:
+    def lie_together(self, live: Sequence[torch.Tensor], number: int, other: int) -> bool:
         """Whether two tensors are as far from each other as they are here, if they overlap here."""
-        if not overlap(self.layouts[one], self.layouts[other]):
+        if not overlap(self.layouts[number], self.layouts[other]):
             return True
-        apart = address_of(live[one]) - address_of(live[other])
-        return share(live[one], live[other]) and apart == self.at[one] - self.at[other]
+        apart = address_of(live[number]) - address_of(live[other])
+        return share(live[number], live[other]) and apart == self.at[number] - self.at[other]
 
     def bring(self, live: Sequence[torch.Tensor], *, non_blocking: bool = False) -> None:
         """Copy the values of these tensors here and point the tensors here. `non_blocking`: the

@@ -67,9 +67,9 @@ class Homes:
         self._at = [at for home in self._homes for at in home.at]
 
     def _live(self, key: str) -> Sequence[torch.Tensor]:
-        found = self._tensors[key]
-        own = (found,) if isinstance(found, torch.Tensor) else found
-        return (*own, *self._joined.get(key, ()))
+        source = self._tensors[key]
+        tensors = (source,) if isinstance(source, torch.Tensor) else source
+        return (*tensors, *self._joined.get(key, ()))
 
     def shared_tensors(self) -> dict[str, Sequence[torch.Tensor]]:
         """Where several tensors lie over one storage: all of them, by the storage's name."""
@@ -78,7 +78,7 @@ class Homes:
     def add_shared_tensors(self, together: Mapping[str, Sequence[torch.Tensor]]) -> None:
         """Take along tensors over the same storages that only another step knows. Whoever has such
         a tensor sees what a step writes, as in plain PyTorch."""
-        found = False
+        changed = False
         for home in self._homes if together else ():
             if home.key not in together:
                 continue
@@ -88,8 +88,8 @@ class Homes:
             if more := [tensor for tensor in others if share(tensor, live[0])]:
                 home.add(more)
                 self._joined.setdefault(home.key, []).extend(more)
-                found = True
-        if found:
+                changed = True
+        if changed:
             self._way = None
             self._list()
 
@@ -289,11 +289,11 @@ def _addresses(tensors: Sequence[torch.Tensor]) -> list[int]:
 def _check(home: Home, live: Sequence[torch.Tensor], device: torch.device) -> None:
     """Raise unless the tensors fit the layout. Between two steps they may be on the host or on the
     kernels' device."""
-    for found, layout in zip(live, home.layouts, strict=True):
-        alike = (found.dtype, found.size()) == (layout.dtype, layout.size)
-        if not alike or found.device.type not in ("cpu", device.type):
+    for given, layout in zip(live, home.layouts, strict=True):
+        alike = (given.dtype, given.size()) == (layout.dtype, layout.size)
+        if not alike or given.device.type not in ("cpu", device.type):
             raise StepError(
-                f"tensor {home.key} is {found.dtype} {tuple(found.size())} on {found.device} now,"
+                f"tensor {home.key} is {given.dtype} {tuple(given.size())} on {given.device} now,"
                 f" but the step was captured with {layout.dtype} {tuple(layout.size)} on {device}."
                 " Capture it again"
             )

@@ -44,9 +44,9 @@ def memory_left(
 ) -> HostMemoryLeft:
     """The smallest amount that the machine, the process's own limit of data and the cgroups leave.
     `data`: False for files in memory."""
-    found = [_of_machine(meminfo), *(_of_process() if data else ())]
-    found += [left for group in _groups(cgroups, membership) if (left := _of_group(group))]
-    return min(found, key=lambda left: left.nbytes)
+    limits = [_of_machine(meminfo), *(_of_process() if data else ())]
+    limits += [left for group in _groups(cgroups, membership) if (left := _of_group(group))]
+    return min(limits, key=lambda left: left.nbytes)
 
 
 def _of_machine(meminfo: Path) -> HostMemoryLeft:
@@ -99,16 +99,16 @@ def _of_group(group: Path) -> HostMemoryLeft | None:
             if limit == "max":
                 return None
             use = int((group / use_file).read_text(encoding="ascii"))
-            held = max(0, use - _gives_way(group / "memory.stat"))
+            used = max(0, use - _gives_way(group / "memory.stat"))
             return HostMemoryLeft(
-                max(0, int(limit) - held),
+                max(0, int(limit) - used),
                 f"the limit of this process's cgroup is {format_size(int(limit))}"
-                f" ({group / limit_file}), {format_size(held)} of it are in use",
+                f" ({group / limit_file}), {format_size(used)} of it are in use",
             )
     return None
 
 
 def _gives_way(stat: Path) -> int:
     lines = stat.read_text(encoding="ascii").splitlines() if stat.is_file() else []
-    found = {name: int(value) for name, value in (line.split() for line in lines)}
-    return sum(found.get(f"total_{name}", found.get(name, 0)) for name in GIVES_WAY)
+    numbers = {name: int(value) for name, value in (line.split() for line in lines)}
+    return sum(numbers.get(f"total_{name}", numbers.get(name, 0)) for name in GIVES_WAY)

@@ -32,13 +32,13 @@ class HostNeeds:
 def needs(plan: RunnablePlan, *more: RunnablePlan) -> HostNeeds:
     """The needs of a runner of these plans on a stage that others use, too."""
     plans = (plan, *more)
-    arena = max(one.memgraph.arenas.get(HOST, 0) for one in plans)
-    waiting = max(resident_bytes(one.memgraph) for one in plans)
-    on_host = [one.graph for one in plans if device_of(one.graph).type == "cpu"]
+    arena = max(each.memgraph.arenas.get(HOST, 0) for each in plans)
+    waiting = max(resident_bytes(each.memgraph) for each in plans)
+    on_host = [each.graph for each in plans if device_of(each.graph).type == "cpu"]
     returned = max(map(returned_bytes, on_host), default=0)
     sizes: dict[str, int] = {}
-    for one in plans:
-        sizes |= moving_sizes(one)
+    for each in plans:
+        sizes |= moving_sizes(each)
     return HostNeeds(arena + waiting + returned, sum(sizes.values()))
 
 

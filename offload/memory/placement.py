@@ -209,17 +209,17 @@ class _OutputCopier:
             (results[n], view) for n, view in self.targets if not _is_in_place(results[n], view)
         ]
         self._count(len(moved))
-        if self._overlap([found for found, _ in moved]):
-            moved = [(found.clone(), view) for found, view in moved]
-        for found, view in moved:
-            view.copy_(found)
+        if self._overlap([output for output, _ in moved]):
+            moved = [(output.clone(), view) for output, view in moved]
+        for output, view in moved:
+            view.copy_(output)
         return self.copies > 0
 
     def _overlap(self, moved: Sequence[torch.Tensor]) -> bool:
         """Whether an output lies where another one belongs, or on its own place in another
         order."""
         homes = {address_of(view) for _, view in self.targets}
-        return any(address_of(found) in homes for found in moved)
+        return any(address_of(output) in homes for output in moved)
 
     def _count(self, moved: int) -> None:
         if self.seen:
@@ -264,18 +264,18 @@ def op_name(op: Callable[..., Any]) -> str:
     return str(op) if isinstance(op, OpOverload) else type(op).__name__
 
 
-def _is_in_place(found: torch.Tensor, view: torch.Tensor) -> bool:
-    return address_of(found) == address_of(view) and found.stride() == view.stride()
+def _is_in_place(output: torch.Tensor, view: torch.Tensor) -> bool:
+    return address_of(output) == address_of(view) and output.stride() == view.stride()
 
 
 def _check(call: Call, results: Sequence[Any], targets: Targets) -> None:
     """Raise if an output differs in dtype or size: `copy_` would convert or broadcast it."""
     for position, target in targets:
-        found = results[position] if position < len(results) else None
-        if not isinstance(found, torch.Tensor):
-            got = type(found).__name__
-        elif found.size() != target.size() or found.dtype is not target.dtype:
-            got = f"{found.dtype} {tuple(found.size())}"
+        result = results[position] if position < len(results) else None
+        if not isinstance(result, torch.Tensor):
+            got = type(result).__name__
+        elif result.size() != target.size() or result.dtype is not target.dtype:
+            got = f"{result.dtype} {tuple(result.size())}"
         else:
             continue
         raise GraphError(

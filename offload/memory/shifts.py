@@ -85,7 +85,7 @@ def _blockers(shifts: Sequence[Shift]) -> list[set[int]]:
     """For each shift, the others that come from where it goes to."""
     by_source = sorted(range(len(shifts)), key=lambda number: shifts[number].source)
     ends = [shifts[number].source + shifts[number].nbytes for number in by_source]
-    found: list[set[int]] = []
+    blockers: list[set[int]] = []
     for number, shift in enumerate(shifts):
         others: set[int] = set()
         at = bisect_left(ends, shift.target + 1)
@@ -96,5 +96,5 @@ def _blockers(shifts: Sequence[Shift]) -> list[set[int]]:
             if other != number:
                 others.add(other)
             at += 1
-        found.append(others)
-    return found
+        blockers.append(others)
+    return blockers

@@ -42,15 +42,15 @@ class TensorLayout:
         return self.offset * count, (self.offset + sum(steps) + 1) * count
 
 
-def overlap(one: TensorLayout, other: TensorLayout) -> bool:
+def overlap(layout: TensorLayout, other: TensorLayout) -> bool:
     """Whether two tensors over the same storage may have a byte in common."""
-    (begin, end), (first, last) = one.span, other.span
+    (begin, end), (first, last) = layout.span, other.span
     return begin < last and first < end
 
 
-def share(one: torch.Tensor, other: torch.Tensor) -> bool:
+def share(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors lie in the same storage."""
-    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+    return tensor.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def move_out(tensors: Sequence[torch.Tensor], device: torch.device | None = None) -> None:

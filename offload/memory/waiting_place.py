@@ -101,7 +101,7 @@ class WaitingPlace:
     @property
     def waiting_bytes(self) -> int:
         """How much lies here now."""
-        return sum(one.nbytes for one in self._waiting.values())
+        return sum(waiting.nbytes for waiting in self._waiting.values())
 
     def contains(self, address: int) -> bool:
         return self._host.region.contains(address)
@@ -114,7 +114,7 @@ class WaitingPlace:
         seats: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         waiting: dict[str, _Waiting] = {}
         joined: list[tuple[Place, int]] = []
-        for home in sorted(parking, key=lambda one: (one.place.arena, one.place.offset)):
+        for home in sorted(parking, key=lambda home: (home.place.arena, home.place.offset)):
             memory = self._host.region.bytes(at, home.memory.nbytes)
             views: list[torch.Tensor] = []
             for tensor in home.tensors:
@@ -140,8 +140,8 @@ class WaitingPlace:
 
     def empty(self, origins: Mapping[str, torch.device]) -> None:
         """Give every tensor that still waits memory of its own, where it was at first."""
-        for key, one in self._waiting.items():
-            pairs = zip(one.tensors, one.at, strict=True)
+        for key, waiting in self._waiting.items():
+            pairs = zip(waiting.tensors, waiting.at, strict=True)
             move_out([tensor for tensor, at in pairs if tensor.data_ptr() == at], origins[key])
         self._waiting.clear()
 

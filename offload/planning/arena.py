@@ -162,9 +162,9 @@ class HeldAddresses:
 
     def best_fit(self, nbytes: int) -> int | None:
         """Where to put `nbytes`. None if there is no room though nothing is held back any more."""
-        while (found := self._space.best_fit(nbytes)) is None and self._held:
+        while (offset := self._space.best_fit(nbytes)) is None and self._held:
             self._free_next()
-        return found
+        return offset
 
     def _free_next(self) -> None:
         _, offset, pieces = heappop(self._held)

@@ -39,14 +39,14 @@ def pieces_by_host(on_host: Sequence[bool], deps: Sequence[Sequence[int]]) -> tu
 def shorter(pieces: Iterable[Piece], seconds: Sequence[float], most: float) -> tuple[Piece, ...]:
     """Cut the device's pieces so that each takes at most so many seconds, as far as nodes allow.
     `seconds`: by node."""
-    found: list[Piece] = []
+    cut_pieces: list[Piece] = []
     for piece in pieces:
         nodes, took = list[int](), 0.0
         for node in piece.nodes:
             if nodes and not piece.on_host and took + seconds[node] > most:
-                found.append(replace(piece, nodes=tuple(nodes)))
+                cut_pieces.append(replace(piece, nodes=tuple(nodes)))
                 nodes, took = [], 0.0
             nodes.append(node)
             took += seconds[node]
-        found.append(replace(piece, nodes=tuple(nodes)))
-    return tuple(found)
+        cut_pieces.append(replace(piece, nodes=tuple(nodes)))
+    return tuple(cut_pieces)

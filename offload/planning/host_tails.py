@@ -18,14 +18,14 @@ def host_tail(memgraph: MemGraph) -> tuple[int, ...]:
     of them."""
     awaited: set[int] = set()
     """Nodes for which one waits that is not in the tail."""
-    found: list[int] = []
+    tail: list[int] = []
     for number in range(len(memgraph.nodes) - 1, -1, -1):
         node = memgraph.nodes[number]
         if number not in awaited and _stays_on_host(memgraph, node):
-            found.append(number)
+            tail.append(number)
         else:
             awaited.update(node.deps)
-    return tuple(reversed(found))
+    return tuple(reversed(tail))
 
 
 def tail_seconds(memgraph: MemGraph, timeline: Timeline) -> float:

@@ -138,14 +138,14 @@ class _Walk:
         space = self.arenas.spaces[arena]
         # Nothing was freed yet, so the best fit is the lowest address, side by side with the
         # others.
-        found = space.best_fit(size) if offset is None else offset
-        if found is None:
+        start = space.best_fit(size) if offset is None else offset
+        if start is None:
             refuse_arena(arena, space.used + size, space.capacity, name)
-        if found + size > space.capacity:
+        if start + size > space.capacity:
             # A home that another plan chose: the kernels of this graph allocate more beside it.
-            refuse_arena(arena, found + size, space.capacity, name)
-        space.take(found, size, name)
-        return found
+            refuse_arena(arena, start + size, space.capacity, name)
+        space.take(start, size, name)
+        return start
 
     # ---- places ---------------------------------------------------------------------------------
 
@@ -160,7 +160,7 @@ class _Walk:
         for b in touched:
             self.uses.pin(b)
         taken: list[tuple[Space, int, list[Piece]]] = []
-        found: dict[int | None, Copy] = {}
+        copies: dict[int | None, Copy] = {}
         for b, size in wanted:
             device = task.device if b is None else self.graph.buffers[b].device
             space = self.arenas.spaces[device]
@@ -178,8 +178,8 @@ class _Walk:
             pieces = space.take(offset, size, b)
             taken.append((space, offset, pieces))
             nbytes = task.workspace if b is None else self.graph.buffers[b].nbytes
-            found[b] = Copy(Place(device, offset, nbytes), size, b, pieces)
-        self._settle_in(number, found)
+            copies[b] = Copy(Place(device, offset, nbytes), size, b, pieces)
+        self._settle_in(number, copies)
         return True
 
     def _wanted(self, number: int) -> list[tuple[int | None, int]]:
@@ -196,9 +196,9 @@ class _Walk:
             wanted.append((None, self.graph.aligned(task.workspace)))
         return sorted(wanted, key=lambda pair: -pair[1])
 
-    def _settle_in(self, number: int, found: Mapping[int | None, Copy]) -> None:
+    def _settle_in(self, number: int, copies: Mapping[int | None, Copy]) -> None:
         task = self.graph.tasks[number]
-        for b, copy in found.items():
+        for b, copy in copies.items():
             if b is None:
                 self.layout.workspaces[number] = copy
                 continue

@@ -114,10 +114,10 @@ class Policies:
         """From much resident to little: each share with its policies, one for each of `drops`."""
         seen: set[frozenset[int]] = set()
         for share in self._shares:
-            found = [self.with_share(graph, share, drop) for drop in drops]
-            if found[-1].resident not in seen:
-                seen.add(found[-1].resident)
-                yield from ((share, policy) for policy in found)
+            policies = [self.with_share(graph, share, drop) for drop in drops]
+            if policies[-1].resident not in seen:
+                seen.add(policies[-1].resident)
+                yield from ((share, policy) for policy in policies)
 
     def with_share(self, graph: TaskGraph, share: float, drop: int) -> Policy:
         """One policy. One that drops ahead also keeps the step's first inputs resident."""
@@ -131,8 +131,8 @@ class Policies:
         room = {device: int(nbytes * share) for device, nbytes in most.items()}
         plain = most_resident(graph, room)
         some = {device: int(nbytes * EXPOSED) for device, nbytes in room.items()}
-        found = exposed(graph, self._costs, plain, some)
-        first = most_resident(graph, room, found) if found else plain
+        early = exposed(graph, self._costs, plain, some)
+        first = most_resident(graph, room, early) if early else plain
         return plain - self._homes, first - self._homes
 
     def _most_room(self, graph: TaskGraph) -> dict[int, int]:

@@ -65,10 +65,10 @@ def race(memgraph: MemGraph, a: int, b: int, conflict: Conflict) -> RaceFound:
         message = f"nothing orders {first} and {second}, though the latter must run after it"
         return RaceFound(message, first, second, (HOST, 0, 0))
     where = (conflict.arena, conflict.begin, conflict.end)
-    one, two = conflict.verbs
-    message = f"nothing orders {first} ({one}) and {second} ({two}) on {_range(*where)}"
+    verb_a, verb_b = conflict.verbs
+    message = f"nothing orders {first} ({verb_a}) and {second} ({verb_b}) on {_range(*where)}"
     if a == b:
-        message = f"{first} {one} and {two} two things on {_range(*where)}"
+        message = f"{first} {verb_a} and {verb_b} two things on {_range(*where)}"
     return RaceFound(message, first, second, where)
 
 
@@ -76,16 +76,16 @@ def stale(
     memgraph: MemGraph,
     b: int,
     version: int | None,
-    found: Holding,
+    actual: Holding,
     where: tuple[int, int, int],
     who: int | str,
 ) -> RaceFound:
     """An error about bytes that hold something else than the buffer `b` in its `version`."""
-    name, by = name_of(memgraph, who), START if found[3] < 0 else memgraph.name(found[3])
-    expected, contents = _contents(memgraph, b, version), _contents(memgraph, found[0], found[1])
+    name, by = name_of(memgraph, who), START if actual[3] < 0 else memgraph.name(actual[3])
+    expected, contents = _contents(memgraph, b, version), _contents(memgraph, *actual[:2])
     if expected == contents:
         contents += " at another offset"
-    if found[0] != NOTHING:
+    if actual[0] != NOTHING:
         contents += f", put there by {by}"
     message = f"{name} finds on {_range(*where)} {contents}: expected {expected}"
     return RaceFound(message, by, name, where)

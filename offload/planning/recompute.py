@@ -81,7 +81,7 @@ class _Uses:
 def candidates(graph: TaskGraph, costs: Costs, smallest: int = SMALLEST) -> list[Candidate]:
     """What can be recomputed without keeping other buffers longer, cheapest first."""
     uses = _Uses.from_graph(graph)
-    found: list[Candidate] = []
+    possible: list[Candidate] = []
     for b, until in uses.needed.items():
         nbytes = graph.buffers[b].nbytes
         chain = _chain(uses, b, until) if nbytes >= smallest else ()
@@ -89,8 +89,8 @@ def candidates(graph: TaskGraph, costs: Costs, smallest: int = SMALLEST) -> list
             continue
         again = sum(costs.of_task(graph.tasks[uses.writers[c][0]]) for c in chain)
         move = costs.of_copy("offload", nbytes) + costs.of_copy("reload", nbytes)
-        found.append(Candidate(again / move, b, chain))
-    return sorted(found, key=lambda candidate: (candidate.ratio, candidate.buffer))
+        possible.append(Candidate(again / move, b, chain))
+    return sorted(possible, key=lambda candidate: (candidate.ratio, candidate.buffer))
 
 
 def recomputed(graph: TaskGraph, buffers: Collection[int]) -> TaskGraph:
@@ -119,13 +119,13 @@ def recomputed(graph: TaskGraph, buffers: Collection[int]) -> TaskGraph:
 def variants(graph: TaskGraph, costs: Costs) -> Iterator[tuple[str, TaskGraph]]:
     """Different graphs: the graph itself, then with more or less of it recomputed."""
     yield "none", graph
-    found = candidates(graph, costs)
-    whole = sum(graph.buffers[c.buffer].nbytes for c in found)
+    possible = candidates(graph, costs)
+    whole = sum(graph.buffers[c.buffer].nbytes for c in possible)
     seen: set[frozenset[int]] = {frozenset()}
     for share in SHARES:
         chosen: set[int] = set()
         left = share * whole
-        for candidate in found:
+        for candidate in possible:
             left -= graph.buffers[candidate.buffer].nbytes
             if left < 0:
                 break

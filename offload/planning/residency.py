@@ -83,7 +83,7 @@ def exposed(
     """The streamed buffers whose first copy no work hides, because the step needs them too early.
     It takes as many as there is room for, from the first task on."""
     left, copied = dict(room), dict.fromkeys(room, 0.0)
-    found: set[int] = set()
+    early: set[int] = set()
     seen = set(resident)
     now = 0.0
     for task in graph.tasks:
@@ -95,9 +95,9 @@ def exposed(
             there = copied[buffer.device] + costs.of_copy(RELOAD, buffer.nbytes)
             nbytes = graph.aligned(buffer.nbytes)
             if there > now and nbytes <= left[buffer.device]:
-                found.add(b)
+                early.add(b)
                 left[buffer.device] -= nbytes
             else:
                 copied[buffer.device] = there
         now += costs.of_task(task)
-    return frozenset(found)
+    return frozenset(early)

@@ -47,13 +47,13 @@ def best_plan(wanted: Wanted, choice: PlanChoice | None = None) -> FoundPlan:
     """The plan that is fastest in simulation, with its edges reduced. `choice`: what a search chose
     for the same; it is not searched again. Raises `OffloadError` if that choice makes no plan."""
     wanted = _fitting(wanted)
-    found = without_copies(wanted)
-    found = found or (_Search(wanted).best() if choice is None else _as_chosen(wanted, choice))
-    deps = reduced([node.deps for node in found.memgraph.nodes])
+    plan = without_copies(wanted)
+    plan = plan or (_Search(wanted).best() if choice is None else _as_chosen(wanted, choice))
+    deps = reduced([node.deps for node in plan.memgraph.nodes])
     nodes = tuple(
-        replace(node, deps=before) for node, before in zip(found.memgraph.nodes, deps, strict=True)
+        replace(node, deps=before) for node, before in zip(plan.memgraph.nodes, deps, strict=True)
     )
-    return replace(found, memgraph=replace(found.memgraph, nodes=nodes))
+    return replace(plan, memgraph=replace(plan.memgraph, nodes=nodes))
 
 
 def _as_chosen(wanted: Wanted, choice: PlanChoice) -> FoundPlan:
@@ -133,32 +133,32 @@ class _Search:
             graph, drops = self._best.memgraph.graph, (before.policy.drop_ahead,)
             self._closer(self._shares("with that, ", graph, drops))
         self._nearby()
-        found = self._best
-        graph, name = self._recomputed.get(found.memgraph.graph, (found.memgraph.graph, ""))
-        number = next(n for n, one in enumerate(self._wanted.graphs) if one is graph)
-        choice = PlanChoice(number, name, found.policy, tuple(self._tried))
-        return replace(found, tried=choice.tried, choice=choice)
+        plan = self._best
+        graph, name = self._recomputed.get(plan.memgraph.graph, (plan.memgraph.graph, ""))
+        number = next(n for n, other in enumerate(self._wanted.graphs) if other is graph)
+        choice = PlanChoice(number, name, plan.policy, tuple(self._tried))
+        return replace(plan, tried=choice.tried, choice=choice)
 
     def _shares(self, name: str, graph: TaskGraph, drops: Sequence[int]) -> list[Tried]:
         took: list[Tried] = []
         for share, policy in self._policies.by_share(graph, drops):
             if self._enough(graph):
                 break
-            said = f"{name}{_in_words(share, policy)}"
-            took.append(Tried(self._try(said, policy, graph), name, share, policy, graph))
+            title = f"{name}{_in_words(share, policy)}"
+            took.append(Tried(self._try(title, policy, graph), name, share, policy, graph))
         return took
 
     def _closer(self, took: Sequence[Tried]) -> None:
         """Try the best of these again with eviction ahead, and dropping at distances not tried
         yet."""
-        left = [drop for drop in DROPS if drop not in {one.policy.drop_ahead for one in took}]
-        for one in sorted(took, key=lambda one: one.seconds)[:CLOSER]:
-            others = [replace(one.policy, evict_ahead=EVICTING)]
-            others += [self._policies.with_share(one.graph, one.share, drop) for drop in left]
+        left = [drop for drop in DROPS if drop not in {tried.policy.drop_ahead for tried in took}]
+        for tried in sorted(took, key=lambda tried: tried.seconds)[:CLOSER]:
+            others = [replace(tried.policy, evict_ahead=EVICTING)]
+            others += [self._policies.with_share(tried.graph, tried.share, drop) for drop in left]
             for policy in others:
-                if not self._enough(one.graph):
-                    said = f"{one.name}{_in_words(one.share, policy)}"
-                    self._try(said, policy, one.graph)
+                if not self._enough(tried.graph):
+                    title = f"{tried.name}{_in_words(tried.share, policy)}"
+                    self._try(title, policy, tried.graph)
 
     def _nearby(self) -> None:
         """Try the best plan again with tasks placed further ahead or less far."""
@@ -196,8 +196,8 @@ class _Search:
         graph, drops = before.memgraph.graph, (before.policy.drop_ahead,)
         if self._enough(graph):
             return
-        found = recompute_variants(graph, self._wanted.costs)
-        others = ((name, other) for name, other in found if other is not graph)
+        variants = recompute_variants(graph, self._wanted.costs)
+        others = ((name, other) for name, other in variants if other is not graph)
         for name, other in islice(others, self._effort.recomputations):
             self._recomputed[other] = graph, name
             self._try(f"recompute {name}", before.policy, other)
@@ -257,9 +257,9 @@ class _Search:
         return seconds
 
 
-def _cost(found: FoundPlan) -> tuple[float, int]:
+def _cost(plan: FoundPlan) -> tuple[float, int]:
     """The seconds of a plan, then the bytes that it moves."""
-    return found.simulation.makespan, sum(node.nbytes for node in found.memgraph.nodes)
+    return plan.simulation.makespan, sum(node.nbytes for node in plan.memgraph.nodes)
 
 
 def _in_words(share: float, policy: Policy) -> str:

@@ -138,7 +138,7 @@ def _check_node(memgraph: MemGraph, number: int) -> None:
     """Check that a node does what its task, or the copied buffer, says."""
     node = memgraph.nodes[number]
     lanes, uses = (_uses_of_task if node.kind == TASK else _uses_of_copy)(memgraph, node)
-    found: list[Use] = [
+    actual: list[Use] = [
         (a.place.arena, a.place.nbytes, a.buffer, a.reads, a.writes) for a in node.accesses
     ]
     if node.lane not in lanes:
@@ -147,11 +147,11 @@ def _check_node(memgraph: MemGraph, number: int) -> None:
     if node.kind != TASK and node.nbytes != uses[0][1]:
         why = f"it says that it moves {node.nbytes} bytes, but expected are {uses[0][1]}"
         raise fault(memgraph.name(number), why)
-    if found != uses:
-        for access, one, other in zip_longest(node.accesses, found, uses):
-            if one != other:
-                use, expected = describe_use(memgraph, one), describe_use(memgraph, other)
-                why = f"it {use}: expected that it {expected}"
+    if actual != uses:
+        for access, use, wanted in zip_longest(node.accesses, actual, uses):
+            if use != wanted:
+                does, expected = describe_use(memgraph, use), describe_use(memgraph, wanted)
+                why = f"it {does}: expected that it {expected}"
                 raise fault(memgraph.name(number), why, access and access.place)
 
 
@@ -302,49 +302,49 @@ class _BytesHeld:
         """Check that the place holds the whole buffer in this version. Any version if None, and the
         version found is returned."""
         arena, begin, end = span(place)
-        for low, high, found in self._held[arena].items(begin, end) if begin < end else ():
-            if version is None and found[0] == b:
-                version = found[1]
-            if found[:3] != (b, version, begin):
-                raise stale(self._memgraph, b, version, found, (arena, low, high), who)
+        for low, high, holding in self._held[arena].items(begin, end) if begin < end else ():
+            if version is None and holding[0] == b:
+                version = holding[1]
+            if holding[:3] != (b, version, begin):
+                raise stale(self._memgraph, b, version, holding, (arena, low, high), who)
         return version or 0
 
 
 def _check_values(memgraph: MemGraph) -> None:
-    graph, held = memgraph.graph, _BytesHeld(memgraph)
+    graph, contents = memgraph.graph, _BytesHeld(memgraph)
     versions, last = _versions(memgraph)
     for b, place in memgraph.starts.items():
         if graph.buffers[b].persistent or graph.buffers[b].role is Role.INPUT:
-            held.put(b, 0, place, -1)
+            contents.put(b, 0, place, -1)
     for b, place in memgraph.starts.items():
-        held.expect(b, 0, place, START)
+        contents.expect(b, 0, place, START)
     for number, node in enumerate(memgraph.nodes):
         if node.kind == TASK:
-            _replay(held, node, number, versions[node.task])
+            _replay(contents, node, number, versions[node.task])
         else:
             [source, target] = node.accesses
-            version = held.expect(node.buffer, None, source.place, number)
-            held.put(node.buffer, version, target.place, number)
+            version = contents.expect(node.buffer, None, source.place, number)
+            contents.put(node.buffer, version, target.place, number)
     for b, buffer in enumerate(graph.buffers):
         if buffer.persistent and b in memgraph.starts:
-            held.expect(b, last[b], memgraph.starts[b], END)
+            contents.expect(b, last[b], memgraph.starts[b], END)
         elif buffer.persistent and last[b]:
             raise fault(buffer.name, "the step changes it, but it has no place in `starts`")
     for b in graph.outputs:
         if b not in memgraph.ends:
             raise fault(graph.buffers[b].name, "an output has no place in `ends`")
-        held.expect(b, last[b], memgraph.ends[b], END)
+        contents.expect(b, last[b], memgraph.ends[b], END)
 
 
-def _replay(held: _BytesHeld, node: Node, number: int, versions: tuple[int, ...]) -> None:
+def _replay(contents: _BytesHeld, node: Node, number: int, versions: tuple[int, ...]) -> None:
     """Run one node: a task reads everything before it writes anything."""
     for access, version in zip(node.accesses, versions, strict=False):
         if access.reads and access.buffer is not None:
-            held.expect(access.buffer, version, access.place, number)
+            contents.expect(access.buffer, version, access.place, number)
     for access, version in zip(node.accesses, (*versions, 0), strict=False):
         if access.writes:
             b = WORKSPACE if access.buffer is None else access.buffer
-            held.put(b, version + 1, access.place, number)
+            contents.put(b, version + 1, access.place, number)
 
 
 def _versions(memgraph: MemGraph) -> tuple[list[tuple[int, ...]], list[int]]:

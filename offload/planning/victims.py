@@ -105,21 +105,21 @@ class Victims:
     def _grown(self, start: int, size: int) -> list[int] | None:
         """Grow the window around a segment, always towards the side with the further next use."""
         space, window = self._space, [start]
-        held = space.end(start) - start
+        nbytes = space.end(start) - start
         before, after = space.neighbours(start)
-        while held < size:
+        while nbytes < size:
             left, right = self._distance(before), self._distance(after)
             if left < 0 and right < 0:
                 return None
             if left >= right:
                 assert before is not None
                 window.insert(0, before)
-                held += space.end(before) - before
+                nbytes += space.end(before) - before
                 before = space.neighbours(before)[0]
             else:
                 assert after is not None
                 window.append(after)
-                held += space.end(after) - after
+                nbytes += space.end(after) - after
                 after = space.neighbours(after)[1]
         return window
 
@@ -148,17 +148,17 @@ class Victims:
         space = self._space
         best: tuple[float, list[int]] | None = None
         window: list[int] = []
-        held = 0
+        nbytes = 0
         for start in space.segments():
             if self._distance(start) < 0:
-                window, held = [], 0
+                window, nbytes = [], 0
                 continue
             window.append(start)
-            held += space.end(start) - start
-            while held - (space.end(window[0]) - window[0]) >= size:
+            nbytes += space.end(start) - start
+            while nbytes - (space.end(window[0]) - window[0]) >= size:
                 first = window.pop(0)
-                held -= space.end(first) - first
-            if held >= size:
+                nbytes -= space.end(first) - first
+            if nbytes >= size:
                 score = self._score(window, now)
                 if best is None or score < best[0]:
                     best = score, list(window)

@@ -106,12 +106,12 @@ class Wanted:
         """A digest of all that decides which plan is the best."""
         names = [name for name, _ in self.others]
         homes = sorted((b, astuple(place)) for b, place in self.homes.items())
-        said = (
+        parts = (
             [graph_digest(graph) for graph in self.graphs], names,
             sorted(self.capacities.items()), astuple(self.costs), homes, self.reserve,
             self.recompute, self.tails,
         )  # fmt: skip
-        return hashlib.blake2b(repr(said).encode(), digest_size=16).hexdigest()
+        return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 
 def graph_digest(graph: TaskGraph) -> str:

@@ -96,7 +96,7 @@ def dropped(memgraph: MemGraph) -> Amount:
     bytes."""
     nodes = memgraph.nodes
     last_reload = {node.buffer: n for n, node in enumerate(nodes) if node.kind == RELOAD}
-    found: list[Buffer] = []
+    buffers: list[Buffer] = []
     for block in memgraph.blocks:
         b = block.buffer
         if b is None or block.to_end or block.place.arena == HOST or not block.nodes:
@@ -104,8 +104,8 @@ def dropped(memgraph: MemGraph) -> Amount:
         offloaded = any(nodes[n].kind == OFFLOAD for n in block.nodes)
         wanted = memgraph.graph.buffers[b].persistent or last_reload.get(b, -1) > max(block.nodes)
         if wanted and not offloaded:
-            found.append(memgraph.graph.buffers[b])
-    return total(_amounts(found))
+            buffers.append(memgraph.graph.buffers[b])
+    return total(_amounts(buffers))
 
 
 def total(amounts: Mapping[Role, Amount]) -> Amount:
@@ -121,15 +121,15 @@ def lives(memgraph: MemGraph, timeline: Timeline) -> list[Life]:
     for node, _, start, end in timeline:
         starts[node], ends[node] = start, end
     whole = max(ends, default=0.0)
-    found: list[Life] = []
+    lifetimes: list[Life] = []
     for block in memgraph.blocks:
         begin = 0.0 if block.from_start else min((starts[n] for n in block.nodes), default=0.0)
         end = whole if block.to_end else max((ends[n] for n in block.nodes), default=0.0)
         role = Role.WORKSPACE
         if block.buffer is not None:
             role = memgraph.graph.buffers[block.buffer].role
-        found.append(Life(block, role, begin, end))
-    return found
+        lifetimes.append(Life(block, role, begin, end))
+    return lifetimes
 
 
 def usage(memgraph: MemGraph, lived: Iterable[Life], arena: int, beside: int = 0) -> Usage:
@@ -170,10 +170,9 @@ def unmoved(
     live = 0
     for task, more in zip(source.tasks, change, strict=False):
         live += more
-        own = (
-            task.device == device and task.workspace > SMALL_WORKSPACE
-        )  # smaller ones share scratch
-        levels.append(live + (source.aligned(task.workspace) if own else 0))
+        # Smaller workspaces share the scratch memory.
+        has_workspace = task.device == device and task.workspace > SMALL_WORKSPACE
+        levels.append(live + (source.aligned(task.workspace) if has_workspace else 0))
     # Keep the program's order: a task that starts before its turn must not turn the curve back.
     return np.maximum.accumulate(times).tolist() if times else [], levels
 
@@ -191,10 +190,10 @@ def highest(
 
 
 def _amounts(buffers: Iterable[Buffer]) -> dict[Role, Amount]:
-    found: dict[Role, list[int]] = {}
+    by_role: dict[Role, list[int]] = {}
     for buffer in buffers:
-        found.setdefault(buffer.role, []).append(buffer.nbytes)
-    return {role: Amount(len(sizes), sum(sizes)) for role, sizes in found.items()}
+        by_role.setdefault(buffer.role, []).append(buffer.nbytes)
+    return {role: Amount(len(sizes), sum(sizes)) for role, sizes in by_role.items()}
 
 
 def format_seconds(seconds: float) -> str:

@@ -114,8 +114,8 @@ def smallest(plan: "Plan") -> tuple[int, str, int]:
     graph = plan.graph
     if plan.optimizer == "auto":  # updates on the host allow a smaller budget
         graph = host_updates(graph, plan.costs, "host")
-    found = [(*smallest_budget(graph, device), device) for device in graph.devices]
-    nbytes, name, device = max(found, default=(0, "", 0))
+    candidates = [(*smallest_budget(graph, device), device) for device in graph.devices]
+    nbytes, name, device = max(candidates, default=(0, "", 0))
     return nbytes + plan.reserve, name, device
 
 
@@ -216,13 +216,13 @@ def _updates(plan: "Plan") -> list[tuple[str, str]]:
             why = "none can run on the host (half precision, or not an optimizer's update)"
         return [("updates", f"on the device: {why}")]
     tasks = plan.source.tasks
-    found = {n: m for n, m in moves(plan.source, plan.costs).items() if tasks[n].name in names}
+    chosen = {n: m for n, m in moves(plan.source, plan.costs).items() if tasks[n].name in names}
     state = {
-        b for n in found for b in tasks[n].touches if plan.source.buffers[b].role is Role.STATE
+        b for n in chosen for b in tasks[n].touches if plan.source.buffers[b].role is Role.STATE
     }
     size = format_size(sum(plan.source.buffers[b].nbytes for b in state))
-    saved = format_seconds(sum(move.saved for move in found.values()))
-    took = format_seconds(sum(move.seconds for move in found.values()))
+    saved = format_seconds(sum(move.saved for move in chosen.values()))
+    took = format_seconds(sum(move.seconds for move in chosen.values()))
     return [
         ("updates", f"{len(names)} of {count} on the host, {why}: {size} of state stay there;"),
         ("", f"{took} of the host's time, {saved} less on the links if all of it were streamed"),

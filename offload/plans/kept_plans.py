@@ -27,15 +27,15 @@ def proved_plan(wanted: Wanted, cache: PlanCache | None, proven: bool) -> FoundP
     key = () if cache is None else (our_version(), wanted.digest())
     if cache is not None and (data := cache.read(KIND, key)) is not None:
         try:
-            found = best_plan(wanted, PlanChoice.of_data(data))
-            verify(found.memgraph)
+            plan = best_plan(wanted, PlanChoice.of_data(data))
+            verify(plan.memgraph)
             log.info("a plan of %d tasks comes from %s", len(wanted.graph.tasks), cache.folder)
-            return found
+            return plan
         except (ValueError, OffloadError) as error:
             cache.refuse(KIND, key, f"{type(error).__name__}: {error}")
-    found = best_plan(wanted)
+    plan = best_plan(wanted)
     if proven:
-        verify(found.memgraph)  # our mistakes must not become wrong bits of the user's
-    if cache is not None and found.choice is not None:
-        cache.write(KIND, key, found.choice.as_data())
-    return found
+        verify(plan.memgraph)  # our mistakes must not become wrong bits of the user's
+    if cache is not None and plan.choice is not None:
+        cache.write(KIND, key, plan.choice.as_data())
+    return plan

@@ -38,12 +38,12 @@ COLOURS = MappingProxyType(
 PHASES = MappingProxyType({"forward": "#aab4bf", "backward": "#6b7784", "update": "#323c47"})
 
 
-def colour_of(memgraph: MemGraph, node: int) -> str:
+def colour_of(memgraph: MemGraph, number: int) -> str:
     """The colour of a node: a copy has the colour of its buffer's role."""
-    found = memgraph.nodes[node]
-    if found.kind != TASK:
-        return COLOURS[memgraph.graph.buffers[found.buffer].role]
-    task = memgraph.graph.tasks[found.task]
+    node = memgraph.nodes[number]
+    if node.kind != TASK:
+        return COLOURS[memgraph.graph.buffers[node.buffer].role]
+    task = memgraph.graph.tasks[node.task]
     return AGAIN if task.recomputes else PHASES.get(task.phase, PHASES["forward"])
 
 
@@ -54,7 +54,7 @@ def legend_keys(plan: "Plan", roles: Collection[Role]) -> "tuple[list[Artist], l
 
     memory: list[Artist] = [Patch(color=COLOURS[r], label=NAMES[r]) for r in ROLES if r in roles]
     tasks = plan.memgraph.graph.tasks
-    found = {"again" if task.recomputes else task.phase for task in tasks}
+    phases = {"again" if task.recomputes else task.phase for task in tasks}
     other: list[Artist] = [
         Line2D([], [], color=INK, linewidth=1.1, linestyle=(0, (3, 2)), label="if nothing left")
     ]
@@ -63,7 +63,7 @@ def legend_keys(plan: "Plan", roles: Collection[Role]) -> "tuple[list[Artist], l
         other.append(Patch(label="offloaded", **away))
     if any(budget is not None for budget in plan.budget.values()):
         other.append(Patch(facecolor=FREE, label="free"))
-    other += [Patch(color=c, label=f"{p} tasks") for p, c in PHASES.items() if p in found]
-    if "again" in found:
+    other += [Patch(color=c, label=f"{p} tasks") for p, c in PHASES.items() if p in phases]
+    if "again" in phases:
         other.append(Patch(color=AGAIN, label="recomputed"))
     return memory, other

@@ -90,8 +90,8 @@ class _PlanPicture:
         lanes = self._lanes()
         host = usage(self._memgraph, self._lives, HOST)
         with_host = int(host.total.max()) > 0.005 * self._plan.peak_bytes
-        one = len(self._devices) == 1
-        heights = [2.6] * len(self._devices) + [2.3] * one + [1.2] * with_host
+        is_single = len(self._devices) == 1
+        heights = [2.6] * len(self._devices) + [2.3] * is_single + [1.2] * with_host
         heights.append(0.24 * max(len(lanes), 1) + 0.1)
         height = TOP + BOTTOM + sum(heights) + GAP * (len(heights) - 1)
         figure = Figure(figsize=(WIDTH, height), facecolor="white")
@@ -104,7 +104,7 @@ class _PlanPicture:
         panels = iter(axes)
         for device in self._devices:
             self._device(next(panels), device)
-        if one:
+        if is_single:
             self._addresses(next(panels), self._devices[0])
         if with_host:
             self._host(next(panels), host)
@@ -138,11 +138,11 @@ class _PlanPicture:
             lines.append((budget, "budget", INK, (1.0, 0.0)))
         if stays:
             lines.append((sum(stays.values()), "resident", "white", (4.0, 1.5)))
-        said: list[int] = []
+        labelled: list[int] = []
         for nbytes, name, colour, dashes in lines:
-            alone = all(abs(nbytes - other) > 0.13 * top for other in said)
+            alone = all(abs(nbytes - other) > 0.13 * top for other in labelled)
             self._level(axes, nbytes, name if alone else "", colour, dashes, unit)
-            said.append(nbytes)
+            labelled.append(nbytes)
         axes.set_ylim(0, 1.06 * top / unit.size)
         axes.set_ylabel(f"device {device}, {unit.name}")
 
@@ -340,10 +340,10 @@ class _PlanPicture:
         """Name, beginning and end of each phase; empty if there is only one. A phase ends with its
         last task."""
         ends: dict[str, float] = {}
-        for node, _, _, end in self._timeline:
-            found = self._memgraph.nodes[node]
-            if found.kind == TASK:
-                phase = self._memgraph.graph.tasks[found.task].phase
+        for number, _, _, end in self._timeline:
+            node = self._memgraph.nodes[number]
+            if node.kind == TASK:
+                phase = self._memgraph.graph.tasks[node.task].phase
                 ends[phase] = max(end, ends.get(phase, 0.0))
         phases: list[tuple[str, float, float]] = []
         begin = 0.0

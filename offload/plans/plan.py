@@ -260,9 +260,9 @@ def _planned(options: PlanningOptions, graph: TaskGraph, homes: Mapping[int, Pla
         first, capacities, options.costs, homes, reserve, options.recompute, others,
         options.tails,
     )  # fmt: skip
-    found = proved_plan(wanted, options.cache, options.proven)
+    found_plan = proved_plan(wanted, options.cache, options.proven)
     same = {option.name: getattr(options, option.name) for option in fields(options)}
-    plan = Plan(source=graph, found=found, **same)
+    plan = Plan(source=graph, found=found_plan, **same)
     log.info("%r, bound by %s", plan, plan.bound.lane)
     if log.isEnabledFor(logging.DEBUG):
         log.debug("%s", plan.explain())

@@ -89,8 +89,8 @@ def _with_workspaces(plan: "Plan") -> Mapping[Role, Amount]:
     tasks = plan.source.tasks
     sizes = [t.unplaced if plan.placement == "copy" else t.workspace for t in tasks]
     most = max(sizes, default=0)
-    found = used(plan.source)
-    return {**found, Role.WORKSPACE: Amount(sum(s > 0 for s in sizes), most)} if most else found
+    amounts = used(plan.source)
+    return {**amounts, Role.WORKSPACE: Amount(sum(s > 0 for s in sizes), most)} if most else amounts
 
 
 def _fullest(plan: "Plan") -> tuple[int, Usage]:

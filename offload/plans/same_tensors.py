@@ -35,20 +35,20 @@ def renamed_as(graph: TaskGraph, known: Mapping[str, Source]) -> TaskGraph:
 
 def _names(tensors: Mapping[str, Source], known: Mapping[str, Source]) -> dict[str, str]:
     called = {key: name for name, source in known.items() for key in _keys(source)}
-    found = {
+    new_names = {
         name: next((called[key] for key in _keys(source) if key in called), "")
         for name, source in tensors.items()
     }
-    taken = {*known, *found.values()}
-    for name, was in found.items():
-        if not was:
+    taken = {*known, *new_names.values()}
+    for name, earlier in new_names.items():
+        if not earlier:
             new, number = name, 1
             while new in taken:
                 number += 1
                 new = f"{name}#{number}"
             taken.add(new)
-            found[name] = new
-    return found
+            new_names[name] = new
+    return new_names
 
 
 def _keys(source: Source) -> list[Hashable]:

@@ -23,44 +23,45 @@ def default_generator(device: torch.device) -> torch.Generator:
 
 def generators_in(call: Call) -> list[torch.Generator]:
     """The generators among a call's arguments; there is one at most."""
-    return [one for one in (*call.args, *call.kwargs.values()) if isinstance(one, torch.Generator)]
+    return [arg for arg in (*call.args, *call.kwargs.values()) if isinstance(arg, torch.Generator)]
 
 
 def generators_of(graph: Any) -> tuple[torch.Generator, ...]:
     """The generators that the tasks of a TaskGraph are given, each once."""
-    found: dict[int, torch.Generator] = {}
+    generators: dict[int, torch.Generator] = {}
     for task in graph.tasks:
         for call in task.kernel.calls if isinstance(task.kernel, Call | Calls) else ():
-            found.update((generator_key(one), one) for one in generators_in(call))
-    return tuple(found.values())
+            generators |= {generator_key(g): g for g in generators_in(call)}
+    return tuple(generators.values())
 
 
 @dataclass(slots=True, eq=False)
 class DrawState:
     """The generator of one micro-batch, which takes the place of the default one for a draw.
 
-        default generator   ....... |own state in| dropout |own state out| .......
+        default generator   ....... |its state in| dropout |its state out| .......
 
     Most ops draw from the default generator and can be given no other. The bits are those of an
     eager micro-batch before which the default generator was seeded in the same way."""
 
-    own: torch.Generator
+    generator: torch.Generator
     device: torch.device
     _others: torch.Tensor | None = field(default=None, repr=False)
 
-    def enter(self, own: torch.Generator) -> None:
+    def enter(self, generator: torch.Generator) -> None:
         default = default_generator(self.device)
         self._others = default.get_state()
-        default.set_state(own.get_state())
+        default.set_state(generator.get_state())
 
-    def leave(self, own: torch.Generator) -> None:
+    def leave(self, generator: torch.Generator) -> None:
         default = default_generator(self.device)
         assert self._others is not None
-        own.set_state(default.get_state())
+        generator.set_state(default.get_state())
         default.set_state(self._others)
 
     def wrapped(self, calls: Sequence[Call]) -> Calls:
         """These calls, which draw from the micro-batch's own generator. It is an argument, so that
         `generators_of` finds it."""
-        enter, leave = (Call(way, (self.own,), allocations=()) for way in (self.enter, self.leave))
+        enter = Call(self.enter, (self.generator,), allocations=())
+        leave = Call(self.leave, (self.generator,), allocations=())
         return Calls((enter, *calls, leave))

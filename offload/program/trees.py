@@ -11,20 +11,20 @@ import torch
 
 def leaves(tree: Any) -> list[Any]:
     """All leaves in order. None is a leaf, too."""
-    found: list[Any] = []
-    _collect(tree, found)
-    return found
+    collected: list[Any] = []
+    _collect(tree, collected)
+    return collected
 
 
-def _collect(tree: Any, found: list[Any]) -> None:
+def _collect(tree: Any, collected: list[Any]) -> None:
     if isinstance(tree, list | tuple):
         for branch in tree:
-            _collect(branch, found)
+            _collect(branch, collected)
     elif isinstance(tree, dict):
         for branch in tree.values():
-            _collect(branch, found)
+            _collect(branch, collected)
     else:
-        found.append(tree)
+        collected.append(tree)
 
 
 def tensors_of(tree: Any) -> list[torch.Tensor]:

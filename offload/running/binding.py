@@ -112,11 +112,11 @@ class Binding:
 
     def outputs(self) -> tuple[Any, ...]:
         """New tensors on the device where kernels run, wherever the outputs lie."""
-        device, found = self.program.device, []
+        device, made = self.program.device, []
         for value in self._outputs:
             stand_aside()
-            found.append(value.to(device, copy=True) if isinstance(value, torch.Tensor) else value)
-        return tuple(found)
+            made.append(value.to(device, copy=True) if isinstance(value, torch.Tensor) else value)
+        return tuple(made)
 
 
 def _uncaptured(memgraph: MemGraph, arenas: Arenas) -> str:
@@ -171,21 +171,21 @@ def program_of(graph: TaskGraph) -> Program:
 
 def notes(memgraph: MemGraph, record: Record) -> list[str]:
     """What to say of a step that failed: where it ended, and what became of the parameters."""
-    found: list[str] = []
+    lines: list[str] = []
     if record.failed is not None:
         node = memgraph.nodes[record.failed]
-        found.append(f"in {memgraph.described(record.failed)}, on lane {node.lane}")
+        lines.append(f"in {memgraph.described(record.failed)}, on lane {node.lane}")
     if record.under_way:
         names = ", ".join(_with_line(memgraph, node) for node in record.under_way)
-        found.append(f"the device told of it late; it had in its queues then: {names}")
+        lines.append(f"the device told of it late; it had in its queues then: {names}")
     updates = {n for n, node in enumerate(memgraph.nodes) if _updates(node, memgraph.graph)}
     done = len(updates.intersection(record.finished))
     if updates:
-        found.append(
+        lines.append(
             f"{done} of {len(updates)} updates of this step had run: parameters and optimizer state"
             + (" may be half way to the next step" if done else " are those of the step before")
         )
-    return found
+    return lines
 
 
 def _with_line(memgraph: MemGraph, number: int) -> str:

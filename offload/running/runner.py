@@ -233,8 +233,8 @@ class Runner:
             first = tuple(value.size for value in program.inputs) if key is None else key
             moved = self._memory.move(first, plan, target, alone=alone, beside=beside)
             if target.device.type != old.device.type:
-                plan.remarks.add(tell := _OTHER_KIND.format(old.device.type, target.device.type))
-                warnings.warn(tell, RuntimeWarning, stacklevel=2)
+                plan.remarks.add(message := _OTHER_KIND.format(old.device.type, target.device.type))
+                warnings.warn(message, RuntimeWarning, stacklevel=2)
             self._plans.go_over(plan, first)
             self.stage = target
             leaves_own = self._owns_stage and target is not old

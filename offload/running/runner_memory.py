@@ -114,22 +114,22 @@ class RunnerMemory:
         """What runs this step; no tensor is at home anywhere else afterwards."""
         arenas = self._take_arenas(key, plan)
         step = self._steps[key]
-        found = step.binding
-        if found is None:
-            found = step.binding = self._bind(plan, arenas, self.stage)
-        if found.homes is not self.current:
-            self._keep_together(found.homes)
+        binding = step.binding
+        if binding is None:
+            binding = step.binding = self._bind(plan, arenas, self.stage)
+        if binding.homes is not self.current:
+            self._keep_together(binding.homes)
             if self.current:
-                self.current.release(stays=found.homes)
-            self.current = found.homes
+                self.current.release(stays=binding.homes)
+            self.current = binding.homes
         waiting = self.waiting.waiting_bytes if self.waiting else 0
         if not waiting:
-            self._repoint_warnings.check(found.homes)
+            self._repoint_warnings.check(binding.homes)
         begin = self.stage.lender.clock()
-        found.homes.settle(self.waiting)
+        binding.homes.settle(self.waiting)
         if waiting:
             self.stage.lender.count_return(waiting, self.stage.lender.clock() - begin)
-        return found
+        return binding
 
     def _keep_together(self, homes: Homes) -> None:
         """Have these homes and the present ones know the same tensors over each storage."""
@@ -208,19 +208,19 @@ class RunnerMemory:
         arenas = self.arenas
         if arenas is None or arenas.lent is not lent or arenas.host is not host:
             arenas = Arenas(lent, host, self._origins)
-        found = self._bind(plan, arenas, stage)
-        self._keep_together(found.homes)
+        binding = self._bind(plan, arenas, stage)
+        self._keep_together(binding.homes)
         try:
             if before is None:
-                found.homes.settle(old_waiting)
+                binding.homes.settle(old_waiting)
                 nbytes = 0
             else:
-                nbytes = found.homes.move_from(before, old_waiting, stand_aside)
+                nbytes = binding.homes.move_from(before, old_waiting, stand_aside)
         except BaseException:
-            for one in (self.arenas, arenas):
-                if one is not None:
-                    one.synchronize()
-            found.homes.release()  # what has come leaves again; the old plan brings it home
+            for memory in (self.arenas, arenas):
+                if memory is not None:
+                    memory.synchronize()
+            binding.homes.release()  # what has come leaves again; the old plan brings it home
             if stage is not self.stage:
                 stage.lender.leave(self)
             raise
@@ -232,8 +232,8 @@ class RunnerMemory:
         for note in {host.note, waiting.note if waiting else ""} - {""}:
             plan.remarks.add(note)
         self.plan, self.stage, self.alone = plan, stage, alone
-        self.current, self.arenas, self.host, self.waiting = found.homes, arenas, host, waiting
-        self._steps = {key: _KnownStep(resident_bytes(plan.memgraph), found)}
+        self.current, self.arenas, self.host, self.waiting = binding.homes, arenas, host, waiting
+        self._steps = {key: _KnownStep(resident_bytes(plan.memgraph), binding)}
         return Migration(nbytes, stage.lender.clock() - begin, way)
 
     def _way(

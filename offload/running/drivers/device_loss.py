@@ -61,10 +61,10 @@ SAID: Mapping[str, int] = MappingProxyType(
 
 def device_lost(error: BaseException, device: torch.device) -> DeviceLost | None:
     """The error to raise instead of `error`; None if the device is not lost."""
-    for one in _and_those_before(error):
-        if isinstance(one, DeviceLost):
-            return one
-        code = _code(one)
+    for cause in _and_those_before(error):
+        if isinstance(cause, DeviceLost):
+            return cause
+        code = _code(cause)
         if code is not None and code in LOST:
             lost = DeviceLost(
                 f"{device} is lost: {LOST[code]} (CUDA error {code}). What was on it cannot be read"
@@ -72,7 +72,7 @@ def device_lost(error: BaseException, device: torch.device) -> DeviceLost | None
                 " Start a new process from the last checkpoint; CUDA_LAUNCH_BLOCKING=1 names the"
                 " call"
             )
-            lost.__cause__ = one
+            lost.__cause__ = cause
             return lost
     return None
 
@@ -95,11 +95,11 @@ def _and_those_before(error: BaseException) -> Iterator[BaseException]:
     left: list[BaseException | None] = [error]
     seen: set[int] = set()
     while left:
-        one = left.pop()
-        if one is not None and id(one) not in seen:
-            seen.add(id(one))
-            yield one
-            left += [one.__context__, one.__cause__]
+        cause = left.pop()
+        if cause is not None and id(cause) not in seen:
+            seen.add(id(cause))
+            yield cause
+            left += [cause.__context__, cause.__cause__]
 
 
 def _code(error: BaseException) -> int | None:
@@ -112,4 +112,4 @@ def _code(error: BaseException) -> int | None:
     message = str(error)
     if "CUDA" not in message:
         return None
-    return next((code for said, code in SAID.items() if said in message), None)
+    return next((code for words, code in SAID.items() if words in message), None)

@@ -258,7 +258,7 @@ class CrewThreads:
             except BaseException:
                 # The system refused the thread, or a Ctrl-C hit, and then the thread may run all
                 # the same. The next step hires another one.
-                workers[:] = [one for one in workers if one is not worker]
+                workers[:] = [other for other in workers if other is not worker]
                 worker.dismissed = True
                 worker.ring()
                 self._threads.append(thread)

@@ -144,8 +144,8 @@ class CudaGraph:
     ) -> None:
         known.impossible = True
         where = f" in {work.name(progress.node)}" if progress.node is not None else ""
-        said = (str(error).splitlines() or [""])[0]
-        self._report(work, f"{type(error).__name__}: {said[:300]}", where)
+        message = (str(error).splitlines() or [""])[0]
+        self._report(work, f"{type(error).__name__}: {message[:300]}", where)
 
     def _report(self, work: StepWork, why: str, where: str = "") -> None:
         work.report(
@@ -254,12 +254,12 @@ def read(work: StepWork, cut: bool = False) -> CaptureState:
 
 def _awaited(work: StepWork, piece: Piece) -> Mapping[int, Sequence[int]]:
     """For every node, the nodes of this piece on other streams that it waits for."""
-    found: dict[int, list[int]] = {node: [] for node in piece.nodes}
+    awaited: dict[int, list[int]] = {node: [] for node in piece.nodes}
     for node in piece.nodes:
         for later in work.successors[node]:
-            if later in found and work.lane_of[later] != work.lane_of[node]:
-                found[later].append(node)
-    return found
+            if later in awaited and work.lane_of[later] != work.lane_of[node]:
+                awaited[later].append(node)
+    return awaited
 
 
 def flags() -> Hashable:

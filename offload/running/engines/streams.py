@@ -241,11 +241,11 @@ class Streams:
         issue, events, done, step = state.issue, self._events, self._done, state.crew_step
         looks = 0
         while True:
-            told = [node for node in issue.marks() if events.of_node(node).is_done()]
+            completed = [node for node in issue.marks() if events.of_node(node).is_done()]
             while done:
-                told.append(done.popleft())
+                completed.append(done.popleft())
                 state.host_left -= 1
-            for node in told:
+            for node in completed:
                 issue.complete(node)
             if step.stopping and step.error is not None:
                 record.failed, error, step.error = step.failed, step.error, None
@@ -253,7 +253,7 @@ class Streams:
                     raise error
                 finally:
                     del error  # it refers to this frame
-            if told or self._gate.wanted:
+            if completed or self._gate.wanted:
                 return
             looks += 1
             if looks > SPINS:
@@ -283,14 +283,14 @@ class Streams:
     def _drain(self) -> BaseException | None:
         """Wait for the streams, and return what the device reports. Then the step's fence is
         lifted."""
-        told: BaseException | None = None
+        reported: BaseException | None = None
         for call in (self._driver.end, self._driver.synchronize):
             try:
                 call()
             except Exception as error:
-                told = told or error
+                reported = reported or error
         self._clean = True
-        return told
+        return reported
 
     def _fail(self, error: BaseException, state: StreamStep | None, record: Record) -> None:
         """End a step that failed. Raises `DeviceLost` if the device is lost."""
@@ -308,11 +308,11 @@ class Streams:
         self._clean = False
         self._crew.wait_idle()
         late = self._drain()
-        for told in (error, late):
-            lost = told and device_lost(told, self._driver.device)
+        for reported in (error, late):
+            lost = reported and device_lost(reported, self._driver.device)
             if lost:
                 self._lost = lost
-                raise lost from told
+                raise lost from reported
 
     def check(self) -> None:
         """Before a step: raise if the device is lost. Also wait for what is left of a failed step,
@@ -359,7 +359,7 @@ def _write_times(state: StreamStep, record: Record) -> None:
     zero = min((ran.starts[0] for ran in state.records if ran.starts), default=0.0)
     _, base, _ = state.timed[0]
     for ran in state.records:
-        mine = [(first, last) for own, first, last in state.timed if own is ran]
+        mine = [(first, last) for owner, first, last in state.timed if owner is ran]
         if mine:
             ran.starts = [zero + first.seconds_since(base) for first, _ in mine]
             ran.ends = [zero + last.seconds_since(base) for _, last in mine]

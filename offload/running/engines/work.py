@@ -87,11 +87,11 @@ class StepWork:
 
     def dependencies(self) -> list[list[int]]:
         """For every node, the nodes that it waits for."""
-        found: list[list[int]] = [[] for _ in self.runs]
+        needed: list[list[int]] = [[] for _ in self.runs]
         for node, after in enumerate(self.successors):
             for later in after:
-                found[later].append(node)
-        return found
+                needed[later].append(node)
+        return needed
 
     def part(self, nodes: Sequence[int]) -> "StepWork":
         """The work of these nodes alone, numbered from zero. What they wait for elsewhere is done
@@ -102,7 +102,7 @@ class StepWork:
             for node in nodes
         ]
         waits = [0] * len(nodes)
-        for later in (one for after in successors for one in after):
+        for later in (node for after in successors for node in after):
             waits[later] += 1
         lane_of = tuple(self.lane_of[node] for node in nodes)
         return replace(
