@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from loaders.arguments import (
     SAME_AFTER_RESUME,
+    PassPosition,
     Serving,
     adopted_arguments,
     check_state,
@@ -24,14 +25,13 @@ from loaders.backends import Backend
 from loaders.batching.batches import Augments, Batch, Collate
 from loaders.batching.device import DeviceFeed
 from loaders.batching.joint_parts import PartKinds
-from loaders.cache.cache_setup import Cache
+from loaders.cache.disk_cache import Cache
 from loaders.dataloader_face import DataLoaderFace
 from loaders.identity.loader_identity import LoaderIdentity
 from loaders.options import Device, LoaderOptions, Workers
 from loaders.order.reuse import ORDER_VERSION, Mode, ReuseBuffer
 from loaders.pass_runner import PassRunner
 from loaders.passes.own_batches import OwnOrder, OwnPass
-from loaders.passes.pass_position import PassPosition
 from loaders.passes.pass_run import PassRun, ServedPass
 from loaders.passes.rank_order import LoaderRanks, RankOrder
 from loaders.passes.stream_order import StreamOrder

@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loaders.adopting.adoption import decoded_columns, split_dataset
-from loaders.adopting.huggingface_datasets import RowTransform, take_transform
 from loaders.adopting.native_folder import NativeFolder, ScaledDecoding, decoded_natively
 from loaders.adopting.torchvision_steps import name_of
-from loaders.adopting.transforms import TransformSplit
+from loaders.adopting.transforms import RowTransform, TransformSplit, take_transform
 from loaders.arguments import check_dataset
 from loaders.backends import open_source
 from loaders.batching.batches import each_view
@@ -26,7 +25,7 @@ from loaders.slots.leaves import leaves_of, picture_number
 from loaders.sources.datasets import counts_of, unwrapped
 from loaders.sources.randomness import seeded_randomness
 from loaders.streams.streamed_samples import StreamedSamples, as_stream
-from loaders.workers.pass_order import PassOrder
+from loaders.workers.decode_work import PassOrder
 
 
 @dataclass(frozen=True, slots=True)

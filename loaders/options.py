@@ -21,7 +21,7 @@ from loaders.backends import BACKENDS, Backend
 from loaders.batching.batches import Augments, Collate, each_view
 from loaders.batching.joint_parts import PartKinds
 from loaders.batching.user_views import WholeSample
-from loaders.cache.cache_setup import Cache
+from loaders.cache.disk_cache import Cache
 from loaders.errors import check_at_least_one, check_has_effect, check_word
 from loaders.order.reuse import MODES, Mode
 from loaders.pixels.augmentation import Augmentation

@@ -9,15 +9,15 @@ import os
 import weakref
 from typing import Any
 
+from loaders.arguments import PassPosition
 from loaders.batching.device import DeviceFeed
 from loaders.passes.own_batches import OwnOrder, OwnPass
-from loaders.passes.pass_position import PassPosition
 from loaders.passes.pass_run import PassRun
 from loaders.passes.rank_order import RankOrder
 from loaders.passes.stream_order import StreamOrder
 from loaders.passes.torch_pass import TorchBatches, TorchPass
 from loaders.pipeline import AHEAD, Pipeline, PipelineSetup
-from loaders.workers.pass_order import PassOrder
+from loaders.workers.decode_work import PassOrder
 from loaders.workers.precedence import Precedence
 
 

@@ -35,8 +35,7 @@ from loaders.slots.crop_rows import CropLayout
 from loaders.slots.leaves import Sample
 from loaders.slots.slab import Slab
 from loaders.stats import BatchInfo, BufferSize
-from loaders.workers.decode_work import DecodeWork, PassJobs
-from loaders.workers.pass_order import PassOrder
+from loaders.workers.decode_work import DecodeWork, PassJobs, PassOrder
 from loaders.workers.precedence import Precedence
 from loaders.workers.prefetcher import Prefetcher
 from loaders.workers.reader import Foreseen, Job, Reader

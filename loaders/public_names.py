@@ -1,6 +1,6 @@
 """The public names of loaders, each imported from where it is."""
 
-from loaders.cache.cache_setup import Cache
+from loaders.cache.disk_cache import Cache
 from loaders.errors import LoaderError
 from loaders.lanes.lane_loader import LaneLoader
 from loaders.loader import ReuseLoader

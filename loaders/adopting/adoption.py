@@ -34,13 +34,13 @@ from torch.utils.data import (
 )
 
 from loaders.adopting.thread_safety import safe_in_threads
-from loaders.adopting.torchvision_datasets import (
+from loaders.adopting.torchvision_steps import (
     NOT_ONE_PICTURE,
     READ_TRANSFORMS,
+    is_from,
     known_size,
     torchvision_reader,
 )
-from loaders.adopting.torchvision_steps import is_from
 from loaders.adopting.transforms import Decode, TransformSplit, split_transform
 from loaders.errors import LoaderError
 from loaders.sources.datasets import PictureArrays
@@ -97,74 +97,45 @@ def from_dataloader(
     runs only its known part. `once`: whether each sample is served once a pass."""
     _check(dataloader)
     own = OwnBatching.from_loader(dataloader)
-    if own is not None and not once and own.batch_size is not None:
-        own = None  # one thread at a time iterates the stream, and no sample comes twice
     if own is not None and not once:
-        raise LoaderError(own.refusal)
-    if own is not None:
-        return _adopt_own_batches(dataloader, own)
-    batches = cast(BatchSampler, dataloader.batch_sampler)
-    collate, streamed = dataloader.collate_fn, isinstance(dataloader.dataset, IterableDataset)
+        if own.batch_size is None:
+            raise LoaderError(own.refusal)
+        own = None  # one thread at a time iterates the stream, and no sample comes twice
+    dataset, workers = dataloader.dataset, dataloader.num_workers
+    batches, collate = cast(BatchSampler, dataloader.batch_sampler), dataloader.collate_fn
+    streamed = own is None and isinstance(dataset, IterableDataset)
+    if own is None:
+        collate = None if collate is default_collate else collate
+        if not workers and not streamed:
+            # A user's own code may not read ahead: it shares random generators with the training.
+            workers = int(safe_in_threads(split_dataset(dataset)[0] if splits else dataset))
+    context, init = dataloader.multiprocessing_context, dataloader.worker_init_fn
+    if not dataloader.num_workers or _is_lightnings(init):
+        init = None
+    if streamed or not dataloader.num_workers:
+        context = None
     adopted = Adopted(
-        dataset=dataloader.dataset,
-        batch_size=batches.batch_size,
-        shuffle=False,
-        sampler=None,
-        drop_last=batches.drop_last,
-        collate=None if collate is default_collate else collate,
-        pin_memory=dataloader.pin_memory,
-        workers=AdoptedWorkers(
-            dataloader.num_workers or int(_may_read_ahead(dataloader.dataset, splits)),
-            None if streamed else dataloader.timeout or None,
-            None if streamed else _start_method(dataloader),
-            _worker_init_fn(dataloader),
-        ),
-        notes=tuple(_ignored_settings(dataloader, own)),
-    )
-    return _with_order(adopted, batches.sampler)
-
-
-def _adopt_own_batches(dataloader: DataLoader[Any], own: OwnBatching) -> Adopted:
-    """The settings of a DataLoader that makes its own batches."""
-    return Adopted(
-        dataset=dataloader.dataset,
-        batch_size=own.batch_size or 1,
+        dataset=dataset,
+        batch_size=batches.batch_size if own is None else own.batch_size or 1,
         shuffle=False,
         sampler=own,
-        drop_last=False,
-        collate=dataloader.collate_fn,
+        drop_last=own is None and batches.drop_last,
+        collate=collate,
         pin_memory=dataloader.pin_memory,
         workers=AdoptedWorkers(
-            dataloader.num_workers,
-            dataloader.timeout or None,
-            _start_method(dataloader),
-            _worker_init_fn(dataloader),
+            workers or int(streamed),
+            None if streamed else dataloader.timeout or None,
+            None if context is None else context.get_start_method(),
+            init,
         ),
         notes=tuple(_ignored_settings(dataloader, own)),
     )
-
-
-def _start_method(dataloader: DataLoader[Any]) -> str | None:
-    context = dataloader.multiprocessing_context
-    return None if context is None or not dataloader.num_workers else context.get_start_method()
-
-
-def _may_read_ahead(dataset: DataSet, splits: bool) -> bool:
-    """Whether a thread may read during training. A user's own code may not, because it shares the
-    generators of random numbers with the training."""
-    if isinstance(dataset, IterableDataset):
-        return True
-    return safe_in_threads(split_dataset(dataset)[0] if splits else dataset)
-
-
-def _worker_init_fn(dataloader: DataLoader[Any]) -> Callable[[int], object] | None:
-    """The user's own function for worker processes, if there are any."""
-    given = dataloader.worker_init_fn
-    return None if dataloader.num_workers == 0 or _is_lightnings(given) else given
+    return adopted if own is not None else _with_order(adopted, batches.sampler)
 
 
 def _is_lightnings(function: object) -> bool:
-    return getattr(_unwrapped(function), "__name__", None) == "pl_worker_init_function"
+    function = function.func if isinstance(function, functools.partial) else function
+    return getattr(function, "__name__", None) == "pl_worker_init_function"
 
 
 def _check(dataloader: DataLoader[Any]) -> None:
@@ -197,10 +168,9 @@ def _ignored_settings(dataloader: DataLoader[Any], own: OwnBatching | None) -> I
         given = dataloader.prefetch_factor
         yield f"prefetch_factor={given} has no effect: how much is read ahead is settled here"
     if dataloader.persistent_workers:
-        streamed = isinstance(dataloader.dataset, IterableDataset)
-        why = (
-            "those of a stream start anew in each" if streamed else "workers stay from pass to pass"
-        )
+        why = "workers stay from pass to pass"
+        if isinstance(dataloader.dataset, IterableDataset):
+            why = "those of a stream start anew in each"
         yield f"persistent_workers=True has no effect: {why}"
     if dataloader.pin_memory_device:
         yield f"pin_memory_device={dataloader.pin_memory_device!r} has no effect"
@@ -208,10 +178,6 @@ def _ignored_settings(dataloader: DataLoader[Any], own: OwnBatching | None) -> I
         yield "in_order=False has no effect: the order never depends on which worker was faster"
     if _is_lightnings(dataloader.worker_init_fn):
         yield "Lightning's seeding of workers has no effect: randomness is drawn per serve"
-
-
-def _unwrapped(function: object) -> object:
-    return function.func if isinstance(function, functools.partial) else function
 
 
 def _with_order(adopted: Adopted, sampler: Iterable[int]) -> Adopted:
@@ -280,17 +246,15 @@ def _split_parts(dataset: DataSet) -> tuple[DataSet, TransformSplit] | None:
         return None
     made, splits = zip(*map(split_dataset, dataset.datasets), strict=True)
     first = splits[0]
-    if not all(split is not None and _have_same_rest(split, first) for split in splits):
-        return None
+    for split in splits:
+        if split is None or (split.size, split.augment) != (first.size, first.augment):
+            return None
+        same_steps = [*map(id, split.rest)] == [*map(id, first.rest)]
+        if not same_steps and not (split.batched and first.batched):
+            return None
     whole = copy.copy(dataset)
     whole.datasets = list(made)
     return whole, first
-
-
-def _have_same_rest(first: TransformSplit, second: TransformSplit) -> bool:
-    same_steps = [*map(id, first.rest)] == [*map(id, second.rest)]
-    same_steps = same_steps or (first.batched and second.batched)
-    return same_steps and (first.size, first.augment) == (second.size, second.augment)
 
 
 # ---- samples that are in memory already ---------------------------------------------------------

@@ -18,11 +18,9 @@ import torch
 from PIL import Image
 from torch.utils.data import ConcatDataset, Subset
 
-from loaders.adopting.torchvision_datasets import torchvision_reader
-from loaders.adopting.torchvision_steps import resizing_of, torchvision_name
+from loaders.adopting.torchvision_steps import resizing_of, torchvision_name, torchvision_reader
 from loaders.adopting.transforms import Decode
-from loaders.pixels.decode_counts import DecodeCounts
-from loaders.pixels.jpegs import ANYWHERE, Jpeg, Pixels, Room, decodes_jpegs, is_jpeg
+from loaders.pixels.jpegs import ANYWHERE, DecodeCounts, Jpeg, Pixels, Room, decodes_jpegs, is_jpeg
 from loaders.pixels.resizing import resizes
 from loaders.slots.leaves import Picture
 

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 
-from loaders.adopting.torchvision_datasets import SAFE_IN_THREADS, torchvision_reader
-from loaders.adopting.torchvision_steps import torchvision_name
+from loaders.adopting.torchvision_steps import SAFE_IN_THREADS, torchvision_name, torchvision_reader
 from loaders.adopting.transforms import Decode, flat_steps
 
 IN_MEMORY = (list, tuple, range, np.ndarray, torch.Tensor, TensorDataset)

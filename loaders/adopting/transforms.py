@@ -12,7 +12,7 @@ every picture, in the form that the picture had before it was stored. `report` s
 and why.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -256,3 +256,26 @@ def _as_tensor(picture: object, steps: Sequence[Step]) -> torch.Tensor:
 
 def _names(steps: Sequence[Step]) -> str:
     return ", ".join(name_of(step) for step in steps)
+
+
+@dataclass(frozen=True, slots=True)
+class RowTransform:
+    """A transform of a batch of rows, for one row."""
+
+    transform: Callable[[dict[str, list[Any]]], Mapping[str, Any]]
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        made = self.transform({name: [value] for name, value in row.items()})
+        return {name: values[0] for name, values in made.items()}
+
+
+def take_transform(dataset: Any) -> tuple[Any, RowTransform] | None:
+    """A Hugging Face data set without its transform, and the transform. None: it is no such data
+    set, or has no transform."""
+    if type(dataset).__module__ != "datasets.arrow_dataset":
+        return None
+    format_ = dataset.format
+    if format_["type"] != "custom" or "transform" not in format_["format_kwargs"]:
+        return None
+    kept = {name: format_[name] for name in ("columns", "output_all_columns")}
+    return dataset.with_format(None, **kept), RowTransform(format_["format_kwargs"]["transform"])

@@ -32,8 +32,7 @@ from loaders.cache.cache_records import Packed, RecordLayouts, pack
 from loaders.errors import CacheError
 from loaders.identity.contents import ContentDigest
 from loaders.identity.file_states import FileStates
-from loaders.pixels.decode_counts import DecodeCounts
-from loaders.pixels.jpegs import decodes_jpegs
+from loaders.pixels.jpegs import DecodeCounts, decodes_jpegs
 from loaders.slots.leaves import as_stored, as_tensor, leaves_of, structure_of
 from loaders.sources.archives import PictureTar
 from loaders.sources.datasets import PictureArrays, PictureFiles

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from loaders.identity.contents import ContentDigest
-from loaders.pixels.decode_counts import DecodeCounts
+from loaders.pixels.jpegs import DecodeCounts
 from loaders.sources.randomness import attributes_of
 from loaders.torch_seams import version_of
 

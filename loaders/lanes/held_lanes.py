@@ -23,8 +23,7 @@ from loaders.batching.batches import BatchMaker, Gathered
 from loaders.lanes.lane_order import LanePass, LaneWalk, last_serves
 from loaders.order.serve import Residents, Serve
 from loaders.slots.slab import Slab
-from loaders.workers.decode_work import PassJobs, WorkProgress
-from loaders.workers.pass_order import PassOrder
+from loaders.workers.decode_work import PassJobs, PassOrder, WorkProgress
 
 
 @dataclass(slots=True, eq=False)

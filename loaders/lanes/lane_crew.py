@@ -28,7 +28,7 @@ from loaders.lanes.lane_table import LaneTable
 from loaders.order.serve import Residents, Serve
 from loaders.pipeline import Pipeline
 from loaders.workers.crew import CrewJob, FoundThing, ThreadCrew
-from loaders.workers.pass_order import PassOrder
+from loaders.workers.decode_work import PassOrder
 from loaders.workers.precedence import Precedence
 from loaders.workers.prefetcher import CHUNK_SECONDS, MOST_IN_CHUNK
 

@@ -30,7 +30,7 @@ from loaders.loader import ReuseLoader
 from loaders.order.reuse import ORDER_STREAM, ORDER_VERSION, ReuseBuffer
 from loaders.pipeline import Pipeline
 from loaders.stats import BatchInfo, BufferSize, LoaderStats
-from loaders.workers.pass_order import PassOrder
+from loaders.workers.decode_work import PassOrder
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -25,8 +25,7 @@ from loaders.order.serve import Residents, Serve
 from loaders.pipeline import Pipeline
 from loaders.slots.slab import Slab
 from loaders.stats import BatchInfo
-from loaders.workers.decode_work import DecodeWork, Done, PassJobs, WorkProgress
-from loaders.workers.pass_order import PassOrder
+from loaders.workers.decode_work import DecodeWork, Done, PassJobs, PassOrder, WorkProgress
 
 
 class LaneRooms:

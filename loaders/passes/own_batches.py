@@ -2,35 +2,31 @@
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from loaders.arguments import Serving
+from loaders.arguments import PassPosition, Serving
 from loaders.batching.device import DeviceFeed
-from loaders.errors import OTHER_ITERATOR, LoaderError, PassEnded, StateError
+from loaders.errors import LoaderError
 from loaders.options import LoaderOptions
 from loaders.order.reuse import Mode
-from loaders.passes.pass_position import PassPosition
-from loaders.passes.pass_run import TakenBatch, send_ahead
-from loaders.passes.rank_order import LoaderRanks
-from loaders.passes.torch_pass import TorchBatches, seed_of_workers
+from loaders.passes.pass_run import TakenBatch
+from loaders.passes.rank_order import LoaderRanks, PassOrders
+from loaders.passes.torch_pass import MadeByTorch, TorchBatches
 from loaders.pipeline import PipelineSetup
 from loaders.sources.own_batching import OwnBatching
 from loaders.sources.samplers import named_rank
 from loaders.stats import BatchInfo, LoaderStats
-from loaders.workers.pass_order import PassOrder
+from loaders.workers.decode_work import PassOrder
 
 
-class OwnOrder:
+class OwnOrder(PassOrders):
     """The batches of this rank, pass by pass. To a loader it is what a `RankOrder` is."""
 
-    named = None
-    uncompared_draws = ""
-    foreseen = False
     share = samples = 1 << 62
 
     def __init__(
@@ -55,18 +51,6 @@ class OwnOrder:
                 )
 
     @property
-    def is_rank_known(self) -> bool:
-        return self.ranks.is_rank_known
-
-    @property
-    def rank(self) -> int:
-        return self.ranks.rank
-
-    @property
-    def world_size(self) -> int:
-        return self.ranks.world_size
-
-    @property
     def in_dataset(self) -> int | None:
         return None if self.batching.source is None else len(self.dataset)
 
@@ -78,7 +62,6 @@ class OwnOrder:
         return samples // size if batching.drop_last else -(-samples // size)
 
     def batches(self, serving: Serving, mode: Mode, drop_last: bool) -> int | None:
-        """None: nobody knows."""
         try:
             whole = len(self)
         except TypeError:
@@ -105,26 +88,9 @@ class OwnOrder:
     def with_seed(self, seed: int) -> "OwnOrder":
         return self
 
-    def close(self) -> None:
-        """Nothing is open."""
 
-    def state(self, served: int) -> None:
-        """What a saved state says of a stream."""
-
-    def resume(self, told: Mapping[str, Any] | None, served: int) -> None:
-        """Go on as a saved state says of a stream."""
-        if told is not None:
-            raise StateError(
-                "the saved loader state is that of a stream that one thread iterates: make the"
-                " loader as it was made in that run"
-            )
-
-
-class OwnPass:
+class OwnPass(MadeByTorch):
     """The batches of a pass as the DataLoader makes them that was adopted."""
-
-    leaves_room = False
-    """The next pass is never begun while this one runs."""
 
     def __init__(
         self,
@@ -134,51 +100,28 @@ class OwnPass:
         stats: LoaderStats,
         feed: DeviceFeed | None,
     ) -> None:
-        batching: OwnBatching = setup.options.sampler
-        self._batches = batches
-        self._feed = feed
-        self._stats = stats
-        self._pass_index, self._index = position.pass_index, position.served
+        super().__init__(batches, setup, (position.pass_index, position.served), stats, feed)
+        self._batching: OwnBatching = setup.options.sampler
         self._limit = position.running.pass_limit
-        self._of_batches, self._batch_size = batching.is_of_batches, batching.batch_size or 1
         self._items = None
-        if batching.source is not None:
-            self._items = batching.draw_pass(setup.seed, self._pass_index)
-        self._asked = iter([] if self._items is None else self._items[self._index :])
-        seed = seed_of_workers(setup, self._pass_index)
-        self._made = batches.begin(setup, seed, self._asked)
+        if self._batching.source is not None:
+            self._items = self._batching.draw_pass(setup.seed, self._pass_index)
+        self._begin(iter([] if self._items is None else self._items[self._index :]))
         if self._items is None:
             deque(islice(self._made, self._index), maxlen=0)
 
-    def __iter__(self) -> Iterator[TakenBatch]:
-        return send_ahead(self._take_batches(), self._feed)
-
     def _take_batches(self) -> Iterator[TakenBatch]:
-        ending = self._limit if self._items is None else len(self._items)
+        ends = (self._limit if self._items is None else len(self._items), self._limit)
         nobody = np.zeros(0, np.int64)
-        while self._index != ending and self._index != self._limit:
-            if not self._batches.makes(self._asked):
-                raise PassEnded(OTHER_ITERATOR)
+        while self._index not in ends:
+            self._check_running()
             begun = time.perf_counter()
             try:
                 batch = next(self._made)
             except StopIteration:
                 return
-            waited, begins = time.perf_counter() - begun, self._index == 0
-            listed = self._items[self._index] if self._items and self._of_batches else None
-            count = self._batch_size if listed is None else len(listed)
-            self._stats = self._stats.read_once(count, waited, waited, begins)
+            waited, count = time.perf_counter() - begun, self._batching.batch_size or 1
+            if self._items and self._batching.is_of_batches:
+                count = len(self._items[self._index])
             info = BatchInfo(self._pass_index, self._index, nobody, nobody, nobody, nobody)
-            self._index += 1
-            if self._feed is not None:
-                batch = self._feed.send(batch, lambda there: there)
-            last = self._index in (ending, self._limit)
-            yield TakenBatch(batch, info, self._stats, None, last)
-
-    def finish(self) -> None:
-        """The last batch was taken."""
-        self._made = iter(())
-
-    def extra_decodes(self) -> int:
-        """Nobody knows."""
-        return 0
+            yield self._taken(batch, info, count, waited, waited, ends)

@@ -28,7 +28,7 @@ from loaders.sources.samplers import (
     rank_share,
     sampler_order,
 )
-from loaders.workers.pass_order import PassOrder
+from loaders.workers.decode_work import PassOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,66 @@ class LoaderRanks:
         return everybodys
 
 
+class PassOrders:
+    """What the orders of a data set, of a stream and of whole batches have in common."""
+
+    ranks: LoaderRanks
+    uncompared_draws: Any = ""
+    """What to say if ranks share what a sampler draws, and nothing can compare it. Empty: there is
+    nothing to say."""
+    named: Any = None
+    """The rank whose share the sampler draws. None: it draws the order of all ranks."""
+    foreseen: Any = False
+    """Whether the order of the next pass may be asked for before this one ends."""
+    in_dataset: Any
+    """The number of samples of the data set. None: nobody knows."""
+    share: Any
+    """The number of samples that this rank serves in a pass."""
+
+    @property
+    def is_rank_known(self) -> bool:
+        """Whether the rank is final. If it is not, torch.distributed may still be started."""
+        return self.ranks.is_rank_known or self.named is not None
+
+    @property
+    def rank(self) -> int:
+        named = None if self.ranks.is_rank_known else self.named
+        return (named or self.ranks).rank
+
+    @property
+    def world_size(self) -> int:
+        named = None if self.ranks.is_rank_known else self.named
+        return (named or self.ranks).world_size
+
+    def batches(self, serving: Serving, mode: Mode, drop_last: bool) -> int | None:
+        """The batches of a pass that is served like this. None: nobody knows."""
+        if self.in_dataset is None:
+            return None
+        size = serving.fit_to_share(self.share, drop_last).batch_size
+        whole = batches_per_pass(self.share, size, serving.reuse, mode, drop_last)
+        return whole if serving.pass_limit is None else min(whole, serving.pass_limit)
+
+    def within_share(self, serving: Serving, drop_last: bool) -> Serving:
+        """How a pass is served: with batches of no more than this rank's share."""
+        return serving.fit_to_share(self.share, drop_last)
+
+    def close(self) -> None:
+        """Let go of what is open."""
+
+    def state(self, served: int) -> dict[str, Any] | None:
+        """What a saved state says of a stream, `served` batches after the pass began."""
+
+    def resume(self, told: dict[str, Any] | None, served: int) -> None:
+        """Go on as a saved state says of a stream."""
+        if told is not None:
+            raise StateError(
+                "the saved loader state is that of a stream, and this loader reads none: make the"
+                " loader as it was made in that run"
+            )
+
+
 @dataclass(frozen=True, slots=True)
-class RankOrder:
+class RankOrder(PassOrders):
     """The samples of this rank, pass by pass."""
 
     dataset: Any
@@ -97,23 +155,7 @@ class RankOrder:
 
     @property
     def named(self) -> NamedRank | None:
-        """The rank whose share the sampler draws. None: it draws the order of all ranks."""
         return None if self.sampler is None else named_rank(self.sampler)
-
-    @property
-    def is_rank_known(self) -> bool:
-        """Whether the rank is final. If it is not, torch.distributed may still be started."""
-        return self.ranks.is_rank_known or self.named is not None
-
-    @property
-    def rank(self) -> int:
-        named = None if self.ranks.is_rank_known else self.named
-        return self.ranks.rank if named is None else named.rank
-
-    @property
-    def world_size(self) -> int:
-        named = None if self.ranks.is_rank_known else self.named
-        return self.ranks.world_size if named is None else named.world_size
 
     @property
     def samples(self) -> int:
@@ -122,17 +164,14 @@ class RankOrder:
 
     @property
     def in_dataset(self) -> int | None:
-        """The number of samples of the data set."""
         return len(self.dataset)
 
     @property
     def foreseen(self) -> bool:
-        """Whether the order of the next pass may be asked for before this one ends."""
         return self.sampler is None
 
     @property
     def share(self) -> int:
-        """The number of samples that this rank serves in a pass."""
         if self.named is not None:
             return self.samples
         return samples_per_rank(self.samples, self.world_size)
@@ -152,16 +191,6 @@ class RankOrder:
         ids = drawn if self.named else rank_share(drawn, self.rank, self.world_size, self.share)
         return PassOrder(pass_index, ids, earlier_draws(ids), _digest(drawn.tobytes()))
 
-    def batches(self, serving: Serving, mode: Mode, drop_last: bool) -> int | None:
-        """The batches of a pass that is served like this."""
-        size = serving.fit_to_share(self.share, drop_last).batch_size
-        whole = batches_per_pass(self.share, size, serving.reuse, mode, drop_last)
-        return whole if serving.pass_limit is None else min(whole, serving.pass_limit)
-
-    def within_share(self, serving: Serving, drop_last: bool) -> Serving:
-        """How a pass is served: with batches of no more than this rank's share."""
-        return serving.fit_to_share(self.share, drop_last)
-
     def planned(
         self, plan: ReuseBuffer, order: PassOrder, first: int, batches: int | None
     ) -> PlannedPass:
@@ -171,20 +200,6 @@ class RankOrder:
 
     def with_seed(self, seed: int) -> "RankOrder":
         return replace(self, seed=seed)
-
-    def close(self) -> None:
-        """Nothing is open, as it is of a stream."""
-
-    def state(self, served: int) -> None:
-        """What a saved state says of a stream."""
-
-    def resume(self, told: object, served: int) -> None:
-        """Go on as a saved state says of a stream."""
-        if told is not None:
-            raise StateError(
-                "the saved loader state is that of a stream, and this loader's data set has a"
-                " length: make the loader with the stream of that run"
-            )
 
     def check_ranks(self, order: PassOrder, batches: int | None) -> str:
         """Refuse a pass that the ranks would not serve alike. `batches` are still to come in it.
@@ -240,8 +255,6 @@ class RankOrder:
 
     @property
     def uncompared_draws(self) -> str:
-        """What to say if ranks share what a sampler draws, and nothing can compare it. Empty: there
-        is nothing to say."""
         alone = self.world_size == 1 or self.sampler is None or self.named is not None
         if alone or _distributed():
             return ""

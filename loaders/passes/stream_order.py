@@ -18,29 +18,24 @@ from loaders.arguments import Serving
 from loaders.errors import LoaderError, SourceError, StateError
 from loaders.options import LoaderOptions
 from loaders.order.open_end import ENDLESS, walk_stream
-from loaders.order.reuse import Mode, ReuseBuffer, batches_per_pass
+from loaders.order.reuse import ReuseBuffer
 from loaders.order.serve import BufferAges, Residents, Serve
 from loaders.order.source_order import SourceOrder
 from loaders.passes.pass_run import PassEnding, PlannedPass
-from loaders.passes.rank_order import LoaderRanks, RankOrder
-from loaders.streams.stream_pass import MarkedStretch, StreamPass
-from loaders.streams.stream_source import StreamTurn
+from loaders.passes.rank_order import LoaderRanks, PassOrders, RankOrder
+from loaders.streams.stream_pass import MarkedStretch, StreamPass, StreamTurn
 from loaders.streams.streamed_samples import HOW_MANY, StreamedSamples
-from loaders.workers.decode_work import PassJobs
-from loaders.workers.pass_order import PassOrder
+from loaders.workers.decode_work import PassJobs, PassOrder
 
 MOST_IDS = 1 << 62
 
 log = logging.getLogger(__name__)
 
 
-class StreamOrder:
+class StreamOrder(PassOrders):
     """The samples of this rank, pass by pass. To a loader it is what a `RankOrder` is."""
 
     sampler = None
-    named = None
-    uncompared_draws = ""
-    foreseen = False
 
     def __init__(
         self, streamed: StreamedSamples, seed: int, shuffle: bool, ranks: LoaderRanks
@@ -51,18 +46,6 @@ class StreamOrder:
         self._shuffle = shuffle
         self._serving: tuple[ReuseBuffer, StreamPass] | None = None
         self._resumed: dict[str, Any] | None = None
-
-    @property
-    def is_rank_known(self) -> bool:
-        return self.ranks.is_rank_known
-
-    @property
-    def rank(self) -> int:
-        return self.ranks.rank
-
-    @property
-    def world_size(self) -> int:
-        return self.ranks.world_size
 
     @property
     def in_dataset(self) -> int | None:
@@ -77,14 +60,6 @@ class StreamOrder:
     @property
     def share(self) -> int:
         return self.samples // self.world_size
-
-    def batches(self, serving: Serving, mode: Mode, drop_last: bool) -> int | None:
-        """The batches of a pass that is served like this. None: nobody knows."""
-        if self.in_dataset is None:
-            return None
-        size = serving.fit_to_share(self.share, drop_last).batch_size
-        whole = batches_per_pass(self.share, size, serving.reuse, mode, drop_last)
-        return whole if serving.pass_limit is None else min(whole, serving.pass_limit)
 
     def within_share(self, serving: Serving, drop_last: bool) -> Serving:
         """How a pass is served. Refuses a stream that the ranks cannot share."""
@@ -101,7 +76,7 @@ class StreamOrder:
                 " ranks would end theirs at different batches and wait for each other for ever:"
                 f" {HOW_MANY}, for all ranks together"
             )
-        return serving.fit_to_share(self.share, drop_last)
+        return super().within_share(serving, drop_last)
 
     def with_seed(self, seed: int) -> "StreamOrder":
         return StreamOrder(self.dataset, seed, self._shuffle, self.ranks)
@@ -205,7 +180,6 @@ class StreamOrder:
     # ---- state ----------------------------------------------------------------------------------
 
     def state(self, served: int) -> dict[str, Any]:
-        """What a saved state says of the stream, `served` batches after the pass began."""
         told = {"identity": self.dataset.source.identity, "rank": self.rank}
         if not served:
             return told
@@ -225,7 +199,6 @@ class StreamOrder:
         }
 
     def resume(self, told: dict[str, Any] | None, served: int) -> None:
-        """Go on as a saved state says."""
         identity = self.dataset.source.identity
         if told is None or told["identity"] != identity:
             was = "a loader without a stream" if told is None else told["identity"]

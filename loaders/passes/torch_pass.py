@@ -11,6 +11,7 @@ import logging
 import os
 import time
 import warnings
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -228,11 +229,66 @@ def _as_it_is(made: tuple[Any, float]) -> tuple[Any, float]:
     return made
 
 
-class TorchPass:
-    """The batches of a planned pass, one after the other. To a loader it is what a `PassRun` is."""
+class MadeByTorch(ABC):
+    """A pass whose batches a DataLoader makes. To a loader it is what a `PassRun` is."""
 
     leaves_room = False
     """The next pass is never begun while this one runs."""
+
+    def __init__(
+        self,
+        batches: TorchBatches,
+        setup: PipelineSetup,
+        at: tuple[int, int],
+        stats: LoaderStats,
+        feed: DeviceFeed | None,
+    ) -> None:
+        """`at`: the pass, and its first batch."""
+        self._pid = os.getpid()
+        self._batches = batches
+        self._setup = setup
+        self._pass_index, self._index = at
+        self._stats = stats
+        self._feed = feed
+
+    def __iter__(self) -> Iterator[TakenBatch]:
+        return send_ahead(self._take_batches(), self._feed)
+
+    @abstractmethod
+    def _take_batches(self) -> Iterator[TakenBatch]: ...
+
+    def _begin(self, asked: Iterator[Any]) -> None:
+        key = draw_keys(self._setup.seed, self._pass_index, np.zeros(1, np.int64), OF_WORKERS)
+        seed = int(key[0] >> np.uint64(1))
+        self._asked, self._made = asked, self._batches.begin(self._setup, seed, asked)
+
+    def _check_running(self) -> None:
+        if self._pid != os.getpid():
+            raise other_process_error()
+        if not self._batches.makes(self._asked):
+            raise PassEnded(OTHER_ITERATOR)
+
+    def _taken(
+        self, batch: Any, info: BatchInfo, count: int, seconds: float, waited: float, ends: Any
+    ) -> TakenBatch:
+        """Count a batch of so many samples. The pass ends before a batch of the numbers `ends`."""
+        if self._feed is not None:
+            batch = self._feed.send(batch, lambda there: there)
+        self._stats = self._stats.read_once(count, seconds, waited, self._index == 0)
+        self._index += 1
+        return TakenBatch(batch, info, self._stats, None, self._index in ends)
+
+    def finish(self) -> None:
+        """The last batch was taken."""
+        self._made = iter(())
+
+    def extra_decodes(self) -> int:
+        """The samples that were asked for and never served, as far as anybody knows."""
+        return 0
+
+
+class TorchPass(MadeByTorch):
+    """The batches of a planned pass, one after the other."""
 
     def __init__(
         self,
@@ -242,34 +298,19 @@ class TorchPass:
         stats: LoaderStats,
         feed: DeviceFeed | None,
     ) -> None:
-        self._pid = os.getpid()
-        self._batches = batches
-        self._setup = setup
+        super().__init__(batches, setup, (planned.order.pass_index, planned.first), stats, feed)
         self._order = planned.order
         self._ending = planned.ending
-        self._stats = stats
-        self._feed = feed
-        self._index = planned.first
         self._under_way: deque[tuple[Serve, AskedBatch]] = deque()
         self._a_worker_died = False
         self._begin(_ask_batches(planned, self._under_way))
-
-    def __iter__(self) -> Iterator[TakenBatch]:
-        return send_ahead(self._take_batches(), self._feed)
-
-    def _begin(self, asked: Iterator[AskedBatch]) -> None:
-        seed = seed_of_workers(self._setup, self._order.pass_index)
-        self._asked, self._made = asked, self._batches.begin(self._setup, seed, asked)
 
     def _take_batches(self) -> Iterator[TakenBatch]:
         while self._index < self._ending.batches:
             yield self._take()
 
     def _take(self) -> TakenBatch:
-        if self._pid != os.getpid():
-            raise other_process_error()
-        if not self._batches.makes(self._asked):
-            raise PassEnded(OTHER_ITERATOR)
+        self._check_running()
         begun, order = time.perf_counter(), self._order
         try:
             batch, seconds = self._next()
@@ -282,14 +323,9 @@ class TorchPass:
         info = BatchInfo(
             order.pass_index, self._index, serve.positions, asked.ids, serve.serves, draws
         )
-        if self._feed is not None:
-            batch = self._feed.send(batch, lambda there: there)
-        waited, begins = time.perf_counter() - begun, self._index == 0
         count = 0 if isinstance(batch, FailedBatch) else len(asked.ids)
-        self._stats = self._stats.read_once(count, seconds, waited, begins)
-        self._index += 1
-        last = self._index == self._ending.batches
-        return TakenBatch(batch, info, self._stats, None, last)
+        waited, ends = time.perf_counter() - begun, (self._ending.batches,)
+        return self._taken(batch, info, count, seconds, waited, ends)
 
     def _next(self) -> tuple[Any, float]:
         try:
@@ -308,21 +344,11 @@ class TorchPass:
         self._begin(chain([asked for _, asked in self._under_way], self._asked))
         return self._next()
 
-    def finish(self) -> None:
-        """The last batch was taken."""
-        self._made = iter(())
-
     def extra_decodes(self) -> int:
-        """The samples that were asked for and never served, without those that an earlier call
-        returned."""
+        """Those that an earlier call returned are not counted again."""
         extra = sum(len(asked.ids) for _, asked in self._under_way)
         self._under_way.clear()
         return extra
-
-
-def seed_of_workers(setup: PipelineSetup, pass_index: int) -> int:
-    key = draw_keys(setup.seed, pass_index, np.zeros(1, np.int64), OF_WORKERS)
-    return int(key[0] >> np.uint64(1))
 
 
 def _collated(samples: list[Any]) -> Any:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from loaders.errors import LoaderError
 from loaders.pixels.augmentation import Converting, Draws, FloatMemory
-from loaders.pixels.shapes import as_frames, reshaped
+from loaders.pixels.placing import as_frames, reshaped
 
 Range = float | tuple[float, float]
 """The range of a factor: (low, high), or `spread` for (1 - spread, 1 + spread), cut at zero."""

@@ -25,9 +25,9 @@ import torch
 from PIL import Image
 
 from loaders.errors import DecodeError, LoaderError
-from loaders.pixels.decode_counts import DecodeCounts
 from loaders.pixels.jpegs import (
     ANYWHERE,
+    DecodeCounts,
     Jpeg,
     Pixels,
     Room,

@@ -11,16 +11,17 @@ uint8.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from loaders.blocks import Blocks
+from loaders.errors import SampleShapeError
 from loaders.pixels import kernels
 from loaders.pixels.kernels import Pictures
 from loaders.pixels.moving import Boxes, moved
-from loaders.pixels.shapes import as_planes, check_shape, reshaped
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,43 @@ class Placing:
 
     def cut(self, holes: NDArray[np.int64]) -> "Placing":
         return replace(self, holes=np.ascontiguousarray(holes, dtype=np.int32), stage=3)
+
+
+MOST_CHANNELS = 4
+"""So many numbers at the end of an array, where its first sides are longer, are a pixel's
+channels."""
+
+
+def as_planes(images: torch.Tensor) -> torch.Tensor:
+    return reshaped(images, (len(images), prod(images.shape[1:-2]), *images.shape[-2:]))
+
+
+def as_frames(images: torch.Tensor) -> torch.Tensor:
+    check_shape(images.shape[1:])
+    frames = images[:, None] if images.ndim == 3 else images
+    return reshaped(frames, (prod(frames.shape[:-3]), *frames.shape[-3:]))
+
+
+def reshaped(images: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """Pictures in another shape. In the same shape they keep their layout in memory."""
+    return images if images.shape == tuple(shape) else images.reshape(tuple(shape))
+
+
+def check_shape(shape: Sequence[int]) -> None:
+    """Refuse the shape of a sample that is none of these."""
+    rows, height, width = (1, 1, 1, *shape)[-3:]
+    if not 2 <= len(shape) <= 4:
+        why = "let the data set return one of these, or give a function of your own as augment"
+    elif 0 in shape:
+        why = "it has no pixels, so leave such samples out of the data set"
+    elif len(shape) > 2 and min(rows, height) > MOST_CHANNELS >= width:
+        why = "that looks like [..., H, W, C], so let the data set return it with C before H and W"
+    else:
+        return
+    raise SampleShapeError(
+        "the augmentations of loaders.augment change pictures [C, H, W], grey ones [H, W] and clips"
+        f" [T, C, H, W], and here a picture is {tuple(shape)}: {why}"
+    )
 
 
 def render(images: Images, placing: Placing) -> torch.Tensor:

@@ -10,5 +10,5 @@ For another process `view_server` has a thread that drives a local one; `parcels
 carry its batches, `view_link` the words, and `remote_view` is the loader there. A stream of that
 process may read it by a `RemoteSource`.
 
-May import: arguments, batching, blocks, errors, loader, order, passes, slots, stats, workers.
+May import: arguments, batching, blocks, errors, loader, order, slots, stats, workers.
 """

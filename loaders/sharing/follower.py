@@ -9,8 +9,7 @@ from time import perf_counter
 from loaders.arguments import Serving
 from loaders.sharing.batch_source import Identity, PassServing
 from loaders.sharing.lockstep import Mark
-from loaders.workers.bell import Bell
-from loaders.workers.precedence import Precedence
+from loaders.workers.precedence import Bell, Precedence
 
 OnWait = Callable[[tuple[str, ...]], bool | None]
 """Is called with the names of those that are waited for. False: the view does not wait."""

@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from loaders.arguments import Serving
+from loaders.arguments import PassPosition, Serving
 from loaders.errors import SharingError, StateError
-from loaders.passes.pass_position import PassPosition
 from loaders.sharing.batch_source import (
     BatchSource,
     Identity,

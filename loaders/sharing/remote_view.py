@@ -27,9 +27,9 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
+from loaders.arguments import PassPosition
 from loaders.errors import PassEnded, SharingError
 from loaders.loader import ReuseLoader
-from loaders.passes.pass_position import PassPosition
 from loaders.sharing.batch_source import BatchSource, PassServing, SharedBatch
 from loaders.sharing.lent_blocks import BorrowedBlocks
 from loaders.sharing.lockstep import Mark

@@ -19,9 +19,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
+from loaders.arguments import PassPosition
 from loaders.errors import PassEnded, SharingError, check_at_least_one, check_word
 from loaders.loader import ReuseLoader
-from loaders.passes.pass_position import PassPosition
 from loaders.sharing import refusals
 from loaders.sharing.batch_source import BatchSource, PassServing, SharedBatch, without_limit
 from loaders.sharing.follower import Follower, Followers, Standing, Waiters

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
+from loaders.arguments import PassPosition
 from loaders.errors import PassEnded
 from loaders.loader import ReuseLoader
 from loaders.order.reuse import Mode
-from loaders.passes.pass_position import PassPosition
 from loaders.sharing.batch_source import Identity
 from loaders.sharing.view_batches import pieces_per_pass
 from loaders.stats import BatchInfo, LoaderStats

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, Subset
 
 from loaders.errors import SourceError
-from loaders.pixels.decode_counts import DecodeCounts
 from loaders.pixels.decoding import PictureDecoder
-from loaders.pixels.jpegs import ANYWHERE, Room
+from loaders.pixels.jpegs import ANYWHERE, DecodeCounts, Room
 from loaders.sources.folder_walk import (
     PICTURE_SUFFIXES,
     FilePaths,

@@ -22,7 +22,7 @@ from torch.utils.data import IterableDataset
 from loaders.errors import LoaderError, check_at_least_one
 from loaders.pixels.decoding import Room
 from loaders.slots.leaves import as_tensor, leaves_of
-from loaders.streams.stream_source import Place, RawSample, StreamReading, StreamTurn
+from loaders.streams.stream_pass import Place, RawSample, StreamReading, StreamTurn
 
 STRIDE = 16
 """One sample in so many has a place."""

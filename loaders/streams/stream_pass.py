@@ -13,18 +13,51 @@ import threading
 import weakref
 import zlib
 from collections import deque
+from collections.abc import Generator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from loaders.errors import PassEnded, SourceError, StateError
-from loaders.streams.stream_source import Place, RawSample, StreamReading
 
 log = logging.getLogger(__name__)
 
 STRIDE = 8
 """Two places that are kept for states lie at least so many positions apart."""
+
+
+Place = dict[str, Any]
+"""Where a raw sample lies, as numbers and words that a state can hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTurn:
+    """One pass of one rank."""
+
+    pass_index: int
+    seed: int
+    shuffle: bool
+    rank: int
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class RawSample:
+    """A sample as it was read. It is not decoded yet."""
+
+    name: str
+    """What errors call it."""
+    data: Any
+    place: Place | None = None
+    """Where reading may go on with this sample. None: that is not told for this one."""
+    mark: str = ""
+    """What another sample at its position would have otherwise. Empty: that is not told."""
+
+
+StreamReading = Generator[RawSample]
+"""The raw samples of one pass. Whoever leaves it early closes it, which lets go of files."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,9 @@ from loaders.errors import SourceError
 from loaders.pixels.decoding import Room
 from loaders.streams.iterable_samples import IterableSamples
 from loaders.streams.shard_files import is_remote
-from loaders.streams.stream_pass import StreamPass
-from loaders.streams.stream_source import RawSample, StreamTurn
+from loaders.streams.stream_pass import RawSample, StreamPass, StreamTurn
 from loaders.streams.tar_shards import TarShards
-from loaders.workers.decode_work import Done, Read
-from loaders.workers.pass_order import PassOrder
+from loaders.workers.decode_work import Done, PassOrder, Read
 
 FIRST = 6
 """So many samples are read once more, to see whether they are the same."""

@@ -28,7 +28,7 @@ from loaders.pixels.decoding import PictureDecoder, Room
 from loaders.sources.archives import LABEL_SUFFIX
 from loaders.sources.folder_walk import PICTURE_SUFFIXES
 from loaders.streams.shard_files import ShardAccess, ShardFile, is_remote
-from loaders.streams.stream_source import Place, RawSample, StreamReading, StreamTurn
+from loaders.streams.stream_pass import Place, RawSample, StreamReading, StreamTurn
 from loaders.streams.tar_reading import KEY, tar_samples
 
 Paths = str | Path | Sequence[str | Path]

@@ -26,8 +26,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from loaders.errors import WorkerDied
-from loaders.workers.bell import Bell
-from loaders.workers.precedence import Attendance, Precedence, process_workers
+from loaders.workers.precedence import Attendance, Bell, Precedence, process_workers
 
 JOIN_SECONDS = 10.0
 LOOK_SECONDS = 1.0

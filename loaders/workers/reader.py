@@ -46,8 +46,7 @@ from loaders.slots.slab import Slab
 from loaders.sources.datasets import unwrapped
 from loaders.sources.randomness import seeded_randomness
 from loaders.workers.dataset_reads import DrawWatch, read_at_once
-from loaders.workers.decode_work import Done
-from loaders.workers.pass_order import PassOrder, PassProgress
+from loaders.workers.decode_work import Done, PassOrder, PassProgress
 from loaders.workers.slot_writer import IncomingSample, Job, SlotWriter, while_decoding
 from loaders.workers.staged_rows import as_rows
 

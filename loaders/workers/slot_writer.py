@@ -19,8 +19,7 @@ from loaders.pixels.augmentation import Augmentation, Draws, draw_keys, reads_sl
 from loaders.pixels.placing import pictures_in_place
 from loaders.slots.leaves import Nest, Sample, as_stored, as_tensor, leaves_of, picture_number
 from loaders.slots.slab import Slab
-from loaders.workers.decode_work import Done
-from loaders.workers.pass_order import PassOrder
+from loaders.workers.decode_work import Done, PassOrder
 from loaders.workers.prefetcher import MOST_IN_CHUNK
 from loaders.workers.staged_rows import RowSamples
 

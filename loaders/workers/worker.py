@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from loaders.errors import LoaderError
-from loaders.pixels.decode_counts import DecodeCounts
+from loaders.pixels.jpegs import DecodeCounts
 from loaders.slots.leaves import Sample, copy_sample
 from loaders.sources.datasets import counts_of
 from loaders.torch_seams import set_worker_info

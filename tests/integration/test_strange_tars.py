@@ -10,7 +10,7 @@ import pytest
 
 from loaders.errors import DecodeError, SourceError
 from loaders.streams.shard_files import ShardAccess, ShardFile
-from loaders.streams.stream_source import StreamTurn
+from loaders.streams.stream_pass import StreamTurn
 from loaders.streams.tar_reading import KEY, TarSample, tar_samples
 from loaders.streams.tar_shards import TarShards
 
