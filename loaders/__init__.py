@@ -3,12 +3,10 @@
 Folders in the order in which a sample flows: `adopting` (what a user already has), `sources` and
 `backends` (which samples, read by whom), `streams` (samples that come one by one), `order` (who is
 served when; pure), `workers` (threads and processes that read), `identity` (what a data set is made
-of), `cache` (the decoded cache), `slots` (the slab), `pixels` (decoding and augmentation),
-`batching` (from slots to a batch), `passes` (the order of a pass, and its batches in turn). Files
-beside them put these together: `loader` (`ReuseLoader`), `options` and `arguments` (what it may be
-asked for, or a DataLoader says), `opened_dataset` (what is read, or lies in memory already),
-`read_check` (what is refused), `pipeline`, `summary`.
-`sharing` has one such loader for several consumers, `lanes` deals one out to virtual ranks.
+of), `cache`, `slots` (the slab), `pixels` (decoding and augmentation), `batching` (from slots to a
+batch), `passes` (the order of a pass, and its batches in turn). Files beside them put these
+together; `loader` has `ReuseLoader`. `sharing` has one such loader for several consumers, `lanes`
+deals one out to virtual ranks.
 """
 
 from importlib import import_module

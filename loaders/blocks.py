@@ -1,15 +1,9 @@
 """Memory for batches, which is used again when nobody holds the batch any longer.
 
 Fresh memory for every batch costs page faults, which take longer than gathering the batch's pixels.
-But a batch belongs to the consumer, which may keep it as long as it likes. So a block is free again
-only when the last array or tensor over it is gone. Its reference count tells that:
-
-    array() -> block -> numpy array -> torch tensor, views, slices ...     each holds the one before
-
-No finalizer gives a block back: the Python code of a finalizer runs between any two lines of the
-consumer, and a Ctrl-C that strikes there is swallowed.
-
-Pinned memory is left to torch, whose allocator also waits for copies that are under way.
+A block is free again only when the last array or tensor over it is gone: its reference count tells
+that. No finalizer does: its Python code runs between any two lines of the consumer, and a Ctrl-C
+that strikes there is swallowed. Pinned memory is left to torch's allocator.
 """
 
 import sys
@@ -25,8 +19,7 @@ _listed = (object(),)
 ONLY_LISTED = sys.getrefcount(_listed[0])
 """What `getrefcount` returns for an object that only a list holds."""
 KEPT = 16
-"""This many blocks that the consumer keeps are remembered. Older ones are forgotten, and never used
-again."""
+"""This many blocks that the consumer keeps are remembered; older ones are forgotten."""
 
 
 def floats_like(images: torch.Tensor) -> torch.Tensor:

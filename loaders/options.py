@@ -1,13 +1,7 @@
 """What a user asks a loader for. Unknown words, wrong numbers and useless arguments are refused.
 
-    Workers         who reads: how many, and of which kind
-    Device          where batches go, and whether they are augmented there
-    (Cache)         whether decoded samples are kept, and where: `cache.cache_setup`
-    LoaderOptions   these, and all the others that stay the same while a loader lives
-    SettledWorkers  how many workers of which kind a data set gets
-
-An argument that would have no effect is an error that names it, because whoever gives an argument
-expects something of it.
+`LoaderOptions` holds `Workers`, `Device`, `Cache`, and all else that stays the same while a loader
+lives. `SettledWorkers` says how many workers of which kind a data set gets.
 """
 
 from collections.abc import Callable
@@ -41,8 +35,7 @@ class Workers:
     """Who reads samples: `Workers(4, "process", timeout=60)`."""
 
     count: int | Literal["auto"] = "auto"
-    """"auto": the CPUs that this rank may use. 0: the loop's own thread reads, and nothing ahead.
-    """
+    """"auto": the CPUs that this rank may use. 0: the loop's own thread reads, nothing ahead."""
     kind: WorkerKind = "auto"
     """"auto": threads, if the data set is known to be safe in them; else processes."""
     start_method: StartMethod | None = None

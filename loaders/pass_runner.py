@@ -52,8 +52,7 @@ class ProcessPipeline:
         self.open.follow(order, reuse)
 
     def followed(self, pass_index: int, slots: int) -> tuple[PassOrder | None, int]:
-        """The order that the workers follow, if it fits this pass; else how many samples they
-        decoded for nothing."""
+        """The order that the workers follow, if it fits this pass; else the decodes in vain."""
         order = self.following
         if order is None or self.open is None:
             return None, 0
@@ -63,8 +62,7 @@ class ProcessPipeline:
         return order, 0
 
     def stop(self) -> int:
-        """Stop the workers. Returns how many samples of the next pass they decoded for
-        nothing."""
+        """Stop the workers. Returns how many samples of the next pass they decoded in vain."""
         following, self.following = self.following, None
         if self.open is not None and not self.open.stop():
             self.close()

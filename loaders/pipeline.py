@@ -70,8 +70,7 @@ class Pipeline:
         self.pid = os.getpid()
         self._precedence = precedence
         self._varies = options.collate is not None
-        """Whether samples may be nested in several ways: a collate function gets them as they
-        are."""
+        """Whether samples may be nested in several ways, as a collate function gets them."""
         self.cache = options.cache.open(dataset, rank) if options.cache else None
         self._processes = self._crew = None
         if workers.kind == "process":
@@ -272,8 +271,7 @@ class Pipeline:
 
     def stop(self) -> bool:
         """Stop the workers. What they decoded ahead is lost. Returns whether the rest may be used
-        again: a worker that hangs may still write into the slab, and one that failed may have left
-        anything behind."""
+        again: none hangs, which might still write into the slab, and none failed."""
         if self.pid != os.getpid():
             # A forked process has no threads of its parent, and must leave the parent's processes
             # and files alone.

@@ -2,13 +2,11 @@
 
     reuse 1, no cache      every serve is read anew: nothing is frozen, and nothing is checked
     reaugment=False        every serve of a pass repeats one read: the user asked for just that
-    reuse                  all serves of a pass would show one outcome of [i]
-    cache                  all serves of the whole run would
+    reuse, cache           serves of a pass, or of the whole run, would show one outcome of [i]
     a stream               is told of: to shuffle it may be all that it draws for
 
 A random transform of the data set's own is taken out of it, where samples prove that this changes
-none (`without_transform`). It is found out once, when it first matters: where the loader is made,
-or by `set_reuse`.
+none (`without_transform`). It is found out once, when it first matters.
 """
 
 import logging
@@ -80,8 +78,7 @@ class ReadCheck:
         return self._opened if isinstance(lifted, str) or not self._freezes(serving) else lifted
 
     def check(self, *servings: Serving) -> None:
-        """Raise an error if one of `servings` would freeze what is random, unless that is a
-        transform of the data set's own, which can be taken out of it."""
+        """Refuse `servings` that would freeze what is random, unless that can be taken out."""
         if not self._freezes(*servings):
             return
         if self._stream is not None:
@@ -188,8 +185,7 @@ def without_transform(
     reading: Reading,
     varies: Callable[[Any], str | None],
 ) -> OpenedDataset | str:
-    """The data set whose random transform is redone at every serve; or why it is not. `varies` says
-    in what reading a data set varies."""
+    """The data set whose random transform is redone at every serve; or why it is not."""
     dataset = opened.dataset
     for lift in possible_lifts(dataset):
         found = _proven(dataset, lift, reading)

@@ -29,8 +29,7 @@ from loaders.streams.streamed_samples import StreamedSamples
 
 
 class ServedData:
-    """What a loader serves from: made of the data set and the options, and again when the data set
-    changes."""
+    """What a loader serves from, made of the data set and the options, and again at changes."""
 
     dataset: Any
     """The user's own, as far as it is an object that can be read by ids."""
@@ -72,8 +71,7 @@ class ServedData:
         )
 
     def expected_buffer(self, serving: Serving) -> BufferSize | None:
-        """How large the buffer of such a pass will be, as far as samples were read yet. None: it
-        has none."""
+        """How large the buffer of such a pass will be, as far as is known. None: it has none."""
         if isinstance(self.order, OwnOrder) or is_served_by_torch(self.setup, serving.reuse):
             return None
         options, size = self.options, serving.batch_size

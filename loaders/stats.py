@@ -29,8 +29,7 @@ class LoaderStats(Mapping[str, Any]):
     served: int = 0
     """Serves of samples, all together."""
     extra_decodes: int = 0
-    """Decodes that served nothing new: refills after a resume, and samples that were decoded ahead
-    for a pass that was then left early."""
+    """Decodes that served nothing new: refills after a resume, and for a pass that was left."""
     skipped: int = 0
     """Samples that could not be read and were replaced (on_error="skip")."""
     stall_seconds: float = 0.0
@@ -42,13 +41,11 @@ class LoaderStats(Mapping[str, Any]):
     buffer_bytes: int = 0
     """The memory of the slots."""
     batch_bytes: int = 0
-    """The memory of batches that are being made, wait, or are with the consumer, and memory that
-    waits to be used for batches again."""
+    """The memory of batches that are made, wait, or are used, or that waits for batches."""
     cache_bytes: int = 0
     """The memory or disk space of the decoded cache."""
     mean_age: float = 0.0
-    """The mean number of batches since a sample's first serve, over all serves of the latest pass
-    that were counted here: a view of a shared stream may join in the middle of one."""
+    """The mean number of batches since a sample's first serve, over the latest pass."""
     pass_ages: int = 0
     """The sum of these ages."""
     pass_serves: int = 0
@@ -56,8 +53,7 @@ class LoaderStats(Mapping[str, Any]):
     serves: tuple[int, ...] = ()
     """The histogram of reuse: how many serves were a sample's first in its pass, its second, ..."""
     decoders: tuple[tuple[str, int], ...] = ()
-    """Who decoded the pictures of files, and how many: ("JPEG natively", 120), ("PNG by Pillow",
-    8). It begins anew with each process."""
+    """Who decoded pictures of files in this process, and how many: ("JPEG natively", 120)."""
 
     def saved(self) -> dict[str, Any]:
         """These counters as a saved state has them, as plain values."""
@@ -88,9 +84,8 @@ class LoaderStats(Mapping[str, Any]):
     def with_batch(
         self, info: "BatchInfo", cached: int, seconds: float, ages: int, begins: bool
     ) -> "LoaderStats":
-        """These counters with one more batch, which took `seconds` to make, and for which `cached`
-        samples came from the cache. The ages of its samples sum up to `ages`. `begins`: it is the
-        first one of a pass."""
+        """With one more batch, made in `seconds`, `cached` samples of which came from the cache,
+        and whose ages sum up to `ages`. `begins`: it is the first one of a pass."""
         served, fresh = len(info.ids), int((info.serves == 0).sum())
         counts = np.bincount(info.serves, minlength=len(self.serves))
         counts[: len(self.serves)] += np.array(self.serves, dtype=np.int64)

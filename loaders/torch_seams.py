@@ -1,12 +1,5 @@
 """The private names of torch that the loaders use. Seen in torch 2.11 and in 2.15.
 
-plain_results      as `__torch_function__` of a subclass: what is made of its tensors is a plain
-                   tensor. Written in Python, the same would be called around every op.
-version_of         how often a tensor was written to in place
-deaths_seen_late   a dead worker of a DataLoader is noticed by who waits for its batch
-end_workers        of a DataLoader that nobody will ask for another batch
-set_worker_info   what torch.utils.data.get_worker_info() says in this process
-
 Where one is gone, importing this file raises an ImportError that names it.
 """
 
@@ -34,8 +27,7 @@ def version_of(tensor: torch.Tensor) -> int:
 
 
 def set_worker_info(number: int, workers: int, seed: int, dataset: Any) -> None:
-    """Let this process be worker `number` of `workers`, as code that was written for a DataLoader's
-    workers asks for it."""
+    """Let this process be worker `number` of `workers` for code that asks torch."""
     _worker._worker_info = _kind(id=number, num_workers=workers, seed=seed, dataset=dataset)
 
 

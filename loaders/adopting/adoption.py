@@ -1,12 +1,10 @@
 """A user's `DataLoader`, data set or arrays in memory, and what is read from them.
 
     DataLoader  --from_dataloader-->  Adopted(data set, batch size, order, collate, ...)
-    data set    --split_dataset---->  the data set with the cached part of its transform, and the
-                                      other part, which is drawn anew for every serve
-    data set    --decoded_columns-->  its columns, if it is decoded in memory: then nothing is
-                                      read, and neither slots nor a cache are needed
+    data set    --split_dataset---->  one with the cached part of its transform, and the rest
+    data set    --decoded_columns-->  its columns, if it is decoded in memory
 
-Nothing here changes its arguments. Settings that cannot be adopted are refused. Those without an
+Nothing here changes its arguments. Settings that cannot be adopted are refused; those without an
 effect are named in `notes` or in the split's report.
 """
 

@@ -4,9 +4,8 @@
     Resize at the beginning               resized by us, with Pillow's bits (`pixels/resizing.py`)
     anything else, or it is refused       the folder's own loader (Pillow), and all of its transform
 
-Pictures are not turned by their EXIF, because torchvision's loader does not turn them. With
-decode="scaled", a JPEG is decoded at 1, 2 or 4 eighths of its size where every crop of it that will
-be served still has as many pixels as it is fitted to. That is quicker, and has other bits.
+EXIF turns no picture, as with torchvision. With decode="scaled", a JPEG is decoded at 1, 2 or 4
+eighths where every crop still has as many pixels as it is fitted to: quicker, in other bits.
 """
 
 import copy
@@ -41,9 +40,8 @@ class ScaledDecoding:
 
 
 class NativeFolder:
-    """The samples of `folder`, an ImageFolder of torchvision with torchvision's loader and a
-    transform that we know. Several threads may read it. What is asked of it beside its samples is
-    answered by `folder`."""
+    """The samples of `folder`, an ImageFolder with torchvision's loader and a transform that we
+    know. Several threads may read it. What else is asked of it is answered by `folder`."""
 
     def __init__(
         self, folder: Any, counts: DecodeCounts | None = None, scaled: bool = False
@@ -68,8 +66,7 @@ class NativeFolder:
         return getattr(self.folder, name)
 
     def read_into(self, index: int, room: Room) -> tuple[Any, Any]:
-        """Sample `index`, with its pixels in the memory that `room` gives where that saves a
-        copy."""
+        """Sample `index`, with its pixels in the memory of `room` where that saves a copy."""
         path, target = self.folder.samples[index]
         pixels = self._native(path, room if self._converts else ANYWHERE)
         if pixels is None:

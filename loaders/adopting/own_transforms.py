@@ -2,14 +2,12 @@
 
     def __getitem__(self, i):
         picture = Image.open(self.paths[i]).convert("RGB")
-        if self.transform:
-            picture = self.transform(picture)  # redone at every serve, for what it was given here
+        picture = self.transform(picture)  # redone at every serve, for what it was given here
         return picture, self.labels[i]
 
-A copy of the data set has another transform, which keeps its arguments and returns a `LaterResult`.
-Any operation on that raises an error. So where one is found in a sample, the data set does nothing
-with the result of the real transform. Every read looks for it. Before that, some samples are read
-both ways with equal random numbers, and must be equal.
+A copy of the data set has another transform, which keeps its arguments and returns a `LaterResult`,
+on which any operation is an error: where a sample has one, the data set does nothing with the
+result. Before that, some samples are read both ways with equal random numbers, and must be equal.
 """
 
 import copy

@@ -6,12 +6,9 @@ A few samples are read a few times in a mixed order, under other seeds each time
     stands elsewhere than after the other reads of this sample;
     or if a part of the sample differs from what the first read of it gave.
 
-The first rule finds whatever draws from such generators at its first read, however seldom its
-draws change a sample. (A reader that seeds them from the sample's number leaves them at the same
-state every time, and is not random.) The second finds the rest: generators that nobody here knows,
-counters, clocks. With a chance of 1/2 of another outcome, and READS of SAMPLES samples, it misses
-with a chance of 2^-(READS - SAMPLES), 4 in a million. Where a sample takes long, reading stops
-after SECONDS, at the second read at the earliest. Generators are left as they were.
+The first rule finds whatever draws from such generators, but not a reader that seeds them from the
+sample's number; the second one generators that nobody knows, counters, clocks: it misses a chance
+of 1/2 in 4 of a million. Where a sample takes long, reading stops after SECONDS and two reads.
 """
 
 import hashlib
@@ -43,9 +40,8 @@ ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 class ProbedReads:
-    """A data set whose [i] says what reading sample i gave: a digest of each part, one of each of
-    the generators that moved, and how large it is. A worker process may read it in place of the
-    data set."""
+    """A data set whose [i] says what reading sample i gave: a digest of each part, one of each
+    generator that moved, and how large it is."""
 
     def __init__(self, probed: Any) -> None:
         self.probed = probed
@@ -98,8 +94,7 @@ def variation(samples: int, read: Callable[[Sequence[int]], Chunk]) -> str | Non
 
 
 def schedule(samples: int) -> list[int]:
-    """The ids that are read, in turn. The distances between two reads of a sample differ, so that a
-    periodic change does not look constant."""
+    """The ids that are read, in turn, at distances that differ: a periodic change must show."""
     ids = np.unique(np.linspace(0, samples - 1, SAMPLES).astype(int))
     again = np.repeat(ids, READS // len(ids))
     rest = np.random.default_rng(0).permutation(again[2:])

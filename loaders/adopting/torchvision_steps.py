@@ -1,15 +1,10 @@
-"""torchvision's transforms, v1 and v2: what form of picture they leave, and which steps replace
-them.
+"""torchvision's transforms, v1 and v2, and data sets: what is known of each, by its exact class.
 
-A step of ours replaces a transform if it means the same: it has the same distribution, and the same
-pixels up to the rounding of Pillow against torch. (`RandomResizedCrop` blends as `kernels`
-describes, which is not antialiased between 1x and 2x.) A transform is known by its exact class,
-because a subclass may do anything. torchvision is not imported: a user who has one of its
-transforms has imported it.
-
-Some transforms do nothing to a PIL picture (`ToDtype`) or nothing to a tensor (v2's `ToTensor`). So
-the form of a picture is followed from one transform to the next. Its size is followed too, where it
-is known, because a crop of a padded picture is a shift only if it restores the size.
+A step of ours replaces a transform if it has the same distribution, and the same pixels up to the
+rounding of Pillow against torch. (`RandomResizedCrop` is not antialiased between 1x and 2x.) Some
+transforms do nothing to a PIL picture or nothing to a tensor, so the form of a picture is followed
+from one transform to the next, and its size: a crop of a padded picture is a shift only if it
+restores the size. torchvision is not imported.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,13 +27,11 @@ CONVERSIONS = frozenset({"Identity", "PILToTensor", "ToImage", "ToPureTensor"})
 BILINEAR = ("bilinear", Image.Resampling.BILINEAR)
 """What torchvision calls it, or Pillow."""
 Form = Literal["picture", "image", "tensor", "array"]
-"""The form in which a picture reaches its transforms: "picture" is PIL, "image" is torchvision's
-subclass of a tensor."""
+"""How a picture reaches its transforms: "picture" is PIL, "image" torchvision's kind of tensor."""
 
 
 def torchvision_name(step: object) -> str | None:
-    """The name of a transform's class if torchvision defines it. None: somebody else does, perhaps
-    as a subclass."""
+    """The name of a transform's class if torchvision defines it. None: somebody else does."""
     return type(step).__name__ if is_from(step, "torchvision.transforms") else None
 
 
@@ -83,8 +76,7 @@ def size_after(step: Any, size: Size | None) -> Size | None:
 
 
 def resizing_of(step: Any) -> Resizing | None:
-    """What `Resize` does to a picture of Pillow. None: it is another step, or Pillow has to do
-    it."""
+    """What `Resize` does to a picture of Pillow. None: another step, or Pillow has to do it."""
     if torchvision_name(step) != "Resize" or step.max_size is not None or step.size is None:
         return None
     size = (step.size,) if isinstance(step.size, int) else tuple(step.size)
@@ -168,8 +160,7 @@ def _pad_crop(step: Any, size: Size | None) -> list[Augmentation] | str:
 
 
 def _on_bytes(steps: Sequence[Augmentation]) -> list[Augmentation]:
-    """Convert to float as late as possible, because bytes are cheaper to move than floats.
-    `Normalize` scales bytes by itself."""
+    """Convert to float as late as possible, because bytes are cheaper to move than floats."""
     late: list[Augmentation] = []
     waiting: ToFloat | None = None
     for step in steps:
@@ -211,8 +202,7 @@ READ_TRANSFORMS = frozenset(
 SAFE_IN_THREADS = frozenset(
     {"CIFAR10", "DatasetFolder", "MNIST", "QMNIST", "STL10", "SVHN", "USPS"}
 )
-"""Several threads may read them: they look into arrays, or open a file of its own for a sample.
-(FakeData draws from torch's generator, which all threads share.)"""
+"""Several threads may read them: they look into arrays, or open a file for each sample."""
 
 
 def torchvision_reader(dataset: Any) -> str | None:

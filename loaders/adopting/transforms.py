@@ -4,12 +4,10 @@
     `----- decode: cached ----' | `---------------- augment: per serve ----------------------'
                                 ^ before the first that is random, unknown, or no longer uint8
 
-Only torchvision's own classes are known, v1 and v2, by their exact class: a subclass or a function
-may be random. Transforms that only turn pixels into floats are deterministic too, but would make
-the cache four times as large. The redone part becomes steps of ours over a whole batch, if each of
-its transforms has a step that means the same (`torchvision_steps`). Otherwise it runs as it is on
-every picture, in the form that the picture had before it was stored. `report` says what was done
-and why.
+Only torchvision's own classes are known, by their exact class. The redone part becomes steps of
+ours over a whole batch, if each of its transforms has one (`torchvision_steps`); else it runs on
+every picture, in the form that the picture had. `report` says what was done and why. A transform of
+a Hugging Face data set gets rows, {"image": [picture], "label": [3]}, and is redone whole.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -70,8 +68,7 @@ class Decode:
 
 @dataclass(frozen=True, slots=True)
 class PerSample:
-    """The redone part, for one stored picture at a time. A stored tensor is given back the `form`
-    that the picture had."""
+    """The redone part, for one stored picture, which gets back the `form` that it had."""
 
     steps: tuple[Step, ...]
     form: Form = "picture"
@@ -87,8 +84,7 @@ class PerSample:
 
 @dataclass(frozen=True, slots=True)
 class OnePicture:
-    """A step of ours between transforms of one stored picture. Its draws follow from torch's
-    generator, which is seeded at every serve."""
+    """A step of ours between transforms of one picture. It draws from torch's generator."""
 
     step: Augmentation
 
@@ -99,8 +95,7 @@ class OnePicture:
 
 @dataclass(frozen=True, slots=True)
 class AlbumentationsTransform:
-    """A transform of Albumentations, which gets and returns an array [H, W, C], for one stored
-    picture."""
+    """A transform of Albumentations, which takes and gives arrays [H, W, C], for one picture."""
 
     transform: Callable[..., Any]
 
@@ -138,8 +133,7 @@ def split_transform(
     transform: object,  # a Compose, nn.Sequential, list, any callable, or None
     size: Size | None = None,
 ) -> TransformSplit:
-    """Split a transform. `size` is the height and width of the data set's pictures, where that is
-    known."""
+    """Split a transform. `size` is the height and width of the pictures, where that is known."""
     steps = tuple(flat_steps(transform))
     cached = 0
     form: Form = "picture"
@@ -270,8 +264,7 @@ class RowTransform:
 
 
 def take_transform(dataset: Any) -> tuple[Any, RowTransform] | None:
-    """A Hugging Face data set without its transform, and the transform. None: it is no such data
-    set, or has no transform."""
+    """A Hugging Face data set without its transform, and the transform. None: it has none."""
     if type(dataset).__module__ != "datasets.arrow_dataset":
         return None
     format_ = dataset.format

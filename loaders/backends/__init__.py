@@ -5,8 +5,7 @@
     ffcv     FFCV's file format and decoder                    .beton (`python -m loaders.convert`)
 
 A backend is a map-style source: `len()`, `[i] -> (picture, label)` where a picture is uint8 [3, H,
-W], and `__getitems__(ids)` where several at once are cheaper. Several threads call it. Order,
-reuse, resume and augmentation belong to the loader and are the same for all backends. A backend's
+W], and `__getitems__(ids)` where several at once are cheaper. Several threads call it. A backend's
 package is imported only when the backend is asked for.
 
 May import: errors, order, pixels, sources, workers.
@@ -24,12 +23,8 @@ BACKENDS: tuple[Backend, ...] = get_args(Backend)
 
 
 def open_source(dataset: Any, backend: Backend = "native", size: int | None = None) -> Any:
-    """The map-style source that `backend` makes of `dataset`, a path or a map-style data set. (Its
-    samples are the user's, so they have no type here.)
-
-    If `size` is given, pictures of a path become squares with that side; else they stay as they
-    are.
-    """
+    """The map-style source that `backend` makes of `dataset`, a path or a map-style data set. If
+    `size` is given, pictures of a path become squares with that side."""
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
     if isinstance(dataset, str):

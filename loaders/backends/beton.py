@@ -1,11 +1,9 @@
 """Writing the samples of any data set as a .beton file, in order.
 
     source -> encode, several at a time -> one writer -> header | fields | metadata | pages | table
-              (FFCV's RGBImageField)
 
-A JPEG that needs no resize keeps its bytes, after it was decoded once as a trial: so nothing is
-lost, and it is quick. The file does not depend on the number of workers. It is written under
-another name and renamed when it is whole, so `out` is never half a file. FFCV's own writer is not
+A JPEG that needs no resize keeps its bytes, after it was decoded once as a trial. The file does not
+depend on the number of workers, and is renamed to `out` when it is whole. FFCV's own writer is not
 used, because it waits for ever for a worker that met a bad picture.
 """
 
@@ -106,8 +104,7 @@ class Encoder:
         self.row_type = ffcv.types.get_metadata_type(list(self.fields.values()))
 
     def __call__(self, index: int) -> tuple[Metadata, NDArray[np.uint8], bool]:
-        """The row of metadata and the bytes of a sample, and whether the bytes are those of the
-        source."""
+        """The metadata and the bytes of a sample, and whether the bytes are those of the source."""
         row: Metadata = np.zeros(1, dtype=self.row_type)
         image, label = (row[name] for name in self.row_type.names)
         files = self._source

@@ -1,15 +1,9 @@
 """Pictures in a folder or a tar, which NVIDIA DALI decodes: on the GPU if there is one, or the CPU.
 
-    ids -> read their bytes -> a pipeline of one thread -> copied out: uint8 [3, H, W]
-                               ^ taken from `_idle`, put back when it succeeded
-
-A DALI pipeline runs for one thread at a time, so every decode thread of the loader takes one of its
-own, or makes one, which takes milliseconds. So the loader's `workers` is the number of pictures
-that are decoded at the same time, as with the native backend. Taking from a deque and adding to it
-are atomic, so no lock is needed. A pipeline that failed is dead and never put back. Its pictures
-are then decoded one by one, to find the one that failed.
-
-Labels, order and ids are those of the folder or tar. So are the pixels on a CPU, except for the
+A DALI pipeline runs for one thread at a time, so every decode thread of the loader takes one from
+`_idle`, or makes one, which takes milliseconds, and puts it back when it succeeded. Taking from a
+deque and adding to it are atomic, so no lock is needed. If one fails, its pictures are decoded one
+by one, to find the one that failed. Pixels are those of the native backend on a CPU, except for the
 rounding of a resize and of 16-bit PNGs.
 """
 
@@ -61,8 +55,7 @@ class DaliPictures:
 
     @property
     def samples(self) -> list[tuple[Path, int]]:
-        """(file, label) of each sample, as torchvision's folders have them. A cache uses them to
-        notice changes."""
+        """(file, label) of each sample, as torchvision's folders have them, for a cache."""
         files = self.files
         paths = [files.path] * len(files) if isinstance(files, PictureTar) else files.paths
         return list(zip(paths, files.labels, strict=True))
@@ -74,8 +67,7 @@ class DaliPictures:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, ids: Sequence[int]) -> list[tuple[torch.Tensor, int]]:
-        """Read several samples at once, as torch's loaders ask for them. Worker threads call
-        this."""
+        """Read several samples at once, as torch's loaders ask for them, on worker threads."""
         samples: list[tuple[torch.Tensor, int]] = []
         for first in range(0, len(ids), MOST_AT_ONCE):
             chunk = ids[first : first + MOST_AT_ONCE]
@@ -85,8 +77,7 @@ class DaliPictures:
         return samples
 
     def close(self) -> None:
-        """Free the pipelines. It is safe to call this again. Asking for a sample later makes a new
-        pipeline."""
+        """Free the pipelines. It is safe to call this again, and to ask for a sample later."""
         self._idle.clear()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -160,8 +151,7 @@ class DaliPictures:
         return pipeline
 
     def _square(self, encoded: Any, pixels: Any, size: int) -> Any:
-        """Resize the middle square, as `PictureDecoder` does. (DALI's graph nodes have no
-        types.)"""
+        """Resize the middle square, as `PictureDecoder` does."""
         dali = self._dali
         shape = dali.fn.peek_image_shape(encoded, adjust_orientation=self.files.decoder.exif)
         shape = dali.fn.cast(shape, dtype=dali.types.FLOAT)

@@ -3,11 +3,8 @@
     header | fields | metadata: (mode, width, height, ptr), label | pages of pixels | table of sizes
                        '---- FFCV's Reader keeps it ----'           '---- pread by ptr
 
-A "jpg" picture is decoded by FFCV's own call of libjpeg-turbo, which releases the GIL. A "raw" one
-is read from the file straight into the sample. The file is read and not mapped, so that a failing
-disk raises an error; with a mapping it would kill the process.
-
-FFCV's loader is not used, because it owns threads, order and batches. Here the reuse loader does.
+FFCV's own call of libjpeg-turbo decodes a "jpg" picture; a "raw" one is read straight into the
+sample. The file is not mapped, because a failing disk would then kill the process.
 """
 
 import os
@@ -59,8 +56,7 @@ class BetonPictures:
 
     @property
     def samples(self) -> list[tuple[Path, int]]:
-        """(file, label) of each sample, as torchvision's folders have them. A cache uses them to
-        notice changes."""
+        """(file, label) of each sample, as torchvision's folders have them, for a cache."""
         return [(self.path, label) for label in self.labels]
 
     def __len__(self) -> int:
@@ -178,8 +174,7 @@ def _column(reader: Any, path: Path, name: str, kind: str) -> NDArray[Any]:
 
 
 def _sizes(reader: Any, starts: NDArray[np.uint64]) -> NDArray[np.uint64] | None:
-    """The number of bytes at each of `starts`. The file has a table (sample, start, size) of them,
-    in any order. None: the table does not have them all."""
+    """The number of bytes at each of `starts`, by the file's table. None: it lacks some."""
     order = np.argsort(reader.alloc_table["ptr"])
     known = reader.alloc_table["ptr"][order]
     places = np.searchsorted(known, starts)
@@ -207,8 +202,7 @@ def import_ffcv() -> Ffcv:
 
 
 def _reason(data: NDArray[np.uint8]) -> str:
-    """The reason why a JPEG cannot be decoded. FFCV's decoder says only that it failed, so another
-    decoder is asked."""
+    """Why a JPEG cannot be decoded: FFCV's decoder does not say, so another one is asked."""
     try:
         decode_pixels(data.tobytes())
     except Exception as known:  # decoders raise all kinds of errors

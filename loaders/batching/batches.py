@@ -74,10 +74,9 @@ class BatchMaker:
         parts_of: PartsOf = _no_parts,
         crew: ChangeCrew | None = None,
     ) -> None:
-        """`keys(info)` gives the key of each sample of a batch, from which its random numbers are
-        drawn. `on_device`: whether the training device augments. `parts_of` says what goes with the
-        picture of samples like one; an augmentation that moves them must be ours. With a `crew`, a
-        user's own code runs in its processes."""
+        """`keys(info)`: the keys of a batch's samples, for random numbers. `on_device`: whether the
+        training device augments. `parts_of` says what goes with a picture. With a `crew`, a user's
+        own code runs in its processes."""
         augments = each_view(augment)
         whole = any(isinstance(each, WholeSample) for each in augments)
         if augments and slab.picture is None and not whole:
@@ -113,8 +112,7 @@ class BatchMaker:
 
     @property
     def first_steps(self) -> list[Cropping] | None:
-        """What decides which box of a picture each view of a serve shows. None: all of it may be
-        seen."""
+        """Which box of a picture each view of a serve shows. None: all of it may be seen."""
         views = self._slot_views if self._in_columns else None
         return None if views is None else views.first_steps
 

@@ -150,8 +150,7 @@ def _kinds_by_user(template: Any, said: PartKinds, optional: bool) -> dict[int, 
 
 
 def _kind_of_class(leaf: Any, place: str, sides: tuple[int, int]) -> PartKind | None:
-    """What the class of a leaf says: torchvision has one for each kind of part. A further picture
-    of another size goes its own way."""
+    """What the class of a leaf says. A further picture of another size goes its own way."""
     if not is_tv_tensor(type(leaf)):
         return None
     match type(leaf).__name__:

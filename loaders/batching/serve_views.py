@@ -55,8 +55,7 @@ class BatchedView:
     def apply(
         self, images: Images, keys: NDArray[np.uint64], ids: NDArray[np.int64]
     ) -> tuple[torch.Tensor, Moves]:
-        """The pictures of the samples `ids`, and how they were moved. It needs an augmentation of
-        ours."""
+        """The pictures of the samples `ids`, and how they moved. The augmentation must be ours."""
         sizes = picture_sizes(images)
         chain = (
             self.augment if isinstance(self.augment, Chain) else Chain([cast(Any, self.augment)])

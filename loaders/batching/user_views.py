@@ -1,12 +1,9 @@
 """The views of a serve that a user's own code makes of one sample: of its picture, or of all of it.
 
-Such code may draw from the generators that all threads of a process share (torch, numpy, random).
-So it runs one sample at a time: in worker processes, where there are some, else on the consumer's
-thread. For each view of each sample the generators are seeded, and afterwards put back
-(`SeededFunction`), so that both give the same. A library may draw from generators of its own
-(albumentations does): those that a function holds in its attributes, or in those of the objects
-inside it, are seeded too; where there are none, its `set_random_seed` is called. The first few
-results are made twice, which shows whether a function draws from elsewhere.
+Such code may draw from the generators that all threads of a process share. So it runs one sample at
+a time: in worker processes, where there are some, else on the consumer's thread. For each view of
+each sample the generators are seeded, those that the function holds too, and afterwards put back
+(`SeededFunction`). The first few results are made twice, to see whether it draws from elsewhere.
 """
 
 import logging
@@ -173,8 +170,7 @@ class UserViews:
         changed: Changed | None = None,
     ) -> list[Any]:
         """The augmented samples; None, or one without a picture, stays as it is.
-        `changed(arguments, ids, keys)` calls these views elsewhere; without it, call this on the
-        consumer's thread."""
+        `changed(arguments, ids, keys)` calls these views elsewhere."""
         found = [slab.nest_and_picture(sample) for sample in samples]
         if self._whole:
             picked = [n for n, sample in enumerate(samples) if sample is not None]

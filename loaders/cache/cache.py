@@ -3,15 +3,12 @@
     pass 1   decode ---> slot of the slab          later passes, later runs   read ---> slot
                '--offer--> cache, while it fits                                 '- None: decode
 
-Nothing is ever evicted. A pass reads every sample exactly once in a new random order, so the sample
-that was used last is needed furthest in the future: LRU and FIFO evict what they would have hit,
-down to no hit at all (CoorDL's MinIO, VLDB 2021, section 4.1). A fixed set of samples gives the
-same share of hits in every pass, and costs no writes after the first one. A sample is kept whole
-and unchanged or not at all, so a hit or a miss changes only the speed of a pass.
+Nothing is ever evicted: a pass reads every sample once in a random order, so LRU and FIFO would
+evict what is needed next, and a fixed set gives the same share of hits in every pass (CoorDL's
+MinIO, VLDB 2021, section 4.1). A sample is kept whole and unchanged or not at all.
 
-Arrays that `read` returns are views of the cache's own memory: DO NOT WRITE TO THEM. numpy arrays
-are marked as read-only. torch has no such mark: on disk a write is a segmentation fault, in RAM it
-would change the cache. Copy them (a slot of the slab is a copy). They stay valid after `close`.
+Arrays that `read` returns are views of the cache's own memory: DO NOT WRITE TO THEM. On disk a
+write is a segmentation fault, in RAM it would change the cache. They stay valid after `close`.
 """
 
 import logging
@@ -39,9 +36,8 @@ RAM_ENTRY_BYTES = 640
 
 
 class DecodedCache(ABC):
-    """Keeps samples by id, each as the list of its leaves (`loaders.slots.leaves`): CPU tensors,
-    numpy arrays and scalars, and plain values (numbers, strings, bytes, None). Any thread may call
-    any method."""
+    """Keeps samples by id, each as the list of its leaves: CPU tensors, numpy arrays and scalars,
+    and plain values (numbers, strings, bytes, None). Any thread may call any method."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -63,8 +59,7 @@ class DecodedCache(ABC):
 
     @abstractmethod
     def refresh(self) -> None:
-        """Find the samples that other processes have kept since the last call. Call it between two
-        passes, never during one."""
+        """Find what other processes have kept. Call it between two passes, never during one."""
 
     def ids(self) -> list[int]:
         """The samples that `read` would find."""

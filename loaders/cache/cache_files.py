@@ -4,15 +4,11 @@
            0             64-byte aligned             '- released when it closes, or reopens ----'
           |--------- mapped at opening --------||-- mapped when it was reserved --|
 
-The files only grow, and each pair has one writer. Bytes that a line of the index (`cache_index`)
-refers to are never written again. A line is written after its bytes: a writer that is killed at any
-moment leaves whole records and a tail that no line refers to. (A power cut may keep the line and
-lose the bytes, so records have checksums.)
-
-A writer reserves space in large extents, under one lock of the folder, so that the limit holds for
-all ranks together. An extent stays mapped while anything holds a view of it. The size of the data
-file is all the space that its writer has reserved, with that of its index: the file ends in a hole
-of the index's size.
+Each pair of files has one writer, and only grows. A line of the index (`cache_index`) is written
+after its bytes, which are never written again: a kill leaves whole records and a tail that no line
+refers to. (A power cut may lose the bytes of a line, so records have checksums.) Space is reserved
+in large extents, under one lock of the folder, so that the limit holds for all ranks together. The
+size of the data file is all that its writer has reserved, with its index: it ends in a hole.
 """
 
 import errno
@@ -110,8 +106,7 @@ class FileSizes:
 
 
 class WriterFiles:
-    """This process's data file and index file. Several threads may `write` at the same time; only
-    one thread at a time may call anything else."""
+    """This process's data and index file. Several threads may `write`; one calls anything else."""
 
     def __init__(self, folder: Path, writer: int, fingerprint: str, limit_bytes: int) -> None:
         """Open and lock the files. WriterAlive: another process is `writer`. Read `index` and call

@@ -5,9 +5,8 @@
     layout   [["tensor", "uint8", [3, H, W], [1, 2, 0]], null, ["array", "<f4", ...]]    in its own
     values   [7]                                                                 order of dimensions
 
-Arrays come back as views of the bytes. They have their former shape and order of dimensions in
-memory, so that copying one into a slot is one memcpy; gaps and repeated elements are not kept.
-Plain values are kept as text. `pack` returns None for a sample with any other leaf.
+Arrays come back as views of the bytes, in their shape and order of dimensions; gaps and repeated
+elements are not kept. Plain values are kept as text.
 """
 
 import json
@@ -86,8 +85,7 @@ class RecordLayouts:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A sample that goes into a cache. `rows` are its arrays as bytes; dense ones are not
-    copied."""
+    """A sample that goes into a cache. `rows` are its arrays as bytes; dense ones are no copies."""
 
     layout: RecordLayout
     values: tuple[Any, ...]
@@ -137,8 +135,7 @@ def pack(leaves: Sequence[Any], layouts: RecordLayouts) -> Packed | None:
 
 
 def unpack(memory: torch.Tensor, at: int, layout: RecordLayout, values: Sequence[Any]) -> list[Any]:
-    """The leaves of the record that begins at byte `at`. Arrays are views that must not be written
-    to."""
+    """The leaves of the record that begins at byte `at`. Nobody may write to its arrays."""
     plain = iter(values)
     return [next(plain) if w is None else w.view_in(memory, at) for w in layout.windows]
 

@@ -31,12 +31,11 @@ log = logging.getLogger(__name__)
 class DiskCache(DecodedCache):
     """Keeps samples in files (`cache_files`). Later runs find them, and other ranks by `refresh`.
 
-    A record that another process wrote is verified when it is first read. A bad record is dropped
-    for good, and its sample is decoded and offered again. If another live process is `writer`
-    (mostly another run on the same folder), this one only reads: it finds the samples that the
-    other keeps, and starts writing when the other has ended. (If both wrote, every sample would be
-    there twice.) A cache belongs to one process: a forked child must not use it. The process ends
-    with SIGBUS if somebody truncates a mapped file, or if a sector is unreadable."""
+    A record of another process is verified when it is first read; a bad one is dropped for good,
+    and its sample is decoded and offered again. While another live process is `writer`, this one
+    only reads. A forked child must not use a cache. The process ends with SIGBUS if somebody
+    truncates a mapped file, or if a sector is unreadable.
+    """
 
     def __init__(self, folder: Path, limit_bytes: int, fingerprint: str, writer: int) -> None:
         super().__init__(limit_bytes)
@@ -118,8 +117,7 @@ class DiskCache(DecodedCache):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all writers. Those of the others date from when this writer last reserved
-        space."""
+        """The bytes of all writers; others were looked up when this one last reserved space."""
         own = self._own
         return bytes_of_others(self.folder, None) if own is None else own.others + own.sizes.used
 

@@ -6,15 +6,9 @@
     our picture sets   paths relative to their common folder, so that a folder may be moved
     all of them        the first and the last sample, decoded: their leaves' types, shapes, bytes
 
-A part that cannot be hashed (an open file, a database, a handle of a library) is refused by name,
-unless the user gives a key for it: `Cache(key=)`, which becomes part of the name.
-
-The name does not cover what code reads from outside the data set: a file whose name no attribute
-holds, the environment, the network; nor an edit inside an installed package that keeps its version.
-So a few samples of an existing cache are read again and compared (`verify`).
-
-Every file is looked up once a run. That takes about 4 s for 1.3 million files on a local disk whose
-folders are in the page cache, and minutes on a cold or remote disk.
+A part that cannot be hashed is refused by name, unless the user gives `Cache(key=)` for it. The
+name does not cover what code reads from outside the data set (the environment, the network, a file
+that no attribute names), so a few samples of a cache are read again and compared (`verify`).
 """
 
 import importlib.metadata

@@ -5,11 +5,8 @@
     functions, classes                 their code, and the globals and closures that it reads
     any other object                   its class, and what pickling it would store
 
-A library counts by its name and version. An object that cannot be pickled (an open file, a
-database, a handle) is listed in `unhashable` with its place, and the caller decides. A generator of
-random numbers counts by its type alone.
-
-1 GB of arrays takes about a second on a CPU with instructions for SHA-256.
+A library counts by its name and version, a generator of random numbers by its type. An object that
+cannot be pickled is listed in `unhashable` with its place, and the caller decides.
 """
 
 import copyreg
@@ -239,8 +236,7 @@ class ContentDigest:
             self.add_file(file)
 
     def _add_instructions(self, code: list[Any]) -> None:
-        """Constants that name files count with those files. Folders do not: "/" and "." are
-        separators."""
+        """Constants that name files count with those files, but "/" and "." are separators."""
         for part in code:
             if isinstance(part, list):
                 self.update("code")

@@ -5,8 +5,7 @@
     arrays           all bytes up to a limit, then some blocks; address; torch's version counter
     anything else    (an open file, a handle of a library) the id of the object
 
-No file is looked at and nothing is pickled. A generator of random numbers counts by its type alone,
-because using it changes its state.
+No file is looked at and nothing is pickled. Using a generator does not count.
 """
 
 import itertools

@@ -6,9 +6,8 @@
     sampler         its class, and the arguments that it keeps
     order           in the middle of a pass: the digest of all ids that the sampler drew for it
 
-No file is looked at, no sample is read, and only some blocks of large arrays are. A part that only
-one of two loaders has is not compared: so a folder may be moved, packed into a tar, or decoded by
-another backend. Code is not compared: a run may continue after an edit.
+No file is looked at, no sample is read. A part that only one of two loaders has is not compared: a
+folder may be moved, packed into a tar, or decoded by another backend. Nor is code.
 """
 
 import hashlib

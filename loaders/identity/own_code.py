@@ -24,8 +24,7 @@ OF_EVERY_CLASS = frozenset({"_abc_impl"})
 
 
 def library_of(module: object) -> str | None:
-    """The package and version that a module, given by its name, belongs to. None: it is the user's
-    own code."""
+    """The package and version that the module of this name is of. None: it is the user's own."""
     if not isinstance(module, str):
         return None
     top = module.partition(".")[0]

@@ -2,13 +2,10 @@
 
     order of a pass --shared out, nothing twice--> lane 0: its own reuse order, step by step
                                                    lane 1: its own reuse order, step by step
-                                                   ...
-    this peer holds lanes 0 and 5 --> their samples are decoded ahead, by one crew of threads
 
 `lane_order` says what a lane serves at a step; it is pure. `held_lanes` has what is decoded of a
-lane, and what a thread does next for it; `lane_table` says which lanes come, go and stay.
-`lane_crew` has the threads. `lane_loader` is what a training loop uses, and `laneable` says which
-loaders it takes.
+lane; `lane_table` says which lanes come, go and stay. `lane_crew` has the threads. `lane_loader` is
+what a training loop uses, and `laneable` says which loaders it takes.
 
 May import: arguments, batching, errors, loader, order, pipeline, slots, stats, workers.
 """

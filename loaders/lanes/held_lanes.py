@@ -1,18 +1,16 @@
 """What is decoded of the lanes that this peer holds, and what a thread does next for them.
 
     HeldLane   lane 5 --- LaneRoom        its slots, kept from pass to pass
-                      '-- LaneProgress    of the pass that is served
-                      '-- LaneProgress    of the next pass, decoded ahead where slots are free
+                      '-- LaneProgress    of the pass that is served, and of the next pass
 
     make    a batch whose samples are all there, up to `ahead` batches before they are asked for
     plan    walk a lane's order to this step, and to the one after it
     read    samples: first for the lane that is waited for, then for batches of this step, then for
             those of the next one, then wherever most slots are free
 
-A step that is not committed may be asked for again. So the samples that it serves for the last time
-keep their slots until the step is committed (`retire`). Lanes come in the order in which they were
-given. Nothing is made for the next step while a batch of this step might be. The lock of the crew
-protects all of this.
+A step that is not committed may be asked for again, so samples keep their slots until then
+(`retire`). Nothing is made for the next step while a batch of this step might be. The lock of the
+crew protects all of this.
 """
 
 from collections.abc import Iterable, Sequence

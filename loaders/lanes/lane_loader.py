@@ -5,8 +5,7 @@
     for lane in mine: lanes.take(lane)        the micro-batches of this step, in any order
     lanes.advance()                           the step is committed
 
-What a lane serves at a step is a function of (seed, pass, lane, number of lanes). It does not
-depend on who holds it, nor on who held it before, and a batch may be taken twice.
+What a lane serves at a step is a function of (seed, pass, lane, number of lanes) alone.
 """
 
 import copy
@@ -106,9 +105,8 @@ class LaneLoader:
         return LaneServe(share[serve.positions], serve.serves)
 
     def hold(self, lanes: Collection[int]) -> None:
-        """Say which lanes this peer expects to be asked for, in this order. Their samples are
-        decoded ahead. What is decoded of lanes that stay is kept; lanes that are let go free their
-        memory."""
+        """Say which lanes this peer expects to be asked for, in this order: they are decoded ahead,
+        as far as they are not yet. Lanes that are let go free their memory."""
         wanted = list(dict.fromkeys(self._checked(lane) for lane in lanes))
         if self._ended and self._crew is not None:
             # How the next pass is served may still change. What is decoded of it stays.
@@ -139,9 +137,8 @@ class LaneLoader:
         return LaneBatch(batch, gathered.info)
 
     def advance(self) -> None:
-        """Go on to the next step, because this one is committed. After the last step of a pass
-        comes the next pass. It begins when it is first asked for a batch, and is served as the
-        loader says then (`set_reuse`)."""
+        """Go on to the next step, because this one is committed; after a pass, to the next pass.
+        That one is served as the loader says when it is first asked for a batch (`set_reuse`)."""
         self._check_open()
         self._running = self._serving
         begun, last = self._order is not None, self._step + 1 >= len(self)
@@ -159,8 +156,7 @@ class LaneLoader:
 
     @property
     def stats(self) -> LoaderStats:
-        """What this peer has decoded and served. A batch that is taken twice at a step counts
-        once."""
+        """What this peer has decoded and served. A batch counts once, however often it is taken."""
         crew, pipeline = self._crew, self._pipeline
         if crew is None or pipeline is None:
             return self._stats

@@ -2,13 +2,10 @@
 
     order of the pass   6 2 9 4 0 7 1 8        of (seed, pass); nobody's rank is in it
     lane 0 of 3         6     4     1          every third id of it: no id twice, none left out
-    lane 1                2     0     8
-    lane 2                  9     7
 
-    step k of the pass  batch k of every lane's ReuseBuffer, which is seeded by (seed, pass, lane)
-
-The shares differ by one sample at most. So some lanes may have a smaller batch, or none, at the
-last steps of a pass. With `drop_last` the pass ends where the shortest lane ends.
+Step k serves batch k of every lane's ReuseBuffer, which is seeded by (seed, pass, lane). At the
+last steps of a pass some lanes may have a smaller batch, or none. With `drop_last` the pass ends
+where the shortest lane ends.
 """
 
 from collections.abc import Iterator

@@ -1,13 +1,8 @@
 """Which lanes this peer holds: they come, go, and go on from pass to pass. It has no threads.
 
-    hold    lanes that come get a progress, and room when somebody plans them; lanes that are let go
-            give their room back, for one that comes
-    begin   another pass: what was decoded ahead of it stays
-    walks   of lanes that are not held, for when they are asked about, or come back
-
 All lanes have the reader, the cache, the worker processes and the memory for batches of one loader
-in common. Data that lie decoded in memory are served from there, by one room for all lanes. The
-lock of the crew protects all of this, but for the making of rooms.
+in common. Rooms of lanes that are let go are for those that come. Data that lie decoded in memory
+are served from there. The lock of the crew protects all of this, but for the making of rooms.
 """
 
 import threading

@@ -45,8 +45,7 @@ def check_loader(loader: Any) -> None:
 
 
 def check_place(loader: ReuseLoader) -> None:
-    """Refuse a loader that serves one rank of several, or that somebody iterates. A process group
-    may have been made since it was asked last."""
+    """Refuse a loader that serves one rank of several by now, or that somebody iterates."""
     if (loader.rank, loader.world_size) != (0, 1):
         raise LaneError(
             f"the loader is that of rank {loader.rank} of {loader.world_size}, but lanes share out"

@@ -3,16 +3,11 @@
     position --> (row, column) --> row += f(column) --> column += f(row) --> ... --> id
                  of a table of about sqrt(size) x sqrt(size) places
 
-Each of the rounds moves rows by an amount that depends on the column alone, or columns by one that
-depends on the row alone, so each can be undone, and all together are a permutation of the table (a
-Feistel network over two numbers). The table has a few more places than there are ids. Whoever lands
-on one of those moves on by the same rounds until it is on an id (cycle walking), so the ids are
-permuted, too. Small sizes use a table of `LEAST_SIDE` x `LEAST_SIDE`, because few rounds reach only
-some of the orders of a few ids.
-
-All numbers are integers of 64 bits that wrap around, so every platform and every version of numpy
-computes the same order. `tests/property/test_keyed_permutation.py` compares it with numpy's
-shuffle.
+Each round can be undone, so all together are a permutation of the table (a Feistel network over two
+numbers). Whoever lands on a place without an id moves on by the same rounds until it is on one
+(cycle walking). Small sizes use a table of `LEAST_SIDE` x `LEAST_SIDE`, because few rounds reach
+only some of the orders of a few ids. All numbers are integers of 64 bits that wrap around, so every
+platform computes the same order (tests/property/test_keyed_permutation.py).
 """
 
 import hashlib
@@ -92,8 +87,7 @@ class KeyedPermutation:
 
 
 def _numbers_below(limit: int, values: IntArray, key: int) -> IntArray:
-    """For each value a number below a limit of at most 32 bits, each of them equally often but for
-    one in 2 ** 32."""
+    """For each value a number below a limit of at most 32 bits, (almost) all equally often."""
     found = values.astype(np.uint64)
     found += np.uint64(key)
     found *= FIRST

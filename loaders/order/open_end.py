@@ -3,12 +3,10 @@
     samples known to exist   0 ---------------------------- n
     batches                  0 ------------ b: the order of every pass that has at least n samples
 
-The number of samples changes the order of a pass (`reuse`) only near its end. So a batch is that of
-an endless pass, as long as enough samples are known to exist (`foreseen`). When the stream turns
-out to end before that, its number of samples is known, and the pass continues in that order.
-
-Law (tests/property/test_open_end.py): whoever asks first, the batches are those of a pass whose
-number of samples was known from the beginning.
+The number of samples changes the order of a pass only near its end. So a batch is that of an
+endless pass, as long as enough samples are known to exist (`foreseen`). Law
+(tests/property/test_open_end.py): whoever asks first, the batches are those of a pass whose number
+of samples was known from the beginning.
 """
 
 from collections.abc import Iterator

@@ -1,22 +1,17 @@
 """The order of one pass: which samples are in the buffer, are served next, and leave it.
 
-The order is pure and seeded. A pass admits every sample once, in the source's order, into a buffer
-of `capacity` slots, and serves each exactly `reuse` times. After a sample's last serve its slot
-falls free for the next one. Positions count samples in source order (0, 1, ...); the loader maps
-them to dataset ids.
+A pass admits every sample once, in the source's order, into a buffer of `capacity` slots, and
+serves each exactly `reuse` times; then its slot falls free. It is pure and seeded. Positions count
+samples in source order; the loader maps them to ids.
 
     rolling     decoding is steady, ages are mixed, and two serves of a sample lie at least about
                 half a buffer apart (`rolling`)
-    block       `capacity` slots are filled, served in R shuffled rounds, and refilled (thesis,
-                fig. 4-8).
-    immediate   each batch is served R times in a row (thesis, section 4.4.3).
+    block       `capacity` slots are filled, served in R shuffled rounds, and refilled
+    immediate   each batch is served R times in a row
 
 Invariants for every seed (tests/property/test_reuse.py): every sample is served exactly R times;
 never more than `capacity` samples are alive; no sample is twice in a batch while the buffer is
-larger than a batch.
-
-A pass can be entered at any batch (`walk`). That costs time and memory for a few buffers, and none
-for the samples before, of which there may be any number.
+larger than a batch. A pass can be entered at any batch (`walk`), at the cost of a few buffers.
 """
 
 from collections.abc import Iterator
@@ -141,8 +136,7 @@ class ReuseBuffer:
         return block, self._serves_of(block)
 
     def _block_size(self, remaining: int) -> int:
-        """The size of the next block. Blocks are full, but the last one is never smaller than a
-        batch: the block before it gives it one batch."""
+        """The size of the next block. The one before the last gives it a batch if it lacks one."""
         if remaining <= self.capacity:
             return remaining
         if remaining - self.capacity < self.batch_size and self.buffer_batches > 1:

@@ -5,11 +5,9 @@
                       |  batches; who has had its serves gives its   |
                       |  slot to the next position                   |
 
-While the buffer fills, samples come to have different numbers of serves behind them. After `fill`
-batches the slots stand in a ring, in the order of their latest serves. Place q of the ring is slot
-q mod C in round q div C (C slots), and serves whoever is in it. So who is in which slot at any
-place is a formula, and a pass can be entered at any batch: that takes the batches of the fill, or
-those of the drain, and never those in between.
+After `fill` batches the slots stand in a ring, in the order of their latest serves. Place q of the
+ring is slot q mod C in round q div C (C slots), and serves whoever is in it: a formula, so a pass
+can be entered at any batch.
 
 In the fill and the drain, position i's n-th serve is due at serve R * i + n * capacity, and a batch
 is made of the most overdue samples (`Slots`). Who was served less than half a buffer ago waits if
@@ -18,15 +16,9 @@ is critical and goes first (McNaughton's wrap-around argument), so that nobody c
 batch.
 
 Without a shuffle every batch is `batch_size` places in a row: its home. With one, each home gives
-equal parts, drawn by chance, to its own batch and to the D = floor(`buffer_batches` / 2) after it:
-
-    home 0    |part 0|part 1|                   two serves of a sample lie buffer_batches +- D
-    home 1           |part 0|part 1|            batches apart, so never less than half a buffer
-    home 2                  |part 0|part 1|
-    batch     |   0  |   1  |   2  |
-
-Every part has its share of first serves, second serves, and so on, so decoding stays steady. Before
-home 0 come D smaller homes that have only the parts for batch 0 and later.
+equal parts, drawn by chance, to its own batch and to the D = floor(`buffer_batches` / 2) after it,
+so two serves of a sample are never less than half a buffer apart. Every part has its share of first
+serves, second serves, and so on. Before home 0 come D smaller homes, for batch 0 and later.
 """
 
 from collections import deque

@@ -30,8 +30,7 @@ class Residents:
     first: IntArray
     """The batch that served each of them first. -1: none did."""
     entered: int
-    """Nobody from this position on was served. Whoever is below and does not stand here was served
-    to its end."""
+    """Nobody from here on was served. Whoever is below and not here was served to its end."""
 
 
 EMPTY = Serve(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))

@@ -1,11 +1,9 @@
 """The ids of a pass in the source's order, of which each rank computes its own share.
 
     positions of a rank   0     1     2    ...        which ids they are: f(seed, pass), and the
-    places of all ranks   r     r+w   r+2w ...        same for all ranks, because they permute the
-    ids                   one permutation's           same places
+    places of all ranks   r     r+w   r+2w ...        same for all ranks
 
-Every rank serves the same number of ids, for which the first few may be served twice. Nothing is
-stored, and an id costs the same wherever it stands.
+Every rank serves the same number of ids, for which the first few may be served twice.
 """
 
 from collections.abc import Iterator

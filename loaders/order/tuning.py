@@ -3,24 +3,16 @@
     decoding gives D fresh samples a second, training takes S when it is never starved
     reuse r is enough when  r * D >= S * (1 + margin);  with less, 1 - r * D / S  of the time stalls
 
-A larger reuse than that gains nothing and loses information, so the smallest that is enough is
-recommended.
-
     | warm-up | block | block | block | block | block | block | ...      a window is 5 blocks
                 '- sums of 8 batches: some batches decode nothing, some wait for the GPU for others
 
-A window takes the median of its blocks, and a batch that took PAUSE times as long as the others of
-its block counts as one of those: a validation or a checkpoint came before it, and training is no
-slower for that. Only windows in a row that agree change what is recommended, and only if the change
-is clear: more reuse if training already starves, less if the smaller reuse would leave room beyond
-the margin. What lies between the two may be noise, which should not raise the reuse and then lower
-it again. Let n = S / D be what a window measures. A raise takes the least r >= n * (1 + margin). So
-
-    to raise it, later windows must measure more than 1 + margin = 1.10 times this n
-    to lower it, later windows must measure less than 1 / (1 + clear) = 1 / 1.15 of this n
-
-Windows that differ by less than 10 % never change it, and windows that differ by less than 15 %
-change it once at most.
+The smallest reuse that is enough is recommended. A window takes the median of its blocks, and a
+batch that took PAUSE times as long as others counts as one of those. Only windows in a row that
+agree change what is recommended, and only if the change is clear: more if training starves, less
+if the smaller reuse would leave room beyond the margin. With n = S / D of a window, later ones must
+measure more than 1 + margin = 1.10 times n to raise it, or less than n / (1 + clear) = n / 1.15 to
+lower it. So windows that differ by less than 10 % never change it, and those that differ by less
+than 15 % change it once at most.
 """
 
 from collections.abc import Mapping, Sequence
@@ -124,16 +116,14 @@ class TunerState:
 
     batches: int = 0
     worker_seconds: float = 0.0
-    """Of this block: the sum of decode_seconds / workers, how long decoding took with all workers
-    busy."""
+    """Of this block: the sum of decode_seconds / workers."""
     decoded: int = 0
     served: int = 0
     """The number of samples in this block's batches."""
     steps: list[float] = field(default_factory=list)
     """The seconds of each step of this block."""
     decode: list[float] = field(default_factory=list)
-    """For each block of this window, the seconds that a fresh sample takes with all workers
-    busy."""
+    """For each block of this window, the seconds of a fresh sample with all workers busy."""
     step: list[float] = field(default_factory=list)
     """For each block of this window, the seconds that training takes for a sample."""
     reuse: int = 0
@@ -158,8 +148,7 @@ class ReuseTuner:
         return self._seen.reuse or None
 
     def feed(self, batch: BatchMeasurement) -> Choice | None:
-        """Take in what a batch took. Returns a choice where another one is recommended than before,
-        or the first one."""
+        """Take in what a batch took. Returns a choice that is the first one, or another one."""
         seen, rules = self._seen, self.rules
         seen.batches += 1
         if seen.batches <= rules.warm_up:
@@ -185,8 +174,7 @@ class ReuseTuner:
         return asdict(self._seen)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on as the tuner would have whose state this is. (Of a state of an earlier version the
-        open block is not known here.)"""
+        """Go on as the tuner would have whose state this is."""
         known = asdict(TunerState())
         copied = asdict(TunerState(**{name: state[name] for name in known if name in state}))
         self._seen = TunerState(**copied)
@@ -208,9 +196,8 @@ class ReuseTuner:
 
 
 def available_cpus(affinity: int, quota: tuple[int, int] | None, local_ranks: int) -> int:
-    """The number of CPUs that one rank may use. `affinity` is the number that this process may run
-    on. `quota` = (q, p) lets its container use q microseconds of CPU time in every p. `local_ranks`
-    is the number of ranks that share them."""
+    """The CPUs that one of `local_ranks` ranks may use, of those that this process may run on.
+    `quota` = (q, p) lets its container use q microseconds of CPU time in every p."""
     if quota is not None and quota[0] > 0 and quota[1] > 0:
         affinity = min(affinity, -(-quota[0] // quota[1]))
     return max(1, affinity // max(1, local_ranks))

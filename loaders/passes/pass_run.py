@@ -178,8 +178,7 @@ class PassRun:
         self.pool.finish()
 
     def extra_decodes(self) -> int:
-        """The decodes of this pass beyond its first serves, without those that an earlier call
-        returned."""
+        """The decodes of this pass beyond its first serves, since this was asked last."""
         if self._pipeline.setup.opened.decoded is not None:
             return 0
         extra = (

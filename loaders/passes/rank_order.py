@@ -4,8 +4,7 @@
     a sampler that names no rank    every world-th id that it draws          all ranks draw alike
     a sampler that names a rank     all ids that it draws                    a share already
 
-Under torch.distributed the ranks compare all that their shares depend on at the beginning of every
-pass. So beginning a pass is something that all ranks do together.
+Beginning a pass is something that all ranks do together: they compare what their shares depend on.
 """
 
 import hashlib
@@ -78,8 +77,7 @@ class LoaderRanks:
         return self.gathered(seed)[0] if self.all_together else seed
 
     def gathered(self, told: Any) -> list[Any]:
-        """What the loaders of all processes tell. Every process has to call this at the same
-        point."""
+        """What the loaders of all processes tell. All of them call this at the same point."""
         everybodys: list[Any] = [None] * self.world_size
         torch.distributed.all_gather_object(everybodys, told)
         return everybodys
@@ -90,8 +88,7 @@ class PassOrders:
 
     ranks: LoaderRanks
     uncompared_draws: Any = ""
-    """What to say if ranks share what a sampler draws, and nothing can compare it. Empty: there is
-    nothing to say."""
+    """What to say if ranks share what a sampler draws, and nothing can compare it."""
     named: Any = None
     """The rank whose share the sampler draws. None: it draws the order of all ranks."""
     foreseen: Any = False
@@ -202,9 +199,8 @@ class RankOrder(PassOrders):
         return replace(self, seed=seed)
 
     def check_ranks(self, order: PassOrder, batches: int | None) -> str:
-        """Refuse a pass that the ranks would not serve alike. `batches` are still to come in it.
-        Returns the digest of what a sampler drew, which is the same on all ranks that could
-        compare; else it begins with the rank."""
+        """Refuse a pass that the ranks would not serve alike, with `batches` still to come. Returns
+        the digest of what a sampler drew; it begins with the rank if ranks could not compare."""
         mine = self._share_facts(order, batches)
         if not self.ranks.all_together:
             if mine["wrong"]:

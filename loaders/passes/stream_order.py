@@ -4,9 +4,8 @@
     unknown, one rank           the pass ends where the stream does (`order/open_end`)
     unknown, several ranks      refused: their passes would differ in length, and wait for ever
 
-A state in the middle of a pass holds the place of a sample that is no later than the oldest one in
-the buffer: from there on the stream is read again. A place is one rank's own. Another rank, and a
-source without places, reads its pass from the beginning and skips.
+A state in the middle of a pass holds a place no later than the oldest sample in the buffer. It is
+one rank's own; another rank, and a source without places, reads from the beginning and skips.
 """
 
 import logging
@@ -53,8 +52,7 @@ class StreamOrder(PassOrders):
 
     @property
     def samples(self) -> int:
-        """The number of samples of a pass on all ranks. Where nobody knows it: more than any
-        pass has."""
+        """The samples of a pass on all ranks. Where nobody knows: more than any pass has."""
         return self.in_dataset or ENDLESS
 
     @property

@@ -1,10 +1,8 @@
 """A pass in which every sample is served once and as it is read: torch's DataLoader makes it.
 
-ids of the next batches --> a DataLoader's workers, or the loop itself: [i], collate --> batches
-
-Nothing is served twice, so no slots are needed, and samples go the way that a DataLoader's go: the
-same processes, worker info, collate function and errors. The order and a resume in the middle of a
-pass are ours. So is what a worker process draws: it is a function of (seed, pass, sample).
+Samples go the way that a DataLoader's go: the same processes, worker info, collate function and
+errors. The order and a resume in the middle of a pass are ours. So is what a worker process draws:
+it is a function of (seed, pass, sample).
 """
 
 import logging
@@ -149,8 +147,7 @@ class TorchReads:
 
 
 class AskedSampler:
-    """What a DataLoader takes for its sampler, or its batch sampler. (It holds no more, or both
-    would hold each other, and the data set.)"""
+    """A DataLoader's sampler, or batch sampler. It holds no more, or both would hold each other."""
 
     def __init__(self) -> None:
         self.asked: Iterator[Any] = iter(())
@@ -166,8 +163,7 @@ class TorchBatches:
         self._loader: DataLoader[Any] | None = None
         self._pid = 0
         self._of_the_parent: DataLoader[Any] | None = None
-        """What a forked process has inherited. Were it collected, it would tell its workers to end,
-        which are the parent's."""
+        """What a forked process has inherited. If collected, it would end the parent's workers."""
         self._sampler = AskedSampler()
 
     def begin(self, setup: PipelineSetup, seed: int, asked: Iterator[Any]) -> Iterator[Any]:
@@ -352,8 +348,7 @@ class TorchPass(MadeByTorch):
 
 
 def _collated(samples: list[Any]) -> Any:
-    """As torch's own function does it. Pictures of Pillow, which it refuses, become tensors as in
-    slots."""
+    """As torch's own function does it, but pictures of Pillow become tensors as in slots."""
     try:
         return default_collate(samples)
     except TypeError:
@@ -398,7 +393,6 @@ def _check_sendable(setup: PipelineSetup) -> None:
 
 
 def _is_death(error: BaseException) -> bool:
-    """Whether a DataLoader says that one of its workers ended by itself. (What its data set raised
-    is a text of torch's that begins otherwise.)"""
+    """Whether a DataLoader says that one of its workers ended by itself."""
     broken = isinstance(error, EOFError | ConnectionError) and "Caught" not in str(error)
     return broken or str(error).startswith("DataLoader worker (pid")

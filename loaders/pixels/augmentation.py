@@ -102,8 +102,7 @@ class Geometric(ABC):
     """An augmentation that only moves pixels. It says where they come from."""
 
     stage: ClassVar[int]
-    """1 box, 2 mirror, 3 hole. One step of each stage, in this order, needs one pass over the
-    pixels."""
+    """1 box, 2 mirror, 3 hole. One step of each, in this order, needs one pass over the pixels."""
     any_size: ClassVar[bool] = False
     """Whether the pictures of a batch may differ in size before this step."""
 
@@ -197,8 +196,7 @@ def crops_of(firsts: Sequence["Cropping"], keys: NDArray[np.uint64], samples: in
 
 
 def reads_slots(augment: object) -> bool:
-    """Whether an augmentation reads pictures in their slots. A user's own function takes a
-    tensor."""
+    """Whether it reads pictures in their slots. A user's own function takes a tensor."""
     return isinstance(augment, Chain | Geometric)
 
 
@@ -211,8 +209,7 @@ def _rendered(images: Images, placing: Placing | None, done: list[Placing]) -> t
 
 @dataclass(frozen=True, slots=True)
 class PadCrop(Geometric):
-    """Pad with zeros and crop back to the size at a random place, which shifts by up to
-    `padding`."""
+    """Pad with zeros and crop back to the size at a random place, up to `padding` away."""
 
     stage = 1
     padding: int

@@ -1,18 +1,14 @@
 """Augmentations of whole batches that change the values of pixels, and not their places.
 
-They have the protocol of `augmentation`: (images [N, C, H, W], draws) -> images, on any device.
-Pictures may be grey ([N, H, W]) or clips ([N, T, C, H, W], with one draw a clip).
-uint8 counts from 0 to 255 and floating point from 0 to 1, as in torchvision.
+They have the protocol of `augmentation`, on any device. Pictures may be grey ([N, H, W]) or clips
+([N, T, C, H, W], with one draw a clip). uint8 counts from 0 to 255, floating point from 0 to 1.
 
-`ColorJitter` does what torchvision's does, sample by sample. It draws a factor f for each
-adjustment, and applies them in random order,
+`ColorJitter` does what torchvision's does, sample by sample, but for hue. It draws a factor f for
+each adjustment, and applies them in random order, with clamped values after each:
 
     brightness  x f                       f < 1: towards black
     contrast    x f + mean (1 - f)        towards the picture's mean grey
     saturation  x f + grey (1 - f)        towards the picture in grey
-
-and after each the values are clamped to the range and, for uint8, cut to whole levels. Hue is left
-out: the way to HSV and back costs more than all the rest, and torchvision's own can be used for it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -44,8 +40,7 @@ class ToFloat(Converting):
     """Turn uint8 levels into float32 between 0 and 1. Floating point becomes float32, unscaled."""
 
     by_product: bool = False
-    """Whether to multiply by 1 / 255, as torchvision's v2 does, instead of dividing by 255, as its
-    v1 does: the last bits differ."""
+    """Whether to multiply by 1 / 255, as torchvision's v2 does, and not to divide, as its v1."""
 
     def convert(self, images: torch.Tensor, memory: FloatMemory) -> torch.Tensor:
         if _whole_levels(images):
@@ -122,8 +117,7 @@ class ColorJitter:
 
 
 def _in_parts(device: torch.device) -> bool:
-    """Whether a few pictures are processed at a time. A CPU keeps these in its cache; on a GPU
-    every launch costs more than its pixels do."""
+    """Whether a few pictures are processed at a time, which stay in a CPU's cache."""
     return device.type == "cpu"
 
 

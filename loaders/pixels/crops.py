@@ -1,13 +1,8 @@
 """What the serves of a sample will show of its picture, told before the picture is decoded.
 
-    boxes of the crops     +----------+         their union is decoded, and no more of the picture;
-    of all serves          |  +-------|--+      each box is then fitted into the sample's slot
-                           |  |       |  |
-                           +--|-------+  |
-                              +----------+
-
-Where every box has twice the sides that it is fitted to, half the picture's size shows as much. It
-has other bits, so a decoder does it only where that was asked for.
+The union of the boxes of all serves is decoded, and no more; each box is then fitted into the
+sample's slot. Where every box has twice the sides that it is fitted to, half the picture's size
+shows as much, in other bits: so a decoder does it only where that was asked for.
 """
 
 from collections.abc import Callable, Sequence
@@ -60,8 +55,7 @@ class Crops:
         return top, left, bottom - top, right - left
 
     def eighths(self, height: int, width: int) -> int:
-        """At 1, 2, 4 or 8 eighths of the picture's size, no box has fewer pixels along a side than
-        it is fitted to."""
+        """The least of 1, 2, 4 or 8 eighths of the size that no crop has to be enlarged at."""
         boxes, views = self.boxes(height, width), len(self.sizes)
         shares = [
             min(box[2] / self.sizes[n % views][0], box[3] / self.sizes[n % views][1])

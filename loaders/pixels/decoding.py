@@ -6,14 +6,10 @@
                  size=256             its central square, fitted to 256 x 256
                  size=256, square=False    its shorter side fitted to 256, its shape kept
 
-A JPEG that is at least twice as large as it will be stored is decoded at one to four eighths of its
-size: the decoder leaves out the frequencies that would be thrown away. A picture
-whose EXIF says how the camera was held is turned upright, as viewers show it, unless `exif` is
-False; torchvision's `ImageFolder` does not do so. (Pillow turns a TIFF in any case.) Colours that
-transparency hides are kept, as with Pillow's `convert`; of 16 bits the upper 8 are kept.
-
-Everything random comes later, at every serve (`augmentation`). Pixels stay uint8 until they are on
-the device, because making a float32 batch costs the host as much as decoding does.
+A JPEG at least twice as large as it will be stored is decoded at fewer eighths of its size. A
+picture is turned upright as its EXIF says, unless `exif` is False (as in torchvision's
+`ImageFolder`; Pillow turns a TIFF in any case). Colours that transparency hides are kept; of 16
+bits the upper 8 are kept. Pixels stay uint8 until they are on the device.
 """
 
 from dataclasses import dataclass, field
@@ -114,9 +110,7 @@ def decode_pixels(
     counts: DecodeCounts | None = None,
 ) -> Pixels:
     """The RGB pixels of an encoded picture, upright. If `at_least` is given, it may be decoded
-    smaller, with sides of at least so many pixels. What is no JPEG, and JPEGs in the printers'
-    CMYK, go through Pillow. Messages call the picture `name`; `exif` and `pixel_limit` are those of
-    `PictureDecoder`."""
+    smaller, with sides of at least so many pixels. Pillow decodes what is no JPEG, and CMYK."""
     if begins_as_jpeg(data) and decodes_jpegs():
         if not is_jpeg(data):  # its end may be damaged, which a part of it would not show
             room = Room(room.memory)
@@ -143,8 +137,7 @@ def decode_pixels(
 
 
 def check_extent(height: int, width: int, pixel_limit: int | None = None) -> None:
-    """Refuse a picture that is larger than is trusted: a small file may stand for gigabytes. What
-    is no JPEG is also held to Pillow's own limit, twice PIL.Image.MAX_IMAGE_PIXELS."""
+    """Refuse a picture that is larger than is trusted: a small file may stand for gigabytes."""
     name = "PIL.Image.MAX_IMAGE_PIXELS" if pixel_limit is None else "pixel_limit"
     limit = Image.MAX_IMAGE_PIXELS if pixel_limit is None else pixel_limit
     if limit is not None and height * width > limit:

@@ -1,13 +1,8 @@
 """JPEGs, decoded by the libjpeg that Pillow has loaded: all of a picture, or what will be seen.
 
-    picture                    window               what is decoded
-    +--------------------+     top, left,           +--------------------+
-    |                    |     height, width        | (entropy only)     |
-    |     +------+       |                          |  #+------+##       |
-    |     |      |       |                          |  #|      |##       |   to whole blocks
-    |     +------+       |                          |  #+------+##       |
-    |                    |                          | (never reached)    |
-    +--------------------+                          +--------------------+
+    rows above the window    their entropy code alone is read
+    the window               decoded to whole blocks around it
+    rows below it            never reached
 
 `csrc/jpegs.c` does it. Pixels are Pillow's to the last bit, because the library is Pillow's own.
 Where the kernels were not compiled, or Pillow shares no libjpeg, Pillow itself decodes.

@@ -4,19 +4,14 @@
 
 `csrc/pictures.c` does it at the speed of memory; where that was not compiled, torch does the same
 (`moving`), with a warning. Both give the same bits on every machine, because the arithmetic is in
-integers. It is the following.
+integers.
 
 Along an axis, output d lies at `place = (d + 1/2) * scale - 1/2`, clipped to the pixels, in 32.32
 fixed point. Its value comes from the pixels a and b around it, with w = the fraction * 127,
-rounded: `a * (127 - w) + b * w`, times 258, divided by 2^15 and rounded. (That is a division by
-127, as one vector instruction does it.) First the rows are blended, to uint8, then the pixels of
-each row.
-
-Where an axis shrinks by 2 or more, its pixels are first replaced by the rounded means of k =
-floor(scale) neighbours (a rest of less than k at the end is left out). Otherwise fine patterns
-would become coarse ones that the picture does not have. Between 1 and 2 there is no such mean:
-places are less than two pixels apart, so errors are only one or two pixels small, and a wider
-filter would take twice the time at every serve.
+rounded: `a * (127 - w) + b * w`, times 258, divided by 2^15 and rounded (a division by 127). First
+the rows are blended, to uint8, then the pixels of each row. Where an axis shrinks by 2 or more, its
+pixels are first replaced by the rounded means of k = floor(scale) neighbours (a rest of less than k
+at the end is left out), or fine patterns would become coarse ones.
 """
 
 import ctypes
@@ -85,11 +80,8 @@ def resized_crop(
     holes: Integers | None,
     out: Pixels,
 ) -> None:
-    """Resize box i of picture i to fill out[i], mirror it if flips[i], and zero hole i.
-
-    A box is top, left, height, width. So is a hole, but in the output, where it may reach over the
-    edge. Any thread may call this; it releases the GIL.
-    """
+    """Resize box i (top, left, height, width) of picture i to fill out[i], mirror it if flips[i],
+    and zero hole i, a box in the output that may reach over the edge. Any thread may call this."""
     _check_batch(pictures, flips, holes, out)
     _check("boxes", boxes, np.int32, (len(pictures), 4))
     top, left, height, width = boxes.T
@@ -109,8 +101,7 @@ def resized_crop(
 
 
 def fit(picture: Pixels, boxes: Sequence[Box], out: Pixels) -> None:
-    """Do what `resized_crop` does, for boxes of one picture [height, width, channels] that lies in
-    memory without gaps, at a tenth of its fixed costs."""
+    """`resized_crop` for boxes of one contiguous picture, at a tenth of its fixed costs."""
     height, width, channels = picture.shape
     for top, left, tall, wide in boxes:
         inside = top >= 0 and left >= 0 and tall > 0 and wide > 0
@@ -248,8 +239,7 @@ def address(array: NDArray[np.generic]) -> int:
 
 
 def _portable() -> bool:
-    """Whether kernels must not use the instructions that only some processors have. Tests replace
-    this function."""
+    """Whether kernels use only what all processors have. Tests replace this function."""
     return False
 
 

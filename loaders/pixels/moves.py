@@ -4,13 +4,10 @@
                                         |
               Moves: the same boxes, mirrors and sizes for every other part of the samples
 
-A mask takes the value of the nearest pixel, so labels stay labels; beyond the edge it is 0. A box
-lies between edges: x from 0 to the width. It is cut off at the picture's edge, and one of which
-nothing is left becomes four zeros: it keeps its row, so labels beside it still fit. A key point
-lies on the middle of a pixel: x from 0 to the width - 1. It moves on when it leaves the picture; if
-it has a third number, its visibility, all three become 0.
-
-A hole (`Cutout`) hides a part of the picture and moves nothing.
+A mask takes the nearest pixel; beyond the edge it is 0. A box lies between edges: x from 0 to the
+width. It is cut off at the picture's edge, and one of which nothing is left becomes four zeros, so
+it keeps its row. A key point lies on the middle of a pixel: x from 0 to the width - 1. It moves on
+when it leaves the picture, but with a visibility all three numbers become 0. A hole moves nothing.
 """
 
 from collections.abc import Sequence

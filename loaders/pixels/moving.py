@@ -77,8 +77,7 @@ def _resized(pixels: torch.Tensor, boxes: Boxes, size: Sides) -> torch.Tensor:
 def _resampled(
     pixels: torch.Tensor, firsts: torch.Tensor, extents: torch.Tensor, size: int
 ) -> torch.Tensor:
-    """Resample a whole batch along dimension 1, as `kernels` describes: picture i from `firsts[i]`
-    on."""
+    """Resample a batch along dimension 1, as `kernels` describes: picture i from `firsts[i]` on."""
     exact = pixels.dtype == torch.uint8
     box = (extents // size).clamp(min=1)
     count = extents // box

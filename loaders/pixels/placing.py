@@ -33,8 +33,7 @@ class SlotPictures:
     """The number of planes of each picture, each of which is listed as a picture of one channel. It
     is 1 where the channels of a pixel lie side by side."""
     whole_sizes: NDArray[np.int32] | None
-    """The height and width of each picture of which only the crop lies there that is served. Zeros:
-    it is whole. None: all are whole."""
+    """The sizes of pictures of which only the served crop lies there. Zeros, or None: all of it."""
     blocks: Blocks
     gather: Callable[[], torch.Tensor]
     """Copies the pictures into a batch."""
@@ -66,8 +65,7 @@ class Placing:
     """A box of each picture, which is fitted to `size`, then mirrored, then gets a hole."""
 
     boxes: Boxes
-    """Top, left, height and width of each box. Unless `resized`, boxes have `size`, and may reach
-    over the picture's edge."""
+    """Top, left, height, width. Unless `resized`, they have `size`, and may reach over the edge."""
     size: tuple[int, int]
     resized: bool
     flips: NDArray[np.bool_]
@@ -119,8 +117,7 @@ class Placing:
 
 
 MOST_CHANNELS = 4
-"""So many numbers at the end of an array, where its first sides are longer, are a pixel's
-channels."""
+"""So many numbers at the end of an array whose first sides are longer are a pixel's channels."""
 
 
 def as_planes(images: torch.Tensor) -> torch.Tensor:
@@ -170,8 +167,7 @@ def render(images: Images, placing: Placing) -> torch.Tensor:
 
 
 def pictures_in_place(pictures: Sequence[torch.Tensor], blocks: Blocks) -> SlotPictures | None:
-    """Pictures [C, H, W] where they lie, if each is bytes over rows of pixels, in memory of its
-    own. None: one is not."""
+    """Pictures [C, H, W] where they lie, if each is bytes over rows of pixels. None: one is not."""
     shapes = [picture.shape for picture in pictures]
     for picture, shape in zip(pictures, shapes, strict=True):
         rows = len(shape) == 3 and picture.stride() == (1, shape[2] * shape[0], shape[0])

@@ -1,10 +1,7 @@
 """Pillow's antialiased resize, with Pillow's bits, of the part of a picture that will be seen.
 
-    window of the result  -->  the pixels that its filters reach  -->  decoded, resized: the window
-
 `csrc/resize.c` does it. Pillow itself resizes where the processor has no AVX2, where the kernels
-were not compiled, where a few pictures came out otherwise than Pillow's, and the pictures for which
-it may begin with the rows.
+were not compiled or a few pictures came out otherwise, and where it may begin with the rows.
 """
 
 import ctypes
@@ -101,8 +98,7 @@ class _ResizeCall(ctypes.Structure):
 
 @functools.cache
 def resizes() -> bool:
-    """Whether pictures can be resized here without Pillow's own code: a few of them were, and came
-    out with its bits."""
+    """Whether we can resize here: a few pictures were resized, and came out with Pillow's bits."""
     library = kernel_library()
     if isinstance(library, str):
         return False

@@ -1,11 +1,8 @@
 """Shared memory that carries batches from one process to another, and is used again.
 
-    LentBlocks       in the process of the stream: makes the blocks of one consumer
-    BorrowedBlocks   in the consumer's process: maps them, and tells which ones nobody holds
-
 A block is a nameless file in memory: no kill leaves anything behind, and /dev/shm does not limit
-it. It belongs to the consumer's batch while a tensor or array over it lives, which its reference
-count tells. A consumer that keeps more than a few batches gets copies, so blocks do not pile up.
+it. `LentBlocks` makes those of one consumer, whose `BorrowedBlocks` map them. A block belongs to
+the consumer's batch while anything over it lives, which its reference count tells.
 """
 
 import os
@@ -19,8 +16,7 @@ from loaders.blocks import ONLY_LISTED
 from loaders.sharing.parcels import PackedBatch, Parcel, unpack
 
 HELD = 4
-"""A consumer holds so many batches without a copy. A training loop holds two, and Lightning looks
-one ahead."""
+"""A consumer holds so many batches without a copy; a loop holds two, and one is looked ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +27,7 @@ class Shipment:
     block: int | None
     """The block that it lies in. None: it takes no memory."""
     new_bytes: int
-    """The size of a block that the consumer does not know, whose descriptor is sent next. Else
-    0."""
+    """The size of a block that is new to the consumer, whose descriptor is sent next. Else 0."""
     dropped: Sequence[int]
     """The blocks that are used no more."""
 

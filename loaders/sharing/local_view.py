@@ -135,8 +135,7 @@ class LocalView(SharedView):
         self.stream.ring()
 
     def move_to(self, stream: "SharedStream") -> None:
-        """Be a view of another stream, whose loader has the same arguments, from the next iterator
-        on. Nothing else changes."""
+        """Be a view of another stream of the same arguments, from the next iterator on."""
         self._leave()
         old = self.follower
         self.rest()
@@ -167,8 +166,7 @@ class LocalView(SharedView):
         return ViewPlace(copy.copy(self.position), identity, self._stats, self.last_batch)
 
     def leave_at(self, place: ViewPlace) -> None:
-        """Leave the pass as a consumer does that was served what there was up to `place`. What was
-        taken for it beyond that is forgotten."""
+        """Leave the pass as a consumer does that was served what there was up to `place`."""
         self._position = replace(place.position, next=self.position.next)
         self._stats, self.last_batch = place.counters, place.last_batch
         self._leave()
@@ -305,8 +303,7 @@ class LocalView(SharedView):
         return Standing(mark, without_limit(serving), without_limit(self.position.next), identity)
 
     def _in_batches(self, at: PassPosition) -> tuple[int, int]:
-        """Return the batch of the stream that a position is in, and how many pieces of it are
-        served."""
+        """The batch of the stream that a position is in, and how many pieces of it are served."""
         if not at.served:
             return 0, 0
         share = self.stream.loader.share

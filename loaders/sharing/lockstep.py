@@ -1,4 +1,4 @@
-"""What a view of a shared stream does next: take, read on, wait, or read alone.
+"""What a view of a shared stream does next: take, read on, wait, or read alone. It is pure.
 
      slowest                  fastest
         |                        |
@@ -6,9 +6,8 @@
         '--- at most `window` ---'
 
 A mark is (pass, batch): the batch that a view takes next. Whoever needs the batch that follows
-reads it, and it is kept for those that come later. Who is behind the oldest kept batch reads alone
-until its next pass begins, and so does who is more than a pass ahead. It is pure: marks go in, an
-action comes out.
+reads it, and it is kept for those that come later. Who is behind the oldest kept batch, or more
+than a pass ahead, reads alone until its next pass begins.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -69,10 +68,8 @@ Action = TakeKept | ReadNext | WaitFor | ReadAlone
 def oldest_needed(
     marks: Iterable[Mark], kept: Sequence[Mark], following: Mark | None
 ) -> Mark | None:
-    """Return the lowest mark that the stream can still serve. None: all views are behind it.
-
-    `kept` is in order. `following` None: the stream may begin anywhere.
-    """
+    """The lowest mark that the stream can still serve. None: all views are behind it. `kept` is in
+    order. `following` None: it may begin anywhere."""
     first = kept[0] if kept else following
     return min((mark for mark in marks if first is None or mark >= first), default=None)
 

@@ -35,8 +35,7 @@ def check_loader(loader: Any) -> None:
 
 
 def pieces_for(loader: ReuseLoader, size: int, wanted: int | None) -> int:
-    """Return into how many pieces batches of `size` samples are cut for a view of `wanted`.
-    None: it takes them whole."""
+    """Into how many pieces batches of `size` are cut for a view of `wanted`. None: whole ones."""
     wanted = size if wanted is None else wanted
     if wanted < 1 or size % wanted:
         fits = ", ".join(str(n) for n in range(1, size + 1) if size % n == 0)

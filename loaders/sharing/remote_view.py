@@ -3,16 +3,14 @@
     process of the stream                        process of a model
     view = stream.remote_view() --- pickled ---> for batch in view: ...     opens itself when used
 
-Until it is used it is a few words, which can be sent. Then it is a loader like any other: what its
-training loop sees, and the state it saves, are those of a `LocalView`, hence of a `ReuseLoader`.
-Batches that were sent ahead are not served yet, so its state does not count them.
+Until it is used it is a few words, which can be sent. Then what its training loop sees, and the
+state it saves, are those of a `LocalView`. What was sent ahead is not served yet.
 
     stream of this process -> RemoteSource -> RemoteView .... stream of another process
                                           '-> the loader itself, where that one is gone or fails
 
-A `RemoteSource` has several processes read one loader together. What another process cannot give is
-read here, from the same batch on: nobody sees a difference, and an error of the data set is raised
-where its reader is.
+With a `RemoteSource` several processes read one loader together. What another process cannot give
+is read here, from the same batch on, and an error of the data set is raised here.
 """
 
 import copy

@@ -1,8 +1,5 @@
 """`SharedStream` serves one loader to several consumers, each of which sees a loader of its own.
 
-    stream = SharedStream(ReuseLoader(...))
-    view_a, view_b = stream.view(), stream.view()        each to a model, in a thread of its own
-
 There is no thread here. Whoever needs a batch that was not read yet reads it, and keeps it for the
 others; the loader's own workers make `lead` batches ahead of that. A batch is kept until every view
 has taken it, and at most `window` are. Each view gets memory of its own.

@@ -2,9 +2,6 @@
 
 It serves what a `ReuseLoader` with the same arguments and state would serve: the same batches, the
 same state after each, the same errors. What the other views do changes only how long it takes.
-
-    LocalView    in the process of the stream
-    RemoteView   in another process of the machine
 """
 
 from abc import ABC, abstractmethod
@@ -23,8 +20,7 @@ from loaders.stats import BatchInfo, LoaderStats
 
 @dataclass(frozen=True, slots=True)
 class ViewPlace:
-    """Where a consumer stands: all that its loader would answer. Nobody changes it, nor the
-    position in it. A view of another process has it after every batch."""
+    """Where a consumer stands: all that its loader would answer. Nobody changes it."""
 
     position: PassPosition
     """It counts the batches of the view."""

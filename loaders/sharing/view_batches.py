@@ -3,9 +3,7 @@
     the stream's batch of 8     | s0 s1 s2 s3 s4 s5 s6 s7 |
     a view of 4                 | s0 s1 s2 s3 | s4 s5 s6 s7 |    same samples, same pixels
 
-The pieces lie in the memory of the batch, beside each other. What one consumer changes in a copy,
-no other one sees. Large tensors are copied into memory of earlier copies that their consumer has
-let go of.
+What one consumer changes in a copy, no other one sees. Large copies use memory again.
 """
 
 from collections.abc import Mapping

@@ -6,12 +6,10 @@
     BeginPass             ------>
                           <------   Served, Served     as many as may be ahead
     TookBatch             ------>                      the training loop has this one now
-                          <------   Served ...         until the pass is over
     LeavePass, ViewCall   ------>
                           <------   Answered           to a call
 
-Pixels do not come this way: a batch says in which block of shared memory they are. The descriptor
-of a new block follows the message.
+A batch says in which block of shared memory its pixels are. The descriptor of a new one follows.
 """
 
 import os

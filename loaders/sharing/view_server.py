@@ -3,9 +3,8 @@
     listener thread   accepts consumers
     a thread each     LocalView -> pack -> blocks of shared memory -> the consumer
 
-Each consumer has a view, a thread and blocks of its own, and is a few batches ahead of its training
-loop. What counts is what the loop was served: `taken`. When the consumer leaves its pass, or dies,
-its view goes back to that.
+Each consumer is a few batches ahead of its training loop. What counts is what the loop was served:
+`taken`. When the consumer leaves its pass, or dies, its view goes back to that.
 """
 
 import copy

@@ -109,11 +109,8 @@ class LeafForms:
 
 
 class ArrayColumn:
-    """A column of array leaves of one type and one number of dimensions.
-
-    Its memory has the template's dimensions from the outermost to the innermost in memory. `shape`
-    and rows list them in that order too.
-    """
+    """A column of array leaves of one type and one number of dimensions. Its memory has the
+    template's dimensions from the outermost to the innermost; so have `shape` and rows."""
 
     def __init__(
         self,
@@ -125,8 +122,7 @@ class ArrayColumn:
         decoded: torch.Tensor | None = None,
         crops: CropLayout | None = None,
     ) -> None:
-        """With `crops`, slots hold those, and pictures that they cannot be cut out of have memory
-        of their own."""
+        """With `crops`, slots hold those, and what cannot be cropped has memory of its own."""
         self.forms = LeafForms(template)
         self.dtype = value.dtype
         # The data set's own columns may have gaps, or another order of dimensions than its samples

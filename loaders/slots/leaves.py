@@ -39,8 +39,7 @@ class Chunk:
     """The samples that were read for a list of ids."""
 
     samples: Sequence[Sample]
-    """The samples in the order of the ids, up to the first unreadable one. The next read may
-    overwrite their memory."""
+    """In the order of the ids, up to the first unreadable one, until the next read."""
     error: BaseException | None = None
     """The exception that reading `ids[len(samples)]` raised. Later ids were not read."""
 
@@ -103,9 +102,8 @@ def places_of(sample: Sample, where: str = "") -> list[str]:
 
 
 def picture_number(sample: Sample) -> int | None:
-    """The number of the leaf that is the picture: the first array with two dimensions or more, in
-    the order of the sample's own parts, but no mask, boxes or key points of torchvision's. None:
-    there is no picture."""
+    """The number of the leaf that is the picture: the first array with two dimensions or more that
+    is no mask, boxes or key points of torchvision's. None: there is none."""
     leaves = leaves_of(sample)
     for number in _flat(Nest(sample).sample(range(len(leaves)))):
         value = as_tensor(leaves[number])

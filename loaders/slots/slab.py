@@ -1,11 +1,8 @@
 """The slab: one preallocated row of slots for decoded samples, with exact byte accounting.
 
 The leaves of the first sample decide the slab's columns. An array leaf becomes memory for `slots`
-arrays like it, in its own memory layout (a channels_last picture stays channels_last); arrays of
-another size are kept as `slot_rows` shows.
-
-If a user's collate function gets single samples, one may be nested unlike the template: None, or
-without some key. It is kept in a slab of one slot.
+arrays in its own memory layout; arrays of another size are kept as `slot_rows` shows. A sample that
+is nested unlike the template, for a user's collate function, is kept in a slab of one slot.
 
 Different threads may write to different slots at the same time. All memory is counted; growing past
 `limit_bytes` is an error.
@@ -75,8 +72,7 @@ class Slab:
 
     @property
     def needs_torch_collate(self) -> bool:
-        """Whether torch must collate batches, because some leaf is a tensor of a user's subclass.
-        (Torchvision's become plain tensors.)"""
+        """Whether torch must collate, because some leaf is a tensor of a user's subclass."""
         kinds = [c.forms.kind for c in self.columns if isinstance(c, ArrayColumn)]
         return any(kind is not None and not is_tv_tensor(kind) for kind in kinds)
 
@@ -187,8 +183,7 @@ class Slab:
     def with_picture(
         self, nested: Any, change: Callable[[Any], Any], nest: Callable[[Sequence[Any]], Any]
     ) -> Any:
-        """A sample or a batch with its picture replaced by `change(picture)`. `nest` is the
-        function of `self.nest` that builds it: `sample` or `batch`."""
+        """A sample or batch with its picture replaced; `nest` is `nest.sample` or `nest.batch`."""
         leaves = self.nest.leaves(nested)
         leaves[self.picture_number] = change(leaves[self.picture_number])
         return nest(leaves)

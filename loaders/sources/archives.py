@@ -2,11 +2,9 @@
 
     cat/1.jpg | cat/2.jpg | dog/1.jpg | ...      label: the first folder below the common one
     0001.jpg  | 0001.cls  | 0002.jpg  | ...      label: what the .cls beside it says (WebDataset)
-        ^ offset and size are found once, when the tar is opened
 
-A member is read with `pread`, which needs no shared position: any number of threads and forked
-processes may read from one file descriptor. A pickled copy opens the file again. Samples are in the
-order of their names, as in a folder, so a tar of a folder has the ids of the folder.
+A member is read with `pread`, so any number of threads and forked processes may read. A pickled
+copy opens the file again. A tar of a folder has the ids of the folder.
 """
 
 import os
@@ -92,8 +90,7 @@ class PictureTar:
         return data
 
     def close(self) -> None:
-        """Close the file. It is safe to call this again. The file is also closed when this object
-        is freed."""
+        """Close the file, if it is open. That is also done when this object is freed."""
         self._closer()
 
     def __enter__(self) -> "PictureTar":
@@ -128,8 +125,7 @@ def picture_tar(
     exif: bool = True,
     pixel_limit: int | None = None,
 ) -> PictureTar:
-    """The pictures in a tar. The arguments are those of `picture_folder`. The docstring of this
-    module says how pictures get their labels."""
+    """The pictures in a tar. The arguments are those of `picture_folder`."""
     decoder = PictureDecoder(size, square, exif, pixel_limit)
     members = _index(path)
     pictures = [m for m in members if is_picture(m.name)]
@@ -212,8 +208,7 @@ def _check(path: Path) -> None:
 
 
 def _check_end(path: Path, end: int) -> None:
-    """Check that a tar ends in a block of zeros. tarfile also stops at a header that is unreadable
-    or missing, and pictures would be missing silently."""
+    """Check that a tar ends in a block of zeros: tarfile also stops at an unreadable header."""
     with path.open("rb") as file:
         file.seek(end)
         block = file.read(tarfile.BLOCKSIZE)
@@ -270,8 +265,7 @@ def _words_beside(
 
 
 def _numbered(path: Path, words: Sequence[str]) -> tuple[list[int], tuple[str, ...]]:
-    """Labels and classes. Numbers are labels as they are; other words are the names of classes, in
-    alphabetical order."""
+    """Labels and classes. Numbers are labels; other words name classes, in alphabetical order."""
     names = sorted({word for word in words if not word.isdecimal()})
     if len(names) == len(set(words)):
         return _named(words)

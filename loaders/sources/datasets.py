@@ -100,10 +100,9 @@ def picture_folder(
     exif: bool = True,
     pixel_limit: int | None = None,
 ) -> PictureFiles:
-    """The pictures `root/CLASS/*.jpg`, with classes in alphabetical order, as in torchvision's
-    ImageFolder. `size` and `square` say what is stored of a picture, `exif` whether it is turned
-    upright, `pixel_limit` how large it may be (see `decoding`). Files that are not read are logged
-    in one line."""
+    """The pictures `root/CLASS/*.jpg`, with classes in alphabetical order. `size` and `square` say
+    what is stored of a picture, `exif` whether it is turned upright, `pixel_limit` how large it may
+    be (see `decoding`). Files that are not read are logged in one line."""
     decoder = PictureDecoder(size, square, exif, pixel_limit)
     if not root.is_dir():
         raise SourceError(

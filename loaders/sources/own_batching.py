@@ -5,9 +5,8 @@
     a stream, batch_size=None            whatever iterating it gives
     a stream in several workers          each worker iterates it, and their batches take turns
 
-Reuse would mix samples of different batches, so this needs reuse 1 and no augmentation at a serve.
-The draws of a sampler are a function of (seed, pass). A stream that is resumed in the middle of a
-pass is iterated from its beginning, and its first batches are skipped.
+Reuse would mix samples of different batches, so this needs reuse 1. A resumed stream is iterated
+from its beginning, and its first batches are skipped.
 """
 
 from dataclasses import dataclass

@@ -24,8 +24,7 @@ KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Ran
 MOST_OBJECTS = 5000
 """So many objects are searched for generators, breadth first."""
 MOST_ITEMS = 100
-"""So many items of a list or dict are searched: a list of transforms is short, one of files is
-long."""
+"""So many items of a list or dict are searched: a list of transforms is short."""
 NOT_OURS = frozenset(
     {"PIL", "builtins", "collections", "cv2", "functools", "numpy", "pathlib", "torch"}
     | {"torchvision"}

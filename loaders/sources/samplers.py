@@ -1,12 +1,9 @@
 """The ids of a pass that a user's own sampler draws, as a function of (seed, pass).
 
-Samplers draw from generators with a state: torch's, numpy's, Python's, or their own. While the ids
-of a pass are drawn, all of these are seeded from (seed, pass); then they are restored. So a resumed
-run draws the same ids, and no other randomness changes. If a sampler has `set_epoch`, it is called
-with the number of the pass. Other state of a sampler (a position, a history) cannot be restored.
-
-A sampler that names a rank (`named_rank`) draws the share of that rank, which is served as it is.
-Any other sampler draws the order of all ranks, and every rank takes its share.
+While they are drawn, torch's, numpy's, Python's and the sampler's own generators are seeded; then
+they are restored. `set_epoch` is called with the number of the pass. Other state of a sampler (a
+position, a history) cannot be restored. A sampler that names a rank (`named_rank`) draws the share
+of that rank; any other draws the order of all ranks, of which every rank takes its share.
 """
 
 from collections.abc import Iterable, Iterator
@@ -146,8 +143,7 @@ def _is_data(part: object) -> bool:
 def rank_share(
     order: NDArray[np.int64], rank: int, world_size: int, per_rank: int
 ) -> NDArray[np.int64]:
-    """The share of `rank`: every `world_size`-th id of the order, `per_rank` of them. The order is
-    repeated at its end."""
+    """Every `world_size`-th id of the order, `per_rank` of them; it is repeated at its end."""
     return np.resize(order, per_rank * world_size)[rank::world_size].copy()
 
 

@@ -67,8 +67,7 @@ class ShardFile:
     """A file as tarfile reads it: `read`, `tell`, and `seek` forward."""
 
     def __init__(self, path: str, access: ShardAccess, offset: int, size: int | None) -> None:
-        """It is read from byte `offset` on. `size` is its length when it was read before, if that
-        is known."""
+        """It is read from byte `offset` on. `size` is its length, if that is known from before."""
         self.path = path
         self.size = size
         self.last = b""
@@ -163,8 +162,7 @@ class ShardFile:
 
 
 def _can_go_to(file: Any, offset: int) -> bool:
-    """Go to this byte of a file. False: its server does not send parts of files, so it can only be
-    read on."""
+    """Go to this byte of a file. False: its server does not send parts of files."""
     try:
         file.seek(offset)
     except (OSError, ValueError):

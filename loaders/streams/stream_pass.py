@@ -85,10 +85,9 @@ class StreamPass:
         ends_there: bool = False,
     ) -> None:
         """The next sample of `reading` has position `first`. `promised`: the pass has so many
-        samples, and ends there; None: as many as there are. `said` names the pass in errors. No
-        state needs a place that lies more than `lag` positions back. `expected`: what was read by
-        the run that saved a state. `ends_there`: the source itself promises so many samples, so a
-        warning says if it has more."""
+        samples; None: as many as there are. `said` names the pass. No state needs a place more than
+        `lag` positions back. `expected`: what the run of a saved state read. `ends_there`: the
+        source itself promises so many samples."""
         self._reading = reading
         self._next = first
         self._promised = promised
@@ -125,14 +124,12 @@ class StreamPass:
             return self._reads_to(samples)
 
     def take(self, position: int) -> RawSample | None:
-        """The raw sample of this position, which is kept no longer. None: the pass has ended before
-        it."""
+        """The raw sample of this position, which is kept no longer. None: the pass has ended."""
         with self._lock:
             return self._kept.pop(position) if self._reads_to(position + 1) else None
 
     def look_at(self, position: int) -> RawSample | None:
-        """The raw sample of a position that nobody has taken, and that may still be taken. None:
-        the pass has ended before it."""
+        """The raw sample of a position that may still be taken. None: the pass has ended."""
         with self._lock:
             if self._promised is not None and position >= self._promised:
                 return None

@@ -71,8 +71,7 @@ class StreamedSamples:
             raise
 
     def reading(self, of: StreamPass, order: PassOrder, read: Read) -> Read:
-        """`read`, after the raw samples were taken out of the stream. Positions that turn out not
-        to exist are left out."""
+        """`read`, after the raw samples were taken out of the stream, as far as there are such."""
 
         def read_some(positions: Sequence[int], slots: Sequence[int], done: Done) -> None:
             there: list[tuple[int, int, int]] = []
@@ -110,9 +109,8 @@ class StreamedSamples:
 
 
 class FirstSamples:
-    """A data set of one sample, which has the first ones of a stream, read anew at every look: are
-    they the same each time? What a stream draws, it draws once for all serves of a sample, and a
-    resumed pass would read others."""
+    """A data set of one sample: the first ones of a stream, read anew at every look. What a stream
+    draws, it draws once for all serves of a sample, and a resumed pass would read others."""
 
     def __init__(self, source: StreamSource) -> None:
         self.source = source

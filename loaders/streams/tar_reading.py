@@ -32,8 +32,7 @@ class TarSample:
 
 
 def tar_samples(file: ShardFile, wanted: Callable[[], bool]) -> Iterator[TarSample]:
-    """The samples from where `file` stands. `wanted` is asked when a sample begins; one that is not
-    wanted comes without contents."""
+    """The samples from where `file` stands; those that are not `wanted` come without contents."""
     sample: TarSample | None = None
     read = True
     for info in _members(file):

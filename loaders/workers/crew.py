@@ -3,19 +3,11 @@
     thread:    find -> job.run() -> job.settle() -+-> find ...
     consumer:  look -> found, or a job, or wait <-'  `ring`
 
-Jobs are found and settled under one lock, and run without it. A job that fails is settled with
-its exception. All else that a thread does lies within one guard (`_work`), which gives the consumer
-whatever strikes there. A thread that dies before it is within the guard is noticed while the
-consumer waits. Where something failed, the consumer does not wait for other threads without end:
-what failed may have left a lock behind that they want. So the consumer gets an exception, and never
-waits forever.
-
-The lock is one that its holder may take again and that knows its holder. So a guard can let go of
-it, wherever the thread was struck, and a `Condition` whose `wait` is struck does not free it for
-two.
-
-A Ctrl-C may strike the consumer between any two of its lines. So it holds the lock in `with` blocks
-only, and waits for its doorbell outside of them.
+Jobs are found and settled under one lock, and run without it. A failed job is settled with its
+exception; whatever else strikes a thread goes to the consumer, which never waits forever: what
+failed may have left a lock behind. The lock knows its holder, so a guard can let go of it wherever
+the thread was struck. A Ctrl-C may strike the consumer between any two of its lines, so it holds
+the lock in `with` blocks only, and waits for its doorbell outside of them.
 """
 
 import threading
@@ -112,8 +104,7 @@ class ThreadCrew:
     # ---- the consumer's side --------------------------------------------------------------------
 
     def wait_for(self, look: Callable[[], FoundThing[Thing] | CrewJob | None]) -> Thing:
-        """Do the jobs that `look` finds under the lock, and wait where it finds nothing, until it
-        has found what the consumer wants."""
+        """Do the jobs that `look` finds under the lock, or wait, until it finds what is wanted."""
         waited = 0.0
         while True:
             with self.lock:
@@ -139,18 +130,16 @@ class ThreadCrew:
                 self._look_for_the_dead(waited)
 
     def run_off_worker(self, job: Callable[[], object]) -> bool:
-        """If this thread is one of the crew, run `job` on a new thread; returns whether it did. The
-        garbage collector may close a loader on any thread and between any two lines: also on one
-        that holds the lock which closing needs."""
+        """If this thread is one of the crew, run `job` on a new thread; returns whether it did.
+        (The garbage collector may close a loader on a thread that holds the lock.)"""
         if threading.current_thread() not in self._threads:
             return False
         threading.Thread(target=job, name=f"{self._name}-end", daemon=True).start()
         return True
 
     def close(self) -> bool:
-        """Stop and join the threads; returns whether all have ended, and nothing failed: then what
-        they work with may be used again. One that hangs in a job is waited for JOIN_SECONDS only.
-        It is safe to call this again."""
+        """Stop and join the threads, with a bound; returns whether all have ended and nothing
+        failed, so that what they work with may be used again. It is safe to call this again."""
         if self.run_off_worker(self.close):
             return False
         with self.lock:

@@ -1,9 +1,8 @@
 """Reading samples: several at once where the data set can, and watched for random draws.
 
-The states of the generators are compared before and after some samples, which costs less than a
-hundredth of decoding them. If one has moved, those samples are read one by one to find which. A
-sample whose reader seeds the generators from its number leaves them in the same state each time:
-that is no random draw.
+The states of the generators are compared before and after some samples. If one has moved, those are
+read one by one to find which. A reader that seeds the generators from a sample's number leaves them
+in the same state each time: that is no random draw.
 """
 
 import logging

@@ -1,10 +1,9 @@
-"""What a prefetcher decodes for one pass, and how far it has come with it.
+"""What is decoded in one pass, in which order, and how far that has come.
 
+PassOrder       the samples of the pass; PassProgress: what reading made of them
 PassJobs        which positions are to be read, in which order
-DecodeWork      given by the caller, never changed: which samples, how to read them, how to make
-                a batch of them
-WorkProgress    kept by the prefetcher under its lock: which samples are taken, in which slots
-                they lie, which of them are ready
+DecodeWork      given by the caller, never changed: how to read samples, and make a batch of them
+WorkProgress    kept by the prefetcher under its lock: what is taken, where it lies, what is ready
 
 All of them hold what is in the buffer, and nothing for each sample of the pass.
 """
@@ -130,14 +129,12 @@ class WorkProgress:
 
 
 DRAWN_AGAIN = 1 << 20
-"""This lies between the serves of a sample and those of its next drawing in the same pass. No
-sample has so many serves."""
+"""It lies between the serves of a sample and those of its next drawing in the same pass."""
 
 
 @dataclass(slots=True, eq=False)
 class PassProgress:
-    """What the reader found so far at the positions of a pass. It holds what differs from the rule,
-    and not one entry for each sample."""
+    """What the reader found so far at the positions of a pass that differ from the rule."""
 
     replaced: dict[int, int] = field(default_factory=dict[int, int])
     """The samples that replace unreadable ones, by their positions."""
@@ -155,8 +152,7 @@ class PassOrder:
     drawn_ids: SourceOrder | NDArray[np.int64]
     """The sample that each position has. A sampler draws all of them at once."""
     again: NDArray[np.int64] | None = None
-    """How often a sampler drew the id of each position earlier in this pass. None: it draws no id
-    twice."""
+    """How often a sampler drew each position's id earlier in this pass. None: no id comes twice."""
     drawn: str = ""
     """The digest of all ids that a sampler drew. Empty: there is no sampler."""
     progress: PassProgress = field(default_factory=PassProgress)

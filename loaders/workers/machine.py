@@ -1,13 +1,9 @@
 """How many CPUs this rank may use, which `workers="auto"` means, and how much memory is free.
 
-    CPUs that this process may run on (taskset, Slurm)  |
-    what its container may use of them (cgroup)         | -> tuning.available_cpus
-    ranks on this machine (LOCAL_WORLD_SIZE)            |
+    CPUs      what the process may run on, what its cgroup allows, divided by the ranks here
+    memory    the least of what the machine (MemAvailable) and each cgroup up to the root have left
 
-    memory that the machine has left (MemAvailable)     |
-    memory that each cgroup has left, up to the root    | -> free_memory: the least of them
-
-`os.cpu_count()` is none of these: in a container with 4 of 128 CPUs it is 128.
+`os.cpu_count()` says neither: in a container with 4 of 128 CPUs it is 128.
 """
 
 import os
@@ -33,8 +29,7 @@ def usable_cpus(local_ranks: int | None = None) -> int:
 
 
 def cpu_quota(cgroups: Path, membership: Path) -> tuple[int, int] | None:
-    """The tightest (quota, period) of this process's cgroup and of the groups above it, whose
-    quotas bind it too. None: there is no limit."""
+    """The tightest (quota, period) of this process's cgroup and those above it. None: no limit."""
     tightest = None
     for folder in groups_of("cpu", cgroups, membership):
         found = _quota_of(folder)

@@ -4,15 +4,11 @@
     behind   | begins nothing      | at work, into a buffer of its own | begins nothing
 
 A loader is in front unless somebody has put it behind, and while somebody waits for its next batch.
-So nobody waits for a loader that gives way. A worker ends the samples that it has begun: whoever
-comes to the front shares the CPUs with them that long.
+A worker ends the samples that it has begun. A loader behind begins something only where fewer than
+its own `workers` are at work in the whole process.
 
-`workers` of a loader says how many threads shall decode at once. A loader behind begins something
-only where fewer than its own `workers` are at work in the whole process.
-
-Nothing here takes a lock that two threads want, because the garbage collector may close a loader,
-and wait for its workers, between any two lines. So two workers that begin at the same moment may
-miss each other: then there is one too many, until it has read what it began with.
+Nothing here takes a lock that two threads want, because the garbage collector may close a loader
+between any two lines. So two workers that begin at the same moment may be one too many.
 """
 
 import os
@@ -43,8 +39,7 @@ class Bell:
 
 
 def may_begin(is_behind: bool, others: int, workers: int) -> bool:
-    """Return whether a worker begins something while so many `others` of the process are at work.
-    `workers`: those of its own loader."""
+    """Whether a worker begins something while so many `others` of the process are at work."""
     return not is_behind or others < workers
 
 

@@ -4,18 +4,13 @@
          ^                                                                    v
          '-- slots fall free <- batch made (in order) <- batch planned and all its samples ready
 
-A worker makes a batch if it can, else plans the next one, else decodes. Back-pressure comes from
-the free slots and from the number of batches that are planned ahead: there is no queue, and nothing
-grows without bound. Positions are taken in order, and the reuse buffer asks for a position only
-after all earlier ones had a slot, so waiting cannot deadlock.
+A worker makes a batch if it can, else plans the next one, else decodes. Free slots and the number
+of planned batches bound the work; there is no queue. Positions are taken in order, and asked for
+only after all earlier ones had a slot, so waiting cannot deadlock. While one pass drains, the
+first samples of the next are decoded into slots that fall free (`follow`).
 
-While one pass drains, the workers already decode the first samples of the next pass into the slots
-that fall free (`follow`), so that a pass does not begin with an empty buffer. Between two passes
-nobody waits for the workers: they fill the free slots and end, and `begin` starts new ones. While
-the loader is behind, they begin only what the workers of other loaders leave room for.
-
-If a worker fails, the consumer gets the original exception after all batches that do not need the
-failed sample, so it gets it at the same batch for any number of workers.
+If a worker fails, the consumer gets the exception after all batches that do not need the failed
+sample, so it gets it at the same batch for any number of workers.
 """
 
 import time
@@ -32,8 +27,7 @@ from loaders.workers.decode_work import DecodeWork, WorkProgress
 from loaders.workers.precedence import Precedence
 
 CHUNK_SECONDS = 0.01
-"""A worker takes as many samples at once as it reads in about this time, so that the lock costs
-little."""
+"""A worker takes as many samples at once as it reads in about this time."""
 MOST_IN_CHUNK = 32
 
 
@@ -51,8 +45,7 @@ class PlannedBatch:
 
 
 class Prefetcher:
-    """`workers` threads that fill `slots` slots for one consumer, which calls `close` at the
-    end. Without workers the consumer does all of it, when it asks for a batch."""
+    """`workers` threads, or else the consumer, fill `slots` slots. The consumer calls `close`."""
 
     def __init__(
         self,
@@ -132,15 +125,13 @@ class Prefetcher:
         return self._work is not None and self._work.all_taken and not self._work.busy
 
     def plan(self, index: int, serve: Serve) -> None:
-        """Make this batch when its samples are there. The consumer gets it after those that were
-        planned before."""
+        """Make this batch when its samples are there. Batches are taken as they were planned."""
         with self._crew.lock:
             self._batches.append(PlannedBatch(index, serve))
             self._crew.wake_one()
 
     def take(self) -> Any:
-        """The next planned batch. If no worker has begun to make it, the consumer does so
-        itself."""
+        """The next planned batch, which the consumer makes if no worker has begun it."""
         done = self._crew.wait_for(self._made_or_job)
         if done.error:
             raise done.error
@@ -294,7 +285,6 @@ class Prefetcher:
                 self._crew.ring()
 
     def _forget(self, progress: WorkProgress | None) -> None:
-        """Free the slots of its samples. The slots that are being read into are freed when they
-        were read."""
+        """Free the slots of its samples; those that are being read are freed afterwards."""
         if progress is not None:
             self._free += progress.release([*progress.ready])

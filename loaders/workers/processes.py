@@ -4,15 +4,11 @@
                 <-- pipe: nest, numbers, words; where arrays lie ---     dataset[id], one by one
     slots <-------- views, no copy -- | staging area | <----------------- arrays (pixels)
 
-Pixels never go through a pipe. No sample is lost or served twice: a chunk is answered up to its
-first failure, and the whole chunk is asked for again when its process died. A worker may die once.
-One that hangs at a sample for longer than `timeout` is killed and replaced, however often.
-
-The child ends by itself when the pipe closes or its parent is gone, and ignores Ctrl-C. It is
-started as a DataLoader's workers are: where the platform forks, it has the data set as it is, with
-the globals of its modules. Our threads do not run yet when a pass forks its workers (`start`); one
-that is replaced later is forked beside them. `spawn` and `forkserver` need a data set that can be
-pickled and a script that can be imported.
+No sample is lost or served twice: a chunk is answered up to its first failure, and asked for again
+when its process died, which may happen once. One that hangs at a sample for longer than `timeout`
+is killed and replaced, however often. The child ends when the pipe closes or its parent is gone,
+and ignores Ctrl-C. Where the platform forks, it is forked before our threads run (`start`); `spawn`
+and `forkserver` need a data set that can be pickled and a script that can be imported.
 """
 
 import atexit
@@ -76,8 +72,7 @@ def default_start_method() -> StartMethod:
 
 
 class WorkerProcess:
-    """A process that reads samples of `dataset`. It starts with the first `read`, and is restarted
-    once if it dies."""
+    """A process that reads samples of `dataset`, from the first `read` on. It may die once."""
 
     def __init__(
         self,
@@ -117,9 +112,8 @@ class WorkerProcess:
 
     def read(self, ids: Sequence[int], keys: Sequence[int] = (), frozen: bool = False) -> Chunk:
         """Read samples, with the generators seeded by their keys, if there are some. `frozen`: a
-        read that draws is refused, because what it drew would be served again. Their arrays are
-        tensors over the staging area: copy them before the next `read`. PIL pictures become
-        `Picture`s; everything else is as the data set returned it."""
+        read that draws is refused. Arrays are tensors over the staging area: copy them before the
+        next `read`. PIL pictures become `Picture`s."""
         numbers, seeds = [int(i) for i in ids], [int(key) for key in keys]
         hung = None
         with self._reading:
@@ -137,8 +131,7 @@ class WorkerProcess:
     def change(
         self, change: bytes, samples: Sequence[Sample], ids: Sequence[int], keys: Sequence[int]
     ) -> Chunk:
-        """Change samples by the pickled function `change`, (sample, key) -> sample. The result is
-        that of `read`."""
+        """Change samples by the pickled function `change`, (sample, key) -> sample."""
         numbers = [int(i) for i in ids]
 
         def send(pipe: Connection) -> None:
@@ -166,8 +159,7 @@ class WorkerProcess:
                 self._start()
 
     def stop(self) -> None:
-        """Tell the process to end after its current sample, without waiting for it. Any thread may
-        call this."""
+        """Tell the process to end after its current sample. Any thread may call this."""
         if os.getpid() != self._parent:
             return  # this is a fork of the parent, and the process is not its own
         with self._changing:
@@ -176,8 +168,7 @@ class WorkerProcess:
                 _shut(self._pipe)
 
     def close(self) -> None:
-        """End the process, by force if it does not end by itself. Any thread may call this, and it
-        is safe to call it again."""
+        """End the process, by force if need be. Any thread may call this, and call it again."""
         atexit.unregister(self.stop)
         if os.getpid() != self._parent:
             return
@@ -362,8 +353,7 @@ class WorkerProcess:
         raise PassEnded(f"{self._who} was closed: it reads no more samples")
 
     def _end(self) -> int | None:
-        """Wait for the process to end, make it end if it does not, and close its pipe; returns its
-        exit code."""
+        """Make the process end, and close its pipe; returns its exit code."""
         process, pipe = self._process, self._pipe
         if process is None or pipe is None:
             return None

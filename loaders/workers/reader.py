@@ -4,10 +4,8 @@
     miss       -> data set [, worker process] -> cropped or copied into the slot -> offered to the
                   cache
 
-The prefetcher's workers call this, several at once. With `on_error="skip"`, a sample that cannot be
-read is replaced by the one that lies half a pass away; if that one fails too, by the next one, and
-so on. Which sample replaces it depends on the order alone. The two are in the buffer at the same
-time only if the data set is tiny.
+The prefetcher's workers call this, several at once. With `on_error="skip"`, an unreadable sample is
+replaced by the one that lies half a pass away, or by one after it: the order alone decides.
 """
 
 import logging
@@ -142,8 +140,7 @@ class Reader:
                     missed = self._read_missed(order, slab, missed, fetch, done, foreseen)
 
     def first(self, order: PassOrder, position: int) -> Sample:
-        """The sample of a position, or the one that replaces it if it cannot be read. It shows how
-        large the slots of a slab must be."""
+        """The sample of a position, or its replacement. It shows how large slots must be."""
         order = replace(order, progress=PassProgress())
         sample, sample_id = self._first_at(order, position)
         for other in range(position + 1, position + MOST_NONES) if self._varies else ():
@@ -220,8 +217,7 @@ class Reader:
         return nullcontext(self._fetch) if self._borrow is None else self._borrow()
 
     def _fetch(self, ids: Sequence[int], _keys: Sequence[int], frozen: bool) -> Chunk:
-        """Read from the data set on this thread. Threads share the generators, so none is
-        seeded."""
+        """Read on this thread. Threads share the generators, so none is seeded."""
         if self._watch is None:
             return self._read_here(ids)
         if frozen:
@@ -260,8 +256,7 @@ class Reader:
     def _in_slot(
         self, order: PassOrder, slab: Slab, job: Job, done: Done, crops: Crops | None
     ) -> bool:
-        """Decode straight into the slot; returns whether that was possible. A sample that cannot be
-        read is left to `_read_missed`."""
+        """Decode straight into the slot; returns whether it was. Else `_read_missed` reads it."""
         (_, slot, sample_id), picture = job, slab.picture
         if self._read_into is None or picture is None:
             return False
@@ -281,8 +276,7 @@ class Reader:
         return True
 
     def _memory(self, shape: Sequence[int]) -> Pixels:
-        """Memory that was used before: fresh memory costs a page fault every 4 KiB. So all of it is
-        as large as the largest picture needs it."""
+        """Memory that was used before, for fresh memory costs page faults."""
         count = prod(shape)
         self._most = max(self._most, count)
         memory = self._writer.scratch.array((self._most,), np.dtype(np.uint8))

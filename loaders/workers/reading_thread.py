@@ -2,12 +2,10 @@
 
     worker of the pool --- ids of a chunk ---> reading thread: dataset[id], one by one
                        <-- sample or error --'
-                       '-- after `timeout`: the reading thread is left behind, and a new one takes
-                           its place
+                       '-- after `timeout`: it is left behind, and a new one takes its place
 
-Nobody can end a thread. One that is left behind stays in whatever it hangs in, keeps the memory
-that it has, and ends by itself if the read ever ends; the sample that it reads then is dropped. It
-is a daemon, so it does not keep the program from ending.
+Nobody can end a thread. One that is left behind stays where it hangs, keeps its memory, and ends
+when the read does, whose sample is dropped. As a daemon it does not keep the program from ending.
 """
 
 import logging
@@ -58,8 +56,7 @@ class ReadingThread:
         self.close()
 
     def read(self, ids: Sequence[int], keys: Sequence[int] = (), frozen: bool = False) -> Chunk:
-        """Read samples, on one thread at a time. (Threads share the generators, so none is seeded
-        by `keys`, nor watched.)"""
+        """Read samples, on one thread at a time, whose generators `keys` do not seed."""
         if self._stopped:
             raise PassEnded(f"thread {self._name} was closed: it reads no more samples")
         samples: list[Any] = []

@@ -68,8 +68,7 @@ class SlotWriter:
         slab: Slab,
         done: Done,
     ) -> bool:
-        """Put samples that came as rows into their slots at once, where nothing else is done with
-        them. Returns whether that was possible."""
+        """Put samples that came as rows into their slots at once, if possible; returns whether."""
         if not isinstance(samples, RowSamples) or self.once is not None or self._cache is not None:
             return False
         positions, slots = [job[0] for job in jobs], [job[1] for job in jobs]
@@ -151,8 +150,7 @@ class SlotWriter:
         positions: NDArray[np.int64],
         order: PassOrder,
     ) -> Sequence[torch.Tensor]:
-        """Crop pictures with the augmentation that is drawn once a pass: all of them in one call,
-        where they lie in memory as bytes."""
+        """Crop pictures with `once`: in one call, where they lie in memory as bytes."""
         once, which = self.once, np.asarray(ids, dtype=np.int64)
         assert once is not None
         serves = order.draws(positions, np.full_like(which, ONCE))

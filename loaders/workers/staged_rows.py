@@ -1,8 +1,7 @@
 """Samples that are alike, as rows: one array for each leaf, in place of an array a sample.
 
 A small sample takes longer to be packed, sent and unpacked than to be read. So samples of plain
-tensors and numbers that look like the first one of their chunk are written into rows of the staging
-area as soon as they are read, and all of them are sent, and put into their slots, at once.
+tensors and numbers that look like the first one of their chunk go through the area as rows.
 """
 
 from collections.abc import Sequence

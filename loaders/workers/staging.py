@@ -2,10 +2,8 @@
 
     staging   | which sample is at work | picture | picture | ... |   it only ever grows
 
-A staging area is a nameless file in memory. So no kill leaves anything behind in /dev/shm, and a
-container's small /dev/shm does not limit it. One process writes to it, and the other one reads. It
-holds the arrays of one chunk, each in the layout that it had (a channels_last picture stays so).
-The next chunk overwrites them.
+A staging area is a nameless file in memory: no kill leaves anything in /dev/shm, whose size is no
+limit. One process writes the arrays of a chunk, each in its own layout, and the other reads them.
 """
 
 import os
@@ -58,8 +56,7 @@ class Staged:
     """Whether it is an array of numpy's."""
 
     def view(self, area: mmap) -> torch.Tensor | np.ndarray[Any, Any]:
-        """The leaf as a tensor over the area, without a copy. It keeps the area mapped, and its
-        values change with the next chunk."""
+        """The leaf over the area, without a copy. It changes with the next chunk."""
         count = int(np.prod(self.sizes, dtype=np.int64))
         if count:
             memory = torch.frombuffer(area, dtype=self.dtype, count=count, offset=self.start)
@@ -90,8 +87,7 @@ class Staging:
         self.note(IDLE)
 
     def note(self, number: int) -> None:
-        """Note which sample of the chunk is being read. If that kills the process, the parent can
-        name the sample."""
+        """Note which sample is being read, so that the parent can name one that kills."""
         PROGRESS.pack_into(self.area, 0, number)
 
     def place(self, leaf: Any) -> Any:

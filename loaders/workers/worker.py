@@ -3,9 +3,8 @@
     request   pickled `Request`, then, where the parent's staging area is new, its descriptor
     reply     pickled `Reply`, then, where the child's staging area is new, its descriptor
 
-A request asks for samples of the data set, or for changes of samples that lie in the parent's own
-staging area (`staging`). Before the first one there is a reply that the data set is rebuilt, and
-another one that the user's `Workers.init` has run, if there is one.
+Before the first request there is a reply that the data set is rebuilt, and another one that the
+user's `Workers.init` has run, if there is one.
 """
 
 import os
@@ -128,8 +127,7 @@ class WorkerPlace:
         set_worker_info(self.number, self.workers, seed, probed)
 
     def call_init(self) -> None:
-        """Call the user's function under generators that are seeded as a DataLoader's are. (Each
-        sample has seeds of its own, so what is drawn of it does not depend on these.)"""
+        """Call the user's function under generators that are seeded as a DataLoader's are."""
         assert self.init is not None
         seed = self.seed + self.number
         random.seed(seed)
@@ -189,8 +187,7 @@ def work(pipe: Connection, inherited: tuple[Connection, Any, WorkerPlace] | None
 
 
 class SeededReads:
-    """Reads samples of the data set. With keys, the random numbers of a sample depend on its key
-    alone, and not on the process and on what that has read before."""
+    """Reads samples. With keys, the random numbers of a sample depend on its key alone."""
 
     def __init__(self, dataset: Any, singly: bool) -> None:
         """`singly`: whether samples are never read at once, because each has a time limit."""

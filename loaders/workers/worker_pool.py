@@ -1,7 +1,6 @@
 """As many workers as threads read at once, each lent to one thread at a time.
 
-A worker is a process (`processes`), or a thread that may be left behind (`reading_thread`). A
-`ChangeCrew` has samples changed by worker processes, several at once for one batch:
+A worker is a process, or a thread that may be left behind. A `ChangeCrew` has samples changed:
 
     batch of 128 -> parts of a few samples -> whichever process is idle -> the samples, in order
 """
@@ -35,8 +34,7 @@ Worker = TypeVar("Worker", bound=Lendable)
 
 
 class WorkerPool(Generic[Worker]):
-    """At most `most` workers, made when they are needed. A thread borrows one for a chunk, and
-    gives it back when it needs the chunk's samples no longer."""
+    """At most `most` workers, made when they are needed, each lent for a chunk."""
 
     def __init__(self, make: Callable[[int], Worker], most: int) -> None:
         """`make` makes a worker of its number."""
@@ -107,8 +105,7 @@ class ChangeCrew:
     def changed(
         self, change: bytes, samples: Sequence[Sample], ids: Sequence[int], keys: Sequence[int]
     ) -> list[Sample]:
-        """The samples, changed by the pickled function `change`. The first error in the order of
-        the samples is raised."""
+        """The samples, changed by the pickled function `change`, or their first error."""
         size = max(1, len(ids) // (PARTS * self._workers))
         cuts = [slice(first, first + size) for first in range(0, len(ids), size)]
         parts = [
@@ -117,8 +114,7 @@ class ChangeCrew:
         return [sample for part in parts for sample in part.result()]
 
     def run_off_crew(self, job: Callable[[], object]) -> bool:
-        """If this thread is one of the crew, run `job` on a new thread; returns whether it did. The
-        garbage collector may close a loader on any thread."""
+        """If this thread is one of the crew, run `job` on a new thread; returns whether it did."""
         if threading.get_ident() not in self._threads:
             return False
         threading.Thread(target=job, name="perfect-change-end", daemon=True).start()
