@@ -13,7 +13,6 @@ from loaders.adopting.native_folder import Decoding, ScaledDecoding
 from loaders.errors import SourceError, StateError, check_at_least_one, check_word
 from loaders.options import Workers
 from loaders.order.reuse import ORDER_VERSION
-from loaders.order.tuning import ReuseTuner
 
 MOST_REUSE = 4
 """reuse="auto" goes up to this."""
@@ -109,11 +108,6 @@ def first_serving(reuse: Any, reaugment: bool, batch_size: int) -> Serving:
     if isinstance(reuse, str) and reuse != "auto":
         raise ValueError(f'reuse must be a number or "auto", not {reuse!r}')
     return Serving(1 if reuse == "auto" else reuse, reaugment, batch_size)
-
-
-def tuner_for(reuse: Any) -> ReuseTuner | None:
-    """What chooses the reuse, where the user left it to the loader."""
-    return ReuseTuner(MOST_REUSE) if reuse == "auto" else None
 
 
 UNCOMPARED_SEED = 0

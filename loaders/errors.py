@@ -9,59 +9,43 @@ class LoaderError(Exception):
 
 
 class SourceError(LoaderError):
-    """A data set that is missing, empty or unusable.
-
-    Correct the path, or give a data set with samples in it.
-    """
+    """A data set that is missing, empty or unusable. Correct the path, or give a data set with
+    samples in it."""
 
 
 class FrozenDraw(SourceError):
     """A sample whose reading draws random numbers, with reuse or a cache, which would freeze them.
-
-    Give what is random as `augment=`.
-    """
+    Give what is random as `augment=`."""
 
 
 class DecodeError(LoaderError):
-    """A sample that cannot be read.
-
-    Replace or remove the file that the message names, or pass over it with `on_error="skip"`.
-    """
+    """A sample that cannot be read. Replace or remove the file that the message names, or pass over
+    it with `on_error="skip"`."""
 
 
 class SampleShapeError(LoaderError):
-    """Samples of one batch that cannot be put together.
-
-    Begin `augment` with a crop to one size, give a `collate`, or resize in the data set.
-    """
+    """Samples of one batch that cannot be put together. Begin `augment` with a crop to one size,
+    give a `collate`, or resize in the data set."""
 
 
 class BufferTooSmall(LoaderError):
-    """A memory limit that cannot hold what must be held.
-
-    Raise the limit that the message names, or make the batch smaller.
-    """
+    """A memory limit that cannot hold what must be held. Raise the limit that the message names, or
+    make the batch smaller."""
 
 
 class CacheError(LoaderError):
-    """A decoded cache that cannot be kept or read, or a data set that cannot be cached.
-
-    Give `Cache` another `folder`, or a `key` where the message asks for it.
-    """
+    """A decoded cache that cannot be kept or read, or a data set that cannot be cached. Give
+    `Cache` another `folder`, or a `key` where the message asks for it."""
 
 
 class StateError(LoaderError):
-    """A saved state of another data set, seed or setting.
-
-    Load the state into a loader with the settings of the one that saved it.
-    """
+    """A saved state of another data set, seed or setting. Load the state into a loader with the
+    settings of the one that saved it."""
 
 
 class PassEnded(LoaderError):
-    """An iterator was asked for a batch after its loader had begun another pass or was closed.
-
-    Take one iterator at a time, and no batch after `close()`.
-    """
+    """An iterator was asked for a batch after its loader had begun another pass or was closed. Take
+    one iterator at a time, and no batch after `close()`."""
 
 
 OTHER_ITERATOR = (
@@ -71,38 +55,27 @@ OTHER_ITERATOR = (
 
 
 class SharingError(LoaderError):
-    """A view of a shared stream was asked for what it cannot give.
-
-    Ask a loader of its own for it.
-    """
+    """A view of a shared stream was asked for what it cannot give: ask its own loader."""
 
 
 class LaneError(LoaderError):
     """A `LaneLoader` was asked for what it cannot give, or its loader cannot be dealt in lanes.
-
-    Change the argument that the message names.
-    """
+    Change the argument that the message names."""
 
 
 class BackendMissing(LoaderError):
-    """A package that a backend needs is not installed.
-
-    Install the extra that the message names: `pip install '.[dali]'`.
-    """
+    """A package that a backend needs is not installed. Install the extra that the message names:
+    `pip install '.[dali]'`."""
 
 
 class WorkerDied(LoaderError):
-    """A worker process ended by itself: at its start, or again after it had been restarted.
-
-    Look at the samples that the message names; memory may have run out.
-    """
+    """A worker process ended by itself: at its start, or again after it had been restarted. Look at
+    the samples that the message names; memory may have run out."""
 
 
 class SampleTimeout(LoaderError):
-    """Reading or augmenting a sample took longer than `timeout` allows.
-
-    Raise `timeout`, or pass over such samples with `on_error="skip"`.
-    """
+    """Reading or augmenting a sample took longer than `timeout` allows. Raise `timeout`, or pass
+    over such samples with `on_error="skip"`."""
 
 
 def check_has_effect(name: str, value: object, needed: str) -> None:

@@ -13,13 +13,13 @@ import torch
 from torch.utils.data import DataLoader
 
 from loaders.arguments import (
+    MOST_REUSE,
     SAME_AFTER_RESUME,
     PassPosition,
     Serving,
     adopted_arguments,
     check_state,
     first_serving,
-    tuner_for,
 )
 from loaders.backends import Backend
 from loaders.batching.batches import Augments, Batch, Collate
@@ -30,6 +30,7 @@ from loaders.dataloader_face import DataLoaderFace
 from loaders.identity.loader_identity import LoaderIdentity
 from loaders.options import Device, LoaderOptions, Workers
 from loaders.order.reuse import ORDER_VERSION, Mode, ReuseBuffer
+from loaders.order.tuning import ReuseTuner
 from loaders.pass_runner import PassRunner
 from loaders.passes.own_batches import OwnOrder, OwnPass
 from loaders.passes.pass_run import PassRun, ServedPass
@@ -95,7 +96,7 @@ class ReuseLoader(DataLoaderFace):
             on_error, workers if isinstance(workers, Workers) else Workers(workers), cache, augment,
             collate, to_device, pin_memory, parts,
         )  # fmt: skip
-        self._tuner = tuner_for(reuse)
+        self._tuner = ReuseTuner(MOST_REUSE) if reuse == "auto" else None
         ranks = LoaderRanks(rank)
         self._data = ServedData(dataset, options, ranks, seed)
         serving = first_serving(reuse, reaugment, batch_size).fit_to_share(self.share, drop_last)

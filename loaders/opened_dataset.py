@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from loaders.adopting.adoption import decoded_columns, split_dataset
 from loaders.adopting.native_folder import NativeFolder, ScaledDecoding, decoded_natively
 from loaders.adopting.torchvision_steps import name_of
-from loaders.adopting.transforms import RowTransform, TransformSplit, take_transform
+from loaders.adopting.transforms import TransformSplit, take_transform
 from loaders.arguments import check_dataset
 from loaders.backends import open_source
 from loaders.batching.batches import each_view
@@ -76,7 +76,12 @@ def open_dataset(dataset: Any, options: LoaderOptions) -> OpenedDataset:
     split = None
     if options.augment is None and options.once is None:
         if (apart := take_transform(dataset)) is not None:
-            dataset, split = apart[0], _redone(apart[1])
+            dataset, redone = apart
+            report = (
+                "cached: the data set's columns; redone at every serve:"
+                f" {name_of(redone.transform)} (it may be random)"
+            )
+            split = TransformSplit(None, WholeSample(redone), batched=False, report=report)
         else:
             dataset, split = split_dataset(dataset)
     dataset, said = decoded_natively(dataset, scaled)
@@ -119,13 +124,6 @@ def _check_scaled(opened: OpenedDataset, options: LoaderOptions) -> None:
     }
     if why := [each for each, holds in refused.items() if holds]:
         raise ValueError(f'decode="scaled" has no effect here, because {why[0]}: leave it out')
-
-
-def _redone(transform: RowTransform) -> TransformSplit:
-    """The split of a transform that gets whole samples."""
-    name = name_of(transform.transform)
-    report = f"cached: the data set's columns; redone at every serve: {name} (it may be random)"
-    return TransformSplit(None, WholeSample(transform), batched=False, report=report)
 
 
 def _for_its_pictures(split: TransformSplit, dataset: Any) -> TransformSplit:

@@ -232,11 +232,8 @@ class Pipeline:
         }
 
     def buffer(self, batch_size: int) -> BufferSize:
-        return BufferSize(-(-self.slots // batch_size), self.bytes_taken["buffer_bytes"])
-
-    @property
-    def slots(self) -> int:
-        return self.slab.slots if self.slab else 0
+        slots = self.slab.slots if self.slab else 0
+        return BufferSize(-(-slots // batch_size), self.bytes_taken["buffer_bytes"])
 
     def prepare(self, serving: Serving, batches: int) -> int:
         """Prepare for a pass that is served like this, before any sample of it is read. Returns how

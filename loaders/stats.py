@@ -150,9 +150,6 @@ class BufferSize:
         size = "" if not self.nbytes else f" ({about}{format_bytes(self.nbytes)})"
         return f"a buffer of {self.batches} batches{size}"
 
-    def exceeds(self, largest: int) -> bool:
-        return not self.about and (self.nbytes or 0) > largest
-
     def too_large(self, free: int) -> str:
         """What to say if it takes much of the `free` bytes. Empty: it does not."""
         if self.nbytes is None or self.nbytes <= MUCH * free:

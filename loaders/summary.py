@@ -124,8 +124,9 @@ class Announcement:
     ) -> None:
         """`serving` is how the pass will be served. `buffer` None: it has none."""
         too_large = ""
-        if buffer is not None and setup.opened.decoded is None and buffer.exceeds(self._largest):
-            self._largest = buffer.nbytes or 0
+        known = None if buffer is None or buffer.about else buffer.nbytes
+        if buffer and known and setup.opened.decoded is None and known > self._largest:
+            self._largest = known
             too_large = buffer.too_large(free_memory() // launched_ranks())
         if not self._announced:
             self._announced = True

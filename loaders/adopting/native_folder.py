@@ -83,7 +83,7 @@ class NativeFolder:
         with FileIO(path) as file:
             data = file.readall()
         if not is_jpeg(data):
-            self.counts.add(_format_of(path), native=False)
+            self.counts.add(path.rpartition(".")[2].upper()[:8], native=False)
             return None
         pixels, eighths = self._decoded(data, room)
         kind = "JPEG" if eighths == 8 else f"JPEG at 1/{8 // eighths}"
@@ -170,7 +170,3 @@ def _converted(pixels: torch.Tensor, steps: tuple[Any, ...]) -> Any:
     picture = pixels.as_subclass(Picture)
     picture.picture_mode = "RGB"
     return picture
-
-
-def _format_of(path: str) -> str:
-    return path.rpartition(".")[2].upper()[:8]

@@ -56,10 +56,6 @@ PartsOf = Callable[[Any], Sequence[JointPart]]
 """Which parts of samples like one go with its picture."""
 
 
-def _no_parts(_: Any) -> Sequence[JointPart]:
-    return ()
-
-
 class BatchMaker:
     """Makes batches of the samples in one slab."""
 
@@ -71,7 +67,7 @@ class BatchMaker:
         keys: Callable[[BatchInfo], NDArray[np.uint64]],
         blocks: Blocks,
         on_device: bool = False,
-        parts_of: PartsOf = _no_parts,
+        parts_of: PartsOf = lambda _: (),
         crew: ChangeCrew | None = None,
     ) -> None:
         """`keys(info)`: the keys of a batch's samples, for random numbers. `on_device`: whether the

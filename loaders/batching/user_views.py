@@ -75,8 +75,6 @@ class RepetitionCheck:
         return result
 
 
-log = logging.getLogger(__name__)
-
 Transform = Callable[[Any], Any]
 Changed = Callable[[Sequence[Any], Sequence[int], Sequence[int]], list[Any]]
 SEEDED = "let it draw from torch, numpy.random, random, or generators among its attributes"

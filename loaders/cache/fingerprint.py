@@ -56,7 +56,15 @@ def fingerprint(dataset: Any, key: str | None = None, ignored: Path | None = Non
             f"cannot look at the file {error.filename}: {error}; repair the data set"
         ) from error
     if contents.unhashable and key is None:
-        raise CacheError(_unhashable_message(dataset, contents.unhashable))
+        parts = ", ".join(contents.unhashable[:3])
+        if (more := len(contents.unhashable) - 3) > 0:
+            parts += f" and {more} more"
+        raise CacheError(
+            f"nobody can tell whether these parts of {type(dataset).__name__} are those of an"
+            f" earlier run, so a cache on disk could serve old samples: {parts};"
+            ' give Cache(key="..."), a word that you change whenever they change, or use'
+            ' Cache("ram", ...)'
+        )
     first = _sample_parts(dataset[0])
     if _sample_parts(dataset[0]) != first:
         raise CacheError(
@@ -145,15 +153,6 @@ def _is_folder_of_torchvision(thing: Any) -> bool:
         return False
     pairs = all(isinstance(each, tuple) and len(each) == 2 for each in samples)
     return pairs and all(isinstance(each[0], str | os.PathLike) for each in samples)
-
-
-def _unhashable_message(dataset: Any, unhashable: Sequence[str]) -> str:
-    more = f" and {len(unhashable) - 3} more" if len(unhashable) > 3 else ""
-    return (
-        f"nobody can tell whether these parts of {type(dataset).__name__} are those of an earlier"
-        f" run, so a cache on disk could serve old samples: {', '.join(unhashable[:3])}{more}; give"
-        ' Cache(key="..."), a word that you change whenever they change, or use Cache("ram", ...)'
-    )
 
 
 def _are_equal(first: Packed | None, second: Packed | None) -> bool:

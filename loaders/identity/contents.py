@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 
 from loaders.identity.file_states import FileStates, FolderTooLarge, may_name_a_file
 from loaders.identity.own_code import (
-    attributes_named,
     globals_read,
     imported_files,
     instructions,
@@ -251,9 +250,10 @@ class ContentDigest:
             self.add(value, where)
         elif id(value) not in self._numbers:
             self.add(value, where)
-            for name, read in attributes_named(value, names).items():
-                self.update(name)
-                self._add_global(read, names, f"{where}.{name}")
+            for name in names:
+                if name in vars(value):
+                    self.update(name)
+                    self._add_global(vars(value)[name], names, f"{where}.{name}")
 
     # ---- any other object -----------------------------------------------------------------------
 

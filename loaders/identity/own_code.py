@@ -16,7 +16,7 @@ import sysconfig
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from types import CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType
+from types import CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
 READS_A_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
@@ -128,11 +128,6 @@ def _file_of(module: str, package: str | None) -> list[str]:
         return []
     parts = {*Path(origin).parts}
     return [] if {"site-packages", "dist-packages"} & parts else [origin]
-
-
-def attributes_named(module: ModuleType, names: list[str]) -> dict[str, Any]:
-    """Those of the `names` that a module has."""
-    return {name: vars(module)[name] for name in names if name in vars(module)}
 
 
 def members_of(kind: type) -> dict[str, Any]:

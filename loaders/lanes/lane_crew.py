@@ -48,54 +48,50 @@ class LaneCrew:
         self.pid = os.getpid()
         self._workers = workers
         self._ahead = ahead
-        self._crew = ThreadCrew("perfect-lanes", workers, precedence)
-        self._table = LaneTable(pipeline)
+        self.crew = ThreadCrew("perfect-lanes", workers, precedence)
+        self.table = LaneTable(pipeline)
         self._waited_for: HeldLane | None = None
         self.decoded = 0
         self.decode_seconds = 0.0
         """The time that all threads together spent reading."""
-        self.run_off_worker = self._crew.run_off_worker
+        self.run_off_worker = self.crew.run_off_worker
 
     # ---- the consumer's side --------------------------------------------------------------------
 
     def begin(self, of: LanePass, order: PassOrder, step: int) -> None:
         """Serve this pass from `step` on. Lanes that are held stay, with what was decoded ahead."""
-        with self._crew.lock:
-            self._table.begin(of, order, step)
-            self._crew.wake()
+        with self.crew.lock:
+            self.table.begin(of, order, step)
+            self.crew.wake()
 
     def follow(self, of: LanePass, order: PassOrder) -> None:
         """Decode the first samples of the next pass where slots are free."""
-        with self._crew.lock:
-            self._table.follow(of, order)
-            self._crew.wake()
+        with self.crew.lock:
+            self.table.follow(of, order)
+            self.crew.wake()
 
     @property
     def drains(self) -> bool:
         """Whether some lane has no samples left to read in this pass."""
-        with self._crew.lock:
-            return any(held.now.all_taken for held in self._table.held.values())
+        with self.crew.lock:
+            return any(held.now.all_taken for held in self.table.held.values())
 
     def hold(self, lanes: Sequence[int]) -> None:
         """Decode these lanes ahead, and no others."""
-        with self._crew.lock:
-            self._table.hold(lanes)
-            self._crew.start(self._job_of_a_thread)
-            self._crew.wake()
-
-    @property
-    def held_lanes(self) -> tuple[int, ...]:
-        return tuple(self._table.held)
+        with self.crew.lock:
+            self.table.hold(lanes)
+            self.crew.start(self._job_of_a_thread)
+            self.crew.wake()
 
     def advance(self, step: int) -> None:
         """The steps before `step` of this pass are committed."""
-        with self._crew.lock:
-            self._table.advance(step)
-            self._crew.wake()
+        with self.crew.lock:
+            self.table.advance(step)
+            self.crew.wake()
 
     def serve(self, lane: int) -> Serve:
         """What a lane serves at the present step."""
-        table = self._table
+        table = self.table
         held = table.held.get(lane)
         if held is None:
             return table.walk_of(lane).serve(table.step)
@@ -103,11 +99,11 @@ class LaneCrew:
 
     def take(self, lane: int) -> tuple[HeldLane, Gathered]:
         """The batch of a held lane at the present step."""
-        held, step = self._table.held[lane], self._table.step
+        held, step = self.table.held[lane], self.table.step
         found = self._wait(held, lambda: held.now.made.pop(step, None), True)
-        with self._crew.lock:
+        with self.crew.lock:
             held.now.taken_step = step
-            self._crew.wake()
+            self.crew.wake()
         if isinstance(found, BaseException):
             raise found
         return held, found
@@ -116,12 +112,12 @@ class LaneCrew:
         """Help with a lane's batch, and wait, until it is `found`."""
 
         def look() -> FoundThing[Thing] | CrewJob | None:
-            if self._crew.stopping:
+            if self.crew.stopping:
                 raise LaneError("this LaneLoader was closed: make another one")
             if (there := found()) is not None:
                 return FoundThing(there)
-            job = batch_to_make(held, self._table.step) if makes else None
-            job = job or lane_to_plan(held, self._table.step)
+            job = batch_to_make(held, self.table.step) if makes else None
+            job = job or lane_to_plan(held, self.table.step)
             if job is not None:
                 return self._begun(job)
             if held.now.error is not None and not held.now.busy:
@@ -130,25 +126,15 @@ class LaneCrew:
             return None
 
         try:
-            return self._crew.wait_for(look)
+            return self.crew.wait_for(look)
         finally:
             self._waited_for = None
 
     @property
-    def stall_seconds(self) -> float:
-        """The time that the consumer waited."""
-        return self._crew.stall_seconds
-
-    @property
-    def extra_decodes(self) -> int:
-        """Decodes of samples that were then not served for the first time here."""
-        return self._table.extra_decodes
-
-    @property
     def room_bytes(self) -> int:
         """The memory of all slots."""
-        with self._crew.lock:
-            return self._table.room_bytes
+        with self.crew.lock:
+            return self.table.room_bytes
 
     def close(self) -> None:
         """Stop and join the threads. It is safe to call this again."""
@@ -156,15 +142,15 @@ class LaneCrew:
             return  # a forked process has no threads of its parent
         if self.run_off_worker(self.close):
             return
-        self._crew.close()
-        with self._crew.lock:
-            self._table.clear()
+        self.crew.close()
+        with self.crew.lock:
+            self.table.clear()
 
     # ---- jobs (under the lock, except for what they run) -----------------------------------------
 
     def _job_of_a_thread(self) -> CrewJob | None:
-        lanes = list(self._table.held.values())
-        job = next_job(lanes, self._table.step, self._waited_for, self._ahead)
+        lanes = list(self.table.held.values())
+        job = next_job(lanes, self.table.step, self._waited_for, self._ahead)
         return None if job is None else self._begun(job)
 
     def _begun(self, job: LaneJob) -> CrewJob:
@@ -185,15 +171,15 @@ class LaneCrew:
         """Note what came out of a job."""
         note(found, error)
         progress.busy -= 1
-        self._table.settle(held, progress)
-        self._crew.wake()
+        self.table.settle(held, progress)
+        self.crew.wake()
         if self._waited_for is held:
-            self._crew.ring()
+            self.crew.ring()
 
     def _planning(self, held: HeldLane, progress: LaneProgress, step: int) -> tuple[Run, Note]:
         progress.planning = True
-        table, enters = self._table, progress.next_step is None
-        room = held.room or table.spare_room()
+        table, enters = self.table, progress.next_step is None
+        room = held.room or (table.spare.pop() if table.spare else None)
 
         def run() -> tuple[Serve, Residents | None, LaneRoom]:
             serve = progress.walk.serve(step)
@@ -238,7 +224,7 @@ class LaneCrew:
             return time.perf_counter() - started
 
         def note(seconds: float | None, error: BaseException | None) -> None:
-            self._table.free(held, progress.end_read(positions))
+            self.table.free(held, progress.end_read(positions))
             progress.error = progress.error or error
             if seconds is not None:
                 self.decode_seconds += seconds
@@ -247,10 +233,10 @@ class LaneCrew:
         return run, note
 
     def _some_done(self, held: HeldLane, progress: LaneProgress, *positions: int) -> None:
-        with self._crew.lock:
+        with self.crew.lock:
             if progress.left:
                 return
             progress.samples.ready.update(positions)
             # This thread goes on reading. The consumer can make its batch now.
-            if self._waited_for is held and held.now.may_make(self._table.step):
-                self._crew.ring()
+            if self._waited_for is held and held.now.may_make(self.table.step):
+                self.crew.ring()

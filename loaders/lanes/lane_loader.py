@@ -125,8 +125,8 @@ class LaneLoader:
                 f"lane {lane} has no samples at step {self._step} of pass {self._pass_index}: leave"
                 " out lanes whose size (sizes(step)) is 0"
             )
-        if lane not in crew.held_lanes:
-            crew.hold([*crew.held_lanes, lane])
+        if lane not in crew.table.held:
+            crew.hold([*crew.table.held, lane])
         # A peer that evaluates in inference mode must not make tensors for one that trains.
         with torch.inference_mode(False):
             held, gathered = crew.take(lane)
@@ -162,8 +162,8 @@ class LaneLoader:
             return self._stats
         return replace(
             self._stats,
-            extra_decodes=crew.extra_decodes,
-            stall_seconds=crew.stall_seconds,
+            extra_decodes=crew.table.extra_decodes,
+            stall_seconds=crew.crew.stall_seconds,
             decode_seconds=crew.decode_seconds,
             skipped=len(self.loader.skipped),
             **(pipeline.bytes_taken | {"buffer_bytes": crew.room_bytes}),
@@ -214,7 +214,10 @@ class LaneLoader:
         check_order_version(state, state["step"])
         self._identity.check(state["identity"])
         running, following = Serving(**state["running"]), Serving(**state["next"])
-        self._leave_place()
+        self._order = self._following = None
+        self._ended = False
+        if self._crew is not None and self._crew.pid == os.getpid():
+            self._crew.hold(())
         for serving in (running, following):  # each is checked as if the user had asked for it
             self.loader.set_reuse(
                 serving.reuse, reaugment=serving.reaugment, batch_size=serving.batch_size
@@ -316,12 +319,6 @@ class LaneLoader:
         ):
             self._following = loader.order.of_pass(self._pass_index + 1)
             crew.follow(self._pass_of(self._pass_index + 1, running), self._following)
-
-    def _leave_place(self) -> None:
-        self._order = self._following = None
-        self._ended = False
-        if self._crew is not None and self._crew.pid == os.getpid():
-            self._crew.hold(())
 
     def _checked(self, lane: int) -> int:
         lane = index(lane)

@@ -67,7 +67,8 @@ class LaneTable:
         self._pass: tuple[LanePass, PassOrder] | None = None
         self._following: tuple[LanePass, PassOrder] | None = None
         self._walks: dict[int, LaneWalk] = {}
-        self._spare: list[LaneRoom] = []
+        self.spare: list[LaneRoom] = []
+        """Rooms that lanes have left."""
 
     def begin(self, of: LanePass, order: PassOrder, step: int) -> None:
         """Serve this pass from `step` on. Lanes that are held stay, with what was decoded ahead."""
@@ -101,7 +102,7 @@ class LaneTable:
         for lane in [lane for lane in self.held if lane not in lanes]:
             self._let_go(self.held.pop(lane))
         self.held = {lane: self.held.get(lane) or self._new(lane) for lane in lanes}
-        del self._spare[self._rooms_wanted :]
+        del self.spare[self._rooms_wanted :]
 
     def advance(self, step: int) -> None:
         self.step = step
@@ -121,7 +122,7 @@ class LaneTable:
         for held in self.held.values():
             self._let_go(held)
         self.held = {}
-        self._spare.clear()
+        self.spare.clear()
 
     # ---- when a job has ended -------------------------------------------------------------------
 
@@ -137,21 +138,17 @@ class LaneTable:
         if held.room is not None:
             held.room.free += slots
 
-    def spare_room(self) -> LaneRoom | None:
-        """A room that another lane has left."""
-        return self._spare.pop() if self._spare else None
-
     def settle_in(self, held: HeldLane, room: LaneRoom | None) -> None:
         """Give a lane its room. Another lane may have left one while this one was made: then nobody
         wants that one any more."""
         held.room = held.room or room
-        del self._spare[self._rooms_wanted :]
+        del self.spare[self._rooms_wanted :]
 
     @property
     def room_bytes(self) -> int:
         """The memory of all slots."""
         rooms = [held.room for held in self.held.values() if held.room is not None]
-        return sum(room.slab.nbytes for room in [*rooms, *self._spare])
+        return sum(room.slab.nbytes for room in [*rooms, *self.spare])
 
     # ---- lanes that come and go -----------------------------------------------------------------
 
@@ -224,8 +221,8 @@ class LaneTable:
         if held.left and not held.busy and held.room is not None:
             room, held.room = held.room, None
             fits = self._pass is not None and self._pass[0].slots == len(room.free)
-            if fits and len(self._spare) < self._rooms_wanted:
-                self._spare.append(room)
+            if fits and len(self.spare) < self._rooms_wanted:
+                self.spare.append(room)
 
     @property
     def _rooms_wanted(self) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 
 from loaders.arguments import Serving
@@ -24,7 +25,6 @@ from loaders.sources.samplers import (
     earlier_draws,
     length_of,
     named_rank,
-    rank_share,
     sampler_order,
 )
 from loaders.workers.decode_work import PassOrder
@@ -113,6 +113,17 @@ class PassOrders:
         named = None if self.ranks.is_rank_known else self.named
         return (named or self.ranks).world_size
 
+    def told_by_all(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
+        """What the loaders of all ranks tell, in the order of their ranks."""
+        everybodys = sorted(self.ranks.gathered(mine), key=lambda told: told["rank"])
+        for before, told in pairwise(everybodys):
+            if before["rank"] == told["rank"]:
+                raise LoaderError(
+                    f"2 loaders say that they are rank {told['rank']}, so both would serve the same"
+                    " samples: give every process a rank of its own, or leave out rank="
+                )
+        return everybodys
+
     def batches(self, serving: Serving, mode: Mode, drop_last: bool) -> int | None:
         """The batches of a pass that is served like this. None: nobody knows."""
         if self.in_dataset is None:
@@ -185,7 +196,9 @@ class RankOrder(PassOrders):
             )
             return PassOrder(pass_index, ids)
         drawn = sampler_order(self.sampler, self.seed, pass_index)
-        ids = drawn if self.named else rank_share(drawn, self.rank, self.world_size, self.share)
+        ids, ranks = drawn, self.world_size
+        if self.named is None:  # the order is repeated at its end
+            ids = np.resize(drawn, self.share * ranks)[self.rank :: ranks].copy()
         return PassOrder(pass_index, ids, earlier_draws(ids), _digest(drawn.tobytes()))
 
     def planned(
@@ -206,15 +219,9 @@ class RankOrder(PassOrders):
             if mine["wrong"]:
                 raise LoaderError(mine["wrong"])
             return order.drawn if self.named is None else f"rank {self.rank}: {order.drawn}"
-        everybodys = sorted(self.ranks.gathered(mine), key=lambda told: told["rank"])
+        everybodys = self.told_by_all(mine)
         if problem := next((told["wrong"] for told in everybodys if told["wrong"]), None):
             raise LoaderError(mine["wrong"] or problem)
-        for before, told in pairwise(everybodys):
-            if before["rank"] == told["rank"]:
-                raise LoaderError(
-                    f"2 loaders say that they are rank {told['rank']}, so both would serve the same"
-                    " samples: give every process a rank of its own, or leave out rank="
-                )
         for told in everybodys[1:]:
             _compare(everybodys[0], told)
         if self.named is None:
@@ -276,7 +283,7 @@ def _compare(first: dict[str, Any], other: dict[str, Any]) -> None:
     for key in differs:
         if first[key] != other[key]:
             raise LoaderError(
-                f"the ranks do not share one order: there is {_describe(key, other)} on {here}, but"
+                f"the ranks do not share one order: {key} is {other[key]} on {here}, but it is"
                 f" {first[key]} on {there}; give every rank the same data set, seed and order"
                 " (a loader without seed= takes that of rank 0), or rank=(0, 1) to a loader that"
                 " serves its own rank alone"
@@ -294,10 +301,6 @@ def _compare(first: dict[str, Any], other: dict[str, Any]) -> None:
             " rank the same number of samples and the same batch_size and reuse, or rank=(0, 1)"
             " where no rank waits for another"
         )
-
-
-def _describe(key: str, told: dict[str, Any]) -> str:
-    return f"{told[key]} samples" if key == "samples" else f"{key} {told[key]}"
 
 
 def _digest(data: bytes) -> str:

@@ -92,8 +92,8 @@ class StreamOrder(PassOrders):
             "stream": self.dataset.source.identity,
             "batches": batches,
         }
-        everybodys = sorted(self.ranks.gathered(mine), key=lambda told: told["rank"])
-        for number, told in enumerate(everybodys):
+        everybodys = self.told_by_all(mine)
+        for told in everybodys:
             for key in mine:
                 if key != "rank" and told[key] != everybodys[0][key]:
                     raise LoaderError(
@@ -101,11 +101,6 @@ class StreamOrder(PassOrders):
                         f" {told['rank']}, but {everybodys[0][key]} on rank 0; give every rank the"
                         " same arguments"
                     )
-            if told["rank"] != number:
-                raise LoaderError(
-                    f"2 loaders say that they are rank {everybodys[number - 1]['rank']}, so both"
-                    " would serve the same samples: leave out rank="
-                )
         return ""
 
     # ---- a pass ---------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from loaders.passes.pass_run import (
 )
 from loaders.pipeline import PipelineSetup
 from loaders.pixels.augmentation import draw_keys
-from loaders.slots.leaves import Nest, as_tensor, leaves_of
+from loaders.slots.leaves import as_tensor, change_leaves, leaves_of
 from loaders.sources.own_batching import OwnBatching
 from loaders.sources.randomness import SeededGenerators, generators_of
 from loaders.stats import BatchInfo, LoaderStats
@@ -354,11 +354,11 @@ def _collated(samples: list[Any]) -> Any:
     except TypeError:
         if not any(isinstance(leaf, Image) for leaf in leaves_of(samples[0])):
             raise
-    return default_collate([Nest(each).sample(_tensors(each)) for each in samples])
 
+    def stored(leaf: Any) -> Any:
+        return as_tensor(leaf) if isinstance(leaf, Image) else leaf
 
-def _tensors(sample: Any) -> list[Any]:
-    return [as_tensor(leaf) if isinstance(leaf, Image) else leaf for leaf in leaves_of(sample)]
+    return default_collate([change_leaves(each, stored) for each in samples])
 
 
 def _ask_batches(

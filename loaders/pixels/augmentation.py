@@ -44,10 +44,7 @@ class Draws:
         self._drawn = 0
 
     def uniform(self, low: float = 0.0, high: float = 1.0) -> NDArray[np.float64]:
-        self._drawn += 1
-        bits = _mix(self.keys + np.uint64(self._drawn * GOLDEN & MASK))
-        unit = (bits >> np.uint64(11)).astype(np.float64) / float(1 << 53)
-        return low + (high - low) * unit
+        return low + (high - low) * self.many(1)[0]
 
     def many(self, count: int) -> NDArray[np.float64]:
         """The next `count` draws of every sample, uniform from 0 to 1: [count, samples]."""

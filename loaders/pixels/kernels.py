@@ -23,6 +23,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -82,21 +83,19 @@ def resized_crop(
 ) -> None:
     """Resize box i (top, left, height, width) of picture i to fill out[i], mirror it if flips[i],
     and zero hole i, a box in the output that may reach over the edge. Any thread may call this."""
-    _check_batch(pictures, flips, holes, out)
     _check("boxes", boxes, np.int32, (len(pictures), 4))
     top, left, height, width = boxes.T
-    inside = (boxes >= (0, 0, 1, 1)).all()
     # (The sum top + height may be more than an int32 holds.)
-    inside &= bool(((top <= pictures.heights - height) & (left <= pictures.widths - width)).all())
-    if not inside:
-        raise ValueError(_first_outside(pictures, boxes))
-    library = kernel_library()
-    if isinstance(library, str):
-        _warn_of_torch(library)
-        _by_torch(pictures, boxes, flips, holes, out, resized=True)
-        return
-    batch = _batch(pictures, flips, holes, out)
-    if library.pictures_resized_crop(ctypes.byref(batch), ctypes.c_void_p(address(boxes))):
+    inside = (top <= pictures.heights - height) & (left <= pictures.widths - width)
+    inside &= (boxes >= (0, 0, 1, 1)).all(1)
+    if not inside.all():
+        n = int(inside.argmin())
+        raise ValueError(
+            f"box {n} (top {top[n]}, left {left[n]}, height {height[n]}, width {width[n]}) is not"
+            f" inside its picture of {pictures.heights[n]}x{pictures.widths[n]}: clip it so that"
+            " it has at least one pixel there"
+        )
+    if _run("pictures_resized_crop", pictures, boxes, flips, holes, out):
         raise MemoryError("there is no memory for a few rows of pixels: use less memory elsewhere")
 
 
@@ -138,26 +137,19 @@ def window(
 ) -> None:
     """Copy the window of out's size at corner i (top, left) of picture i to out[i], mirror it if
     flips[i], then zero hole i. Where the window reaches over the picture's edge, it is zero."""
-    _check_batch(pictures, flips, holes, out)
     _check("corners", corners, np.int32, (len(pictures), 2))
-    library = kernel_library()
-    if isinstance(library, str):
-        _warn_of_torch(library)
-        _by_torch(pictures, corners, flips, holes, out, resized=False)
-        return
-    batch = _batch(pictures, flips, holes, out)
-    library.pictures_window(ctypes.byref(batch), ctypes.c_void_p(address(corners)))
+    _run("pictures_window", pictures, corners, flips, holes, out)
 
 
-# ---- what may be given to a kernel ---------------------------------------------------------------
-
-
-def _check_batch(
+def _run(
+    kernel: str,
     pictures: Pictures,
+    boxes: Integers,
     flips: NDArray[np.bool_] | Pixels,
     holes: Integers | None,
     out: Pixels,
-) -> None:
+) -> int:
+    """Check the rest of a batch, and run a kernel on it, or torch."""
     count = len(pictures)
     _check("flips", flips, np.bool_ if flips.dtype == np.bool_ else np.uint8, (count,))
     if holes is not None:
@@ -165,6 +157,22 @@ def _check_batch(
     if out.ndim != 4 or 0 in out.shape[1:3] or not out.flags.writeable:
         raise ValueError(f"out is {out.shape}: make it a writable [n, height, width, channels]")
     _check("out", out, np.uint8, (count, *out.shape[1:3], pictures.channels))
+    library = kernel_library()
+    if isinstance(library, str):
+        _warn_of_torch(library)
+        _by_torch(pictures, boxes, flips, holes, out, resized=kernel == "pictures_resized_crop")
+        return 0
+    batch = _KernelBatch(
+        *out.shape,
+        address(pictures.addresses),
+        address(pictures.heights),
+        address(pictures.widths),
+        address(flips),
+        None if holes is None else address(holes),
+        address(out),
+        _portable(),
+    )
+    return getattr(library, kernel)(ctypes.byref(batch), ctypes.c_void_p(address(boxes)))
 
 
 def _check(
@@ -180,18 +188,6 @@ def _check(
         f"{what} is {array.dtype} {array.shape}{layout}: a kernel needs contiguous"
         f" {np.dtype(dtype)} {shape}"
     )
-
-
-def _first_outside(pictures: Pictures, boxes: Integers) -> str:
-    for n, (top, left, height, width) in enumerate(boxes.tolist()):
-        tall, wide = int(pictures.heights[n]), int(pictures.widths[n])
-        whole = top >= 0 and left >= 0 and height > 0 and width > 0
-        if not whole or top + height > tall or left + width > wide:
-            return (
-                f"box {n} (top {top}, left {left}, height {height}, width {width}) is not inside"
-                f" its picture of {tall}x{wide}: clip it so that it has at least one pixel there"
-            )
-    raise AssertionError("every box is inside its picture")
 
 
 # ---- the compiled kernels ------------------------------------------------------------------------
@@ -212,25 +208,6 @@ class _KernelBatch(ctypes.Structure):
         ("holes", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
         ("portable", ctypes.c_int32),
-    )
-
-
-def _batch(
-    pictures: Pictures,
-    flips: NDArray[np.bool_] | Pixels,
-    holes: Integers | None,
-    out: Pixels,
-) -> _KernelBatch:
-    """The addresses of the arrays. The caller must keep the arrays until the kernel returns."""
-    return _KernelBatch(
-        *out.shape,
-        address(pictures.addresses),
-        address(pictures.heights),
-        address(pictures.widths),
-        address(flips),
-        None if holes is None else address(holes),
-        address(out),
-        _portable(),
     )
 
 
@@ -283,7 +260,7 @@ def _warn_of_torch(reason: str) -> None:
     warnings.warn(
         f"pictures are cropped by torch, many times slower than by the compiled kernels: {reason}",
         RuntimeWarning,
-        stacklevel=3,
+        stacklevel=4,
     )
 
 
@@ -300,13 +277,9 @@ def _by_torch(
 ) -> None:
     for n in range(len(pictures)):
         one, size = slice(n, n + 1), (out.shape[1], out.shape[2])
-        pixels = torch.from_numpy(_pixels(pictures, n))[None]
+        shape = (int(pictures.heights[n]), int(pictures.widths[n]), pictures.channels)
+        memory = (ctypes.c_uint8 * prod(shape)).from_address(int(pictures.addresses[n]))
+        pixels = torch.from_numpy(np.ctypeslib.as_array(memory).reshape(1, *shape))
         hole = None if holes is None else holes[one]
         made = moved(pixels, boxes[one], size, resized, flips[one].astype(bool), hole)
         out[n] = made[0].numpy()
-
-
-def _pixels(pictures: Pictures, n: int) -> Pixels:
-    shape = (int(pictures.heights[n]), int(pictures.widths[n]), pictures.channels)
-    memory = ctypes.c_uint8 * (shape[0] * shape[1] * shape[2])
-    return np.ctypeslib.as_array(memory.from_address(int(pictures.addresses[n]))).reshape(shape)

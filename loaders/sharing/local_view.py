@@ -329,7 +329,7 @@ class LocalView(SharedView):
         if alone is not None:
             alone.leave()
             alone.loader.close()
-            self.stream.count_alone(alone.decodes)
+            self.stream.decoded_alone.append(alone.decodes)
         at = self.position
         if not at.resuming and at.served:
             mark, serving = (at.pass_index + 1, 0), at.next

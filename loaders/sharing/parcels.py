@@ -109,7 +109,11 @@ class _Packer(pickle.Pickler):
         self._numbers: dict[int, int] = {}
 
     def persistent_id(self, obj: Any) -> tuple[Any, ...] | None:
-        if not isinstance(obj, torch.Tensor) or not _lies_in_plain_memory(obj):
+        if not isinstance(obj, torch.Tensor) or obj.device.type != "cpu":
+            return None
+        if obj.layout is not torch.strided or obj.requires_grad or obj.is_quantized:
+            return None
+        if obj.is_conj() or obj.is_neg():
             return None
         address, first, last = _reach(obj)
         _, *known = self.used.get(address, (None, first, last))
@@ -147,14 +151,6 @@ class _Unpacker(pickle.Unpickler):
             made.set_(storage, offset - first // dtype.itemsize, shape, strides)
             self._made[number] = as_kind(made, kind, attributes)
         return self._made[number]
-
-
-def _lies_in_plain_memory(tensor: torch.Tensor) -> bool:
-    return (
-        tensor.device.type == "cpu"
-        and tensor.layout is torch.strided
-        and not (tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
-    )
 
 
 def _reach(tensor: torch.Tensor) -> tuple[int, int, int]:

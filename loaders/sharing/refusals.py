@@ -1,6 +1,5 @@
 """What a shared stream refuses, and what it says to views that ask after its end or wait."""
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -78,21 +77,4 @@ def stream_ended(why: str) -> PassEnded:
     return PassEnded(
         f"{why}: nothing is lost, state_dict() of a view says where it stands; make a"
         " new SharedStream, and load the states into its views"
-    )
-
-
-def in_other_process(who: str, pid: int) -> SharingError:
-    """Return the error of a call in a forked process."""
-    return SharingError(
-        f"{who} belongs to process {pid}, and this is process {os.getpid()}, which"
-        " has none of the threads that read: give it a ReuseLoader, which can load the"
-        " state_dict() of a view"
-    )
-
-
-def copied_stream() -> SharingError:
-    """Return the error of a stream that is copied or pickled."""
-    return SharingError(
-        "a shared stream cannot be copied or sent to another process, because its batches lie"
-        " in this one: send its loader, and make a stream there"
     )

@@ -37,7 +37,7 @@ from loaders.sharing.lockstep import (
 from loaders.sharing.remote_view import RemoteView
 from loaders.sharing.view_server import ViewServer
 from loaders.stats import LoaderStats
-from loaders.workers.precedence import JointPrecedence
+from loaders.workers.precedence import Precedence
 
 log = logging.getLogger(__name__)
 
@@ -62,22 +62,24 @@ class SharedStream:
         loader.runner.made_ahead = lead
         self.window = window
         self._kept_bytes, self._largest = kept_bytes, 1
-        self._loader = loader
-        self._prototype = loader.apart()
+        self.loader = loader.apart()
+        """A loader with the stream's arguments, which reads nothing itself."""
         self._source = source or BatchSource(loader)
         self._kept: dict[Mark, SharedBatch] = {}
         self._following: Mark | None = None
         self._passes: dict[int, PassServing] = {}
         """Of the passes that were begun and are not over for all views."""
         self._followers = Followers()
-        loader.precedence = JointPrecedence(self._followers.precedences)
+        loader.precedence = Precedence(self._followers.precedences)
         self._views = 0
         self._latest = without_limit(loader.position.next)
         """How the pass is served that was begun last."""
         self._reader: Follower | None = None
         self._ended = ""
         self._waiters = Waiters()
-        self._decoded_alone: list[int] = []
+        self.ring = self._waiters.ring
+        self.decoded_alone: list[int] = []
+        """What views have decoded by themselves."""
         self._lock = threading.Lock()
         self.reading = threading.Lock()
         """Held while a batch is read: a user's own code may draw from generators that all threads
@@ -102,7 +104,7 @@ class SharedStream:
                 raise SharingError(f"two views are called {name!r}: give each a name of its own")
             position, identity = self._joining(join)
             size = position.serving.batch_size
-            pieces = refusals.pieces_for(self._loader, size, batch_size)
+            pieces = refusals.pieces_for(self.loader, size, batch_size)
             mark = (position.pass_index, position.served)
             standing = Standing(
                 mark, without_limit(position.serving), without_limit(position.next), identity
@@ -126,7 +128,7 @@ class SharedStream:
         stats = self._source.loader.stats
         with self._lock:
             kept = sum(batch.nbytes for batch in self._kept.values())
-        extra = stats.extra_decodes + sum(self._decoded_alone)
+        extra = stats.extra_decodes + sum(self.decoded_alone)
         return replace(stats, extra_decodes=extra, batch_bytes=max(stats.batch_bytes, kept))
 
     @property
@@ -153,22 +155,16 @@ class SharedStream:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        raise refusals.copied_stream()
+        raise SharingError(
+            "a shared stream cannot be copied or sent to another process, because its batches lie"
+            " in this one: send its loader, and make a stream there"
+        )
 
     # ---- for its views --------------------------------------------------------------------------
 
-    @property
-    def loader(self) -> ReuseLoader:
-        """A loader with the stream's arguments, which reads nothing itself."""
-        return self._prototype
-
     def apart(self) -> ReuseLoader:
         """A loader for one view that reads alone."""
-        return copy.copy(self._prototype)
-
-    def count_alone(self, decodes: int) -> None:
-        """Count what a view has decoded by itself. It takes no lock."""
-        self._decoded_alone.append(decodes)
+        return copy.copy(self.loader)
 
     @property
     def most_bytes(self) -> int:
@@ -209,10 +205,6 @@ class SharedStream:
                 return ()
             return tuple(f.name for f in self._followers.present() if f.standing.mark[0] < number)
 
-    def ring(self) -> None:
-        """Have everybody who waits look again. It takes no lock."""
-        self._waiters.ring()
-
     def check_open(self) -> None:
         """Refuse to serve after the end."""
         if self._ended:
@@ -221,7 +213,11 @@ class SharedStream:
     def check_process(self, who: str) -> None:
         """Refuse to be used in a forked process."""
         if os.getpid() != self._pid:
-            raise refusals.in_other_process(who, self._pid)
+            raise SharingError(
+                f"{who} belongs to process {self._pid}, and this is process {os.getpid()}, which"
+                " has none of the threads that read: give it a ReuseLoader, which can load the"
+                " state_dict() of a view"
+            )
 
     def take(
         self, follower: Follower, after: Callable[[SharedBatch], Standing]
@@ -368,7 +364,7 @@ class SharedStream:
 
     def _joining(self, join: Join) -> tuple[PassPosition, dict[str, str]]:
         """Return where a new view begins."""
-        position, identity = self._prototype.position, self._prototype.state_dict()["identity"]
+        position, identity = self.loader.position, self.loader.state_dict()["identity"]
         position, following = copy.copy(position), self._following
         if following is None:
             if position.served and not position.resuming:

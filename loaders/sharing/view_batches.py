@@ -65,7 +65,8 @@ def _rows(batch: Any, part: slice, rows: int) -> Any:
         return {key: _rows(value, part, rows) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(_rows(value, part, rows) for value in batch))
-    if isinstance(batch, list | tuple) and all(map(_is_part, batch)):
+    kinds = torch.Tensor | Mapping | list | tuple  # what a column of objects holds is neither
+    if isinstance(batch, list | tuple) and all(isinstance(part, kinds) for part in batch):
         return type(batch)(_rows(value, part, rows) for value in batch)
     if not isinstance(batch, torch.Tensor | list | tuple) or len(batch) != rows:
         raise SharingError(
@@ -73,11 +74,6 @@ def _rows(batch: Any, part: slice, rows: int) -> Any:
             " each of them, so it cannot be cut: leave batch_size out of view()"
         )
     return batch[part]
-
-
-def _is_part(value: Any) -> bool:
-    """Whether this is a nest or a column. What a column of objects holds is neither."""
-    return isinstance(value, torch.Tensor | Mapping | list | tuple)
 
 
 HELD = 2

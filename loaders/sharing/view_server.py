@@ -273,7 +273,11 @@ class ViewServer:
         if desk is None:  # it was withdrawn
             return
         if not desk.busy.acquire(timeout=BUSY_SECONDS):
-            link.send(Answered(None, {}, Failure.from_error(_busy(asked.name, desk.pid))))
+            busy = SharingError(
+                f"{asked.name} is open in process {desk.pid} already, and a view has one consumer:"
+                " make a remote_view() for each process, or close() it there first"
+            )
+            link.send(Answered(None, {}, Failure.from_error(busy)))
             return
         try:
             desk.pid = asked.pid
@@ -284,10 +288,3 @@ class ViewServer:
             desk.view.close()
             desk.pid = None
             desk.busy.release()
-
-
-def _busy(name: str, pid: int | None) -> SharingError:
-    return SharingError(
-        f"{name} is open in process {pid} already, and a view has one consumer: make a"
-        " remote_view() for each process, or close() it there first"
-    )

@@ -41,16 +41,14 @@ class CropRows:
     def __init__(self, layout: CropLayout, slots: int) -> None:
         self.layout = layout
         self.memory = np.empty((slots, layout.nbytes), np.uint8)
-        self._views = [self._view(view) for view in range(len(layout.sizes))]
+        self._views: list[NDArray[np.uint8]] = []
         """The crops of each view: [slots, serves, height, width, channels]."""
+        for view, sides in enumerate(layout.sizes):
+            rows = self.memory[:, layout.start(view) : layout.start(view + 1)]
+            self._views.append(rows.reshape(slots, layout.serves, *sides, layout.channels))
         self.held = np.zeros(slots, dtype=bool)
         """Which slots hold crops."""
         self._expected: dict[int, Crops] = {}
-
-    def _view(self, view: int) -> NDArray[np.uint8]:
-        layout = self.layout
-        rows = self.memory[:, layout.start(view) : layout.start(view + 1)]
-        return rows.reshape(len(rows), layout.serves, *layout.sizes[view], layout.channels)
 
     def expect(self, slot: int, crops: Crops) -> None:
         """Keep these crops of the next picture that comes to `slot`."""
@@ -66,10 +64,14 @@ class CropRows:
             return None
         part = crops.part or PicturePart(0, 0, height, width)
         boxes = crops.boxes(part.height, part.width)
-        if not all(_is_inside(box, part) for box in boxes):
-            return None  # its serve raises the error
+        for top, left, tall, wide in boxes:
+            inside = min(top, left) >= 0 and top + tall <= part.height
+            if not inside or left + wide > part.width:
+                return None  # its serve raises the error
         picture = np.ascontiguousarray(picture)
-        within = [_moved(scaled(box, part.eighths), part) for box in boxes]
+        within: list[Box] = []
+        for top, left, tall, wide in (scaled(box, part.eighths) for box in boxes):
+            within.append((top - part.top, left - part.left, tall, wide))
         views = len(self._views)
         for view, memory in enumerate(self._views):
             fit(picture, within[view::views], memory[slot])
@@ -83,13 +85,3 @@ class CropRows:
         assert serves.max() < self.layout.serves, "there is a crop for each serve"
         rows = self._views[view]
         return address(rows) + slots * rows.strides[0] + serves * rows.strides[1]
-
-
-def _is_inside(box: Box, part: PicturePart) -> bool:
-    top, left, tall, wide = box
-    return min(top, left) >= 0 and top + tall <= part.height and left + wide <= part.width
-
-
-def _moved(box: Box, part: PicturePart) -> Box:
-    top, left, tall, wide = box
-    return top - part.top, left - part.left, tall, wide

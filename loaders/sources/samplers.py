@@ -140,13 +140,6 @@ def _is_data(part: object) -> bool:
     return isinstance(part, kinds) or (hasattr(part, "__getitem__") and hasattr(part, "__len__"))
 
 
-def rank_share(
-    order: NDArray[np.int64], rank: int, world_size: int, per_rank: int
-) -> NDArray[np.int64]:
-    """Every `world_size`-th id of the order, `per_rank` of them; it is repeated at its end."""
-    return np.resize(order, per_rank * world_size)[rank::world_size].copy()
-
-
 def earlier_draws(ids: NDArray[np.int64]) -> NDArray[np.int64]:
     """For every position, how often its id was drawn at earlier positions."""
     by_id = np.argsort(ids, kind="stable")

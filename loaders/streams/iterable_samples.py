@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from loaders.errors import LoaderError, check_at_least_one
-from loaders.pixels.decoding import Room
+from loaders.pixels.decoding import ANYWHERE, Room
 from loaders.slots.leaves import as_tensor, leaves_of
 from loaders.streams.stream_pass import Place, RawSample, StreamReading, StreamTurn
 
@@ -83,10 +83,7 @@ class IterableSamples:
             dataset, sharded = of_rank(dataset, turn.rank, turn.world_size), True
         return _read(dataset, turn, 1 if sharded else turn.world_size, place, skip)
 
-    def decode(self, raw: RawSample) -> Any:
-        return raw.data
-
-    def decode_into(self, raw: RawSample, room: Room) -> Any:
+    def decode(self, raw: RawSample, room: Room = ANYWHERE) -> Any:
         return raw.data
 
 

@@ -129,7 +129,9 @@ class ShardFile:
     def _opened(self) -> Any:
         file = self._access.open(self.path)
         try:
-            size = _size_of(file)
+            size = getattr(file, "size", None)
+            if isinstance(file, BufferedReader):
+                size = os.fstat(file.fileno()).st_size
             if None not in (size, self.size) and size != self.size:
                 raise SourceError(
                     f"{self.path} has {size} bytes now, and had {self.size} when it was read"
@@ -168,12 +170,6 @@ def _can_go_to(file: Any, offset: int) -> bool:
     except (OSError, ValueError):
         return False
     return True
-
-
-def _size_of(file: Any) -> int | None:
-    if isinstance(file, BufferedReader):
-        return os.fstat(file.fileno()).st_size
-    return getattr(file, "size", None)
 
 
 def _describe(error: Exception) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 from torch.utils.data import IterableDataset
 
 from loaders.errors import SourceError
-from loaders.pixels.decoding import Room
+from loaders.pixels.decoding import ANYWHERE, Room
 from loaders.streams.iterable_samples import IterableSamples
 from loaders.streams.shard_files import is_remote
 from loaders.streams.stream_pass import RawSample, StreamPass, StreamTurn
@@ -53,19 +53,16 @@ class StreamedSamples:
         return self.samples
 
     def __getitem__(self, sample_id: int) -> Any:
-        return self._decoded(sample_id, self.source.decode)
+        return self.read_into(sample_id, ANYWHERE)
 
     def read_into(self, sample_id: int, room: Room) -> Any:
-        return self._decoded(sample_id, lambda raw: self.source.decode_into(raw, room))
-
-    def _decoded(self, sample_id: int, decode: Callable[[RawSample], Any]) -> Any:
-        """A sample that was taken out of the stream, or one that is only looked at: the loader
-        looks at the first ones, to see how large a slot is. None: there is none."""
+        """A sample that was taken out of the stream, or one of the first, which the loader looks
+        at to see how large a slot is. None: there is none."""
         raw = self._raw.get(sample_id) or self.look(sample_id)
         if raw is None:
             return None
         try:
-            return decode(raw)
+            return self.source.decode(raw, room)
         except Exception as error:
             error.add_note(f"while decoding {raw.name}")
             raise

@@ -19,12 +19,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from loaders.errors import DecodeError, SourceError, StateError, check_at_least_one
 from loaders.order.keyed_permutation import KeyedPermutation
 from loaders.order.source_order import SourceOrder
-from loaders.pixels.decoding import PictureDecoder, Room
+from loaders.pixels.decoding import ANYWHERE, PictureDecoder, Room
 from loaders.sources.archives import LABEL_SUFFIX
 from loaders.sources.folder_walk import PICTURE_SUFFIXES
 from loaders.streams.shard_files import ShardAccess, ShardFile, is_remote
@@ -125,15 +123,10 @@ class TarShards:
                 if place is not None:
                     raise _elsewhere(path, place, "nothing")
 
-    def decode(self, raw: RawSample) -> Any:
+    def decode(self, raw: RawSample, room: Room = ANYWHERE) -> Any:
+        """The sample; of a picture and its class, with the pixels in the memory of `room`."""
         if self._decode is not None:
             return self._decode(raw.data)
-        return self._picture_and_class(raw, None)
-
-    def decode_into(self, raw: RawSample, room: Room) -> Any:
-        return self.decode(raw) if self._decode else self._picture_and_class(raw, room)
-
-    def _picture_and_class(self, raw: RawSample, room: Room | None) -> tuple[torch.Tensor, int]:
         files: dict[str, Any] = raw.data
         pictures = [name for name in files if f".{name}".endswith(PICTURE_SUFFIXES)]
         pictures = [name for name in pictures if "." not in name] or pictures
@@ -145,8 +138,7 @@ class TarShards:
                 f" beside it (there are: {there}; the class is {word!r}): give"
                 " TarShards(..., decode=), which makes a sample of these files"
             )
-        where = {} if room is None else {"room": room}
-        return self._pictures.decode(files[pictures[0]], raw.name, **where), int(word)
+        return self._pictures.decode(files[pictures[0]], raw.name, room), int(word)
 
 
 def _elsewhere(path: str, place: Place, found: str) -> StateError:

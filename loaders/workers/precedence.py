@@ -109,33 +109,23 @@ class Precedence:
     """Where one loader stands. Any thread may put it behind, or to the front again. Its copies, in
     this process or another, are those of other loaders: they begin in front."""
 
-    def __init__(self) -> None:
+    def __init__(self, consumers: Callable[[], Sequence["Precedence"]] | None = None) -> None:
+        """`consumers`: of a loader that several read, which is behind while all of them are."""
         self._behind = False
+        self._consumers = consumers
 
     @property
     def gives_way(self) -> bool:
         """Whether its workers give way to those of loaders in front."""
-        return self._is_behind()
+        if self._consumers is None:
+            return self._behind
+        consumers = self._consumers()
+        return len(consumers) > 0 and all(one.gives_way for one in consumers)
 
     @gives_way.setter
     def gives_way(self, value: bool) -> None:
         self._behind = value
         process_workers.wake_all()
 
-    def _is_behind(self) -> bool:
-        return self._behind
-
     def __reduce__(self) -> tuple[type["Precedence"], tuple[()]]:
         return Precedence, ()
-
-
-class JointPrecedence(Precedence):
-    """That of a loader that several consumers read: it is behind while all of them are."""
-
-    def __init__(self, consumers: Callable[[], Sequence[Precedence]]) -> None:
-        super().__init__()
-        self._consumers = consumers
-
-    def _is_behind(self) -> bool:
-        consumers = self._consumers()
-        return len(consumers) > 0 and all(one.gives_way for one in consumers)

@@ -239,7 +239,11 @@ class WorkerProcess:
     def _start(self) -> Connection:
         context = cast(SpawnContext, multiprocessing.get_context(self.start_method))
         forked = self.start_method == "fork"
-        payloads = [] if forked else self._payloads()
+        payloads = []
+        if not forked:
+            whole, init = f"the data set ({self._kind})", f"init={self.place.init!r}"
+            payloads.append(self._pickled(self.dataset, whole, NOT_PICKLED))
+            payloads.append(self._pickled(self.place, init, NOT_IMPORTED))
         if self.start_method == "forkserver":
             fork_server.prepare(worker.__name__)  # it imports torch once
         ours, theirs = context.Pipe()
@@ -284,13 +288,6 @@ class WorkerProcess:
             error.add_note(f"while init was called with {self.place.number}")
             raise error
         return ours
-
-    def _payloads(self) -> list[bytes]:
-        whole, init = f"the data set ({self._kind})", f"init={self.place.init!r}"
-        return [
-            self._pickled(self.dataset, whole, NOT_PICKLED),
-            self._pickled(self.place, init, NOT_IMPORTED),
-        ]
 
     def _pickled(self, sent: Any, what: str, remedy: str) -> bytes:
         try:

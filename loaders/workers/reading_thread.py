@@ -60,7 +60,12 @@ class ReadingThread:
         if self._stopped:
             raise PassEnded(f"thread {self._name} was closed: it reads no more samples")
         samples: list[Any] = []
-        requests = self._opened()
+        requests = self._requests
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=_serve, args=(self._dataset, requests), name=self._name, daemon=True
+            )
+            self._thread.start()
         requests.asked.put([int(i) for i in ids])
         try:
             while len(samples) < len(ids):
@@ -95,14 +100,6 @@ class ReadingThread:
         self.stop()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(JOIN_SECONDS)
-
-    def _opened(self) -> _Requests:
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=_serve, args=(self._dataset, self._requests), name=self._name, daemon=True
-            )
-            self._thread.start()
-        return self._requests
 
     def _leave(self) -> None:
         self._requests.left = True

@@ -9,28 +9,14 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from loaders.errors import PassEnded
-from loaders.slots.leaves import Chunk, Fetch, Sample, copy_sample
+from loaders.slots.leaves import Fetch, Sample, copy_sample
 from loaders.workers.processes import WorkerProcess
+from loaders.workers.reading_thread import ReadingThread
 
-
-class Lendable(Protocol):
-    """A worker that reads for whoever has borrowed it."""
-
-    def read(self, ids: Sequence[int], keys: Sequence[int] = (), frozen: bool = False) -> Chunk: ...
-
-    def stop(self) -> None:
-        """Tell it to end, without waiting for it."""
-        ...
-
-    def close(self) -> None:
-        """End it."""
-        ...
-
-
-Worker = TypeVar("Worker", bound=Lendable)
+Worker = TypeVar("Worker", WorkerProcess, ReadingThread)
 
 
 class WorkerPool(Generic[Worker]):
