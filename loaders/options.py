@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from loaders.adopting.thread_safety import safe_in_threads, why_not_sendable
+from loaders.adopting.adoption import safe_in_threads, why_not_sendable
 from loaders.backends import BACKENDS, Backend
 from loaders.batching.batches import Augments, Collate, each_view
 from loaders.batching.joint_parts import PartKinds

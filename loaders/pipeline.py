@@ -31,9 +31,9 @@ from loaders.order.serve import Serve
 from loaders.order.source_order import source_order
 from loaders.pixels.augmentation import crops_of, draw_keys, sides_of
 from loaders.pixels.crops import Crops
-from loaders.slots.crop_rows import CropLayout
 from loaders.slots.leaves import Sample
 from loaders.slots.slab import Slab
+from loaders.slots.slot_rows import CropLayout
 from loaders.stats import BatchInfo, BufferSize
 from loaders.workers.decode_work import DecodeWork, PassJobs, PassOrder
 from loaders.workers.precedence import Precedence

@@ -10,6 +10,7 @@ effect are named in `notes` or in the split's report.
 
 import copy
 import functools
+import pickle
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
@@ -26,20 +27,22 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    StackDataset,
     Subset,
     TensorDataset,
     default_collate,
 )
 
-from loaders.adopting.thread_safety import safe_in_threads
 from loaders.adopting.torchvision_steps import (
     NOT_ONE_PICTURE,
     READ_TRANSFORMS,
+    SAFE_IN_THREADS,
     is_from,
     known_size,
+    torchvision_name,
     torchvision_reader,
 )
-from loaders.adopting.transforms import Decode, TransformSplit, split_transform
+from loaders.adopting.transforms import Decode, TransformSplit, flat_steps, split_transform
 from loaders.errors import LoaderError
 from loaders.sources.datasets import PictureArrays
 from loaders.sources.own_batching import STATEFUL, OwnBatching, torch_class
@@ -225,7 +228,7 @@ def split_dataset(dataset: DataSet) -> tuple[DataSet, TransformSplit | None]:
     both = getattr(dataset, "transforms", None)
     joint = both is not None and not is_from(both, "torchvision.datasets.vision")
     if owner is None or owner in NOT_ONE_PICTURE or joint:
-        return dataset, None  # if it is random, `lifting` looks at what [i] does with it
+        return dataset, None  # if it is random, `own_transforms` looks at what [i] does with it
     transform = getattr(both, "transform", None) if owner in READ_TRANSFORMS else dataset.transform
     if transform is None:
         return dataset, None
@@ -310,3 +313,53 @@ def _view(array: NDArray[Any]) -> torch.Tensor:
     with warnings.catch_warnings():  # a file may be mapped for reading; nobody writes to it
         warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
         return torch.from_numpy(array)
+
+
+IN_MEMORY = (list, tuple, range, np.ndarray, torch.Tensor, TensorDataset)
+CALLS_OTHERS = frozenset({"Lambda", "RandomApply", "RandomChoice", "RandomOrder"})
+"""Transforms of torchvision that call functions of the user's."""
+
+
+def safe_in_threads(dataset: Any) -> bool:
+    """Whether reading `dataset` from several threads is known to be safe."""
+    kind = type(dataset)
+    if kind is Subset:
+        return safe_in_threads(dataset.dataset)
+    if kind is ConcatDataset:
+        return all(map(safe_in_threads, dataset.datasets))
+    if kind is StackDataset:
+        inside = dataset.datasets
+        return all(map(safe_in_threads, inside.values() if isinstance(inside, dict) else inside))
+    if kind in IN_MEMORY or kind.__module__.startswith("loaders."):
+        return True
+    if torchvision_reader(dataset) not in SAFE_IN_THREADS:
+        return False
+    opens = getattr(dataset, "loader", None)  # what a DatasetFolder opens its files with
+    return (
+        dataset.target_transform is None
+        and (opens is None or getattr(opens, "__module__", "") == "torchvision.datasets.folder")
+        and all(map(_is_safe_step, flat_steps(dataset.transform)))
+    )
+
+
+def why_not_sendable(dataset: Any) -> str:
+    """Why a data set cannot be pickled for another process. Empty: it can."""
+    try:
+        pickle.Pickler(_Nowhere(), protocol=pickle.HIGHEST_PROTOCOL).dump(dataset)
+    except Exception as error:
+        return str(error)
+    return ""
+
+
+class _Nowhere:
+    """A file that keeps nothing."""
+
+    def write(self, data: Any) -> int:
+        return memoryview(data).nbytes  # a large array comes as a PickleBuffer
+
+
+def _is_safe_step(step: Any) -> bool:
+    if isinstance(step, Decode):
+        return all(map(_is_safe_step, step.steps))
+    name = torchvision_name(step)
+    return name is not None and name not in CALLS_OTHERS

@@ -23,8 +23,8 @@ from loaders.backends import Encoded, read, unreadable
 from loaders.backends.ffcv import IMAGE, JPG, LABEL, import_ffcv
 from loaders.errors import LoaderError, SourceError
 from loaders.order.serve import Serve
+from loaders.pixels.decoding import UPRIGHT, as_rgb, jpeg_orientation
 from loaders.pixels.jpegs import is_jpeg
-from loaders.pixels.picture_modes import UPRIGHT, as_rgb, jpeg_orientation
 from loaders.workers.decode_work import DecodeWork, Done, PassJobs
 from loaders.workers.prefetcher import Prefetcher
 

@@ -4,7 +4,7 @@
            0             64-byte aligned             '- released when it closes, or reopens ----'
           |--------- mapped at opening --------||-- mapped when it was reserved --|
 
-Each pair of files has one writer, and only grows. A line of the index (`cache_index`) is written
+Each pair of files has one writer, and only grows. A line of the index (`cache_records`) is written
 after its bytes, which are never written again: a kill leaves whole records and a tail that no line
 refers to. (A power cut may lose the bytes of a line, so records have checksums.) Space is reserved
 in large extents, under one lock of the folder, so that the limit holds for all ranks together. The
@@ -26,8 +26,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from loaders.cache.cache_index import DropLine, IndexReader, header_line
-from loaders.cache.cache_records import RecordLayout, RecordLayouts, aligned, values_from_text
+from loaders.cache.cache_records import (
+    DropLine,
+    IndexReader,
+    RecordLayout,
+    RecordLayouts,
+    aligned,
+    header_line,
+    values_from_text,
+)
 from loaders.errors import CacheError
 
 log = logging.getLogger(__name__)

@@ -19,8 +19,7 @@ from loaders.cache.cache_files import (
     bytes_of_others,
     data_path,
 )
-from loaders.cache.cache_index import DropLine, RecordLine, record_line
-from loaders.cache.cache_records import aligned, unpack
+from loaders.cache.cache_records import DropLine, RecordLine, aligned, record_line, unpack
 from loaders.cache.fingerprint import fingerprint, verify
 from loaders.errors import CacheError, check_at_least_one, check_word
 

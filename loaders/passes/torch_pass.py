@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
-from loaders.adopting.thread_safety import why_not_sendable
+from loaders.adopting.adoption import why_not_sendable
 from loaders.batching.batches import Collate
 from loaders.batching.device import DeviceFeed
 from loaders.errors import OTHER_ITERATOR, LoaderError, PassEnded, SourceError, WorkerDied

@@ -6,9 +6,8 @@
 
 `lockstep` says who takes, who reads on and who waits; it is pure. `shared_stream` does it, and
 `shared_view` is what each consumer has as its loader, `local_view` in the process of the stream.
-For another process `view_server` has a thread that drives a local one; `parcels` and `lent_blocks`
-carry its batches, `view_link` the words, and `remote_view` is the loader there. A stream of that
-process may read it by a `RemoteSource`.
+For another process `view_server` has a thread that drives a local one; `lent_blocks` carry its
+batches, `view_link` the words, and `remote_view` is the loader there, which a `RemoteSource` reads.
 
 May import: arguments, batching, blocks, errors, loader, order, slots, stats, workers.
 """

@@ -19,9 +19,18 @@ from typing import Any, Literal
 from loaders.arguments import PassPosition
 from loaders.errors import PassEnded, SharingError, check_at_least_one, check_word
 from loaders.loader import ReuseLoader
-from loaders.sharing import refusals
 from loaders.sharing.batch_source import BatchSource, PassServing, SharedBatch, without_limit
-from loaders.sharing.follower import Follower, Followers, Standing, Waiters
+from loaders.sharing.follower import (
+    Follower,
+    Followers,
+    Standing,
+    Waiters,
+    check_loader,
+    check_other_thread,
+    describe_wait,
+    pieces_for,
+    stream_ended,
+)
 from loaders.sharing.local_view import LocalView
 from loaders.sharing.lockstep import (
     Action,
@@ -58,7 +67,7 @@ class SharedStream:
         reads instead of the loader."""
         check_at_least_one("lead", lead)
         check_at_least_one("window", window)
-        refusals.check_loader(loader)
+        check_loader(loader)
         loader.runner.made_ahead = lead
         self.window = window
         self._kept_bytes, self._largest = kept_bytes, 1
@@ -104,7 +113,7 @@ class SharedStream:
                 raise SharingError(f"two views are called {name!r}: give each a name of its own")
             position, identity = self._joining(join)
             size = position.serving.batch_size
-            pieces = refusals.pieces_for(self.loader, size, batch_size)
+            pieces = pieces_for(self.loader, size, batch_size)
             mark = (position.pass_index, position.served)
             standing = Standing(
                 mark, without_limit(position.serving), without_limit(position.next), identity
@@ -208,7 +217,7 @@ class SharedStream:
     def check_open(self) -> None:
         """Refuse to serve after the end."""
         if self._ended:
-            raise refusals.stream_ended(self._ended)
+            raise stream_ended(self._ended)
 
     def check_process(self, who: str) -> None:
         """Refuse to be used in a forked process."""
@@ -254,9 +263,7 @@ class SharedStream:
                 if isinstance(action, ReadNext) and self._reader is None:
                     to_read = self._begin_reading(follower, action)
                 elif follower.on_wait is None or not names:
-                    refusals.check_other_thread(
-                        follower, names, self._followers.present(), self._most
-                    )
+                    check_other_thread(follower, names, self._followers.present(), self._most)
                     bell = self._waiters.add_bell()
             if to_read is not None:
                 stalled += self._read(*to_read)
@@ -264,9 +271,7 @@ class SharedStream:
                 stalled += self._waiters.wait(bell, names)
                 if names and stalled > warn_after:
                     warn_after *= 2
-                    log.warning(
-                        "%s", refusals.describe_wait(follower.name, names, stalled, self._most)
-                    )
+                    log.warning("%s", describe_wait(follower.name, names, stalled, self._most))
             elif follower.on_wait is not None:
                 if follower.on_wait(names) is False:
                     return None, False, stalled
@@ -345,7 +350,7 @@ class SharedStream:
             self._ended = self._ended or (
                 "the loader of this shared stream was closed, or somebody else iterates it"
             )
-            raise refusals.stream_ended(self._ended) from error
+            raise stream_ended(self._ended) from error
         with self._lock:
             if not self._ended:
                 self._kept[mark], self._following = batch, batch.following

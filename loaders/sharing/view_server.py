@@ -20,9 +20,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from loaders.errors import LoaderError, SharingError
-from loaders.sharing.lent_blocks import LentBlocks
+from loaders.sharing.lent_blocks import LentBlocks, PackedBatch, pack
 from loaders.sharing.local_view import LocalView
-from loaders.sharing.parcels import PackedBatch, pack
 from loaders.sharing.shared_view import ViewPlace
 from loaders.sharing.view_link import (
     AHEAD,

@@ -17,7 +17,6 @@ from torch.utils.data import default_collate
 from loaders.blocks import Blocks
 from loaders.errors import SampleShapeError
 from loaders.pixels.kernels import Pictures, address
-from loaders.slots.crop_rows import CropLayout, CropRows
 from loaders.slots.leaves import (
     Leaf,
     as_kind,
@@ -29,7 +28,7 @@ from loaders.slots.leaves import (
     mode_of,
     restored,
 )
-from loaders.slots.slot_rows import Array, ByteBudget, SlotRows
+from loaders.slots.slot_rows import Array, ByteBudget, CropLayout, CropRows, SlotRows
 
 NUMBERS = MappingProxyType({int: torch.int64, float: torch.float64, bool: torch.bool})
 

@@ -18,7 +18,7 @@ from PIL import Image
 from torch.nn.utils.rnn import PackedSequence
 
 from loaders.errors import CacheError, LoaderError, SampleShapeError
-from loaders.pixels.picture_modes import as_rgb
+from loaders.pixels.decoding import as_rgb
 from loaders.torch_seams import plain_results
 
 # A sample is whatever the user's data set returns: only its leaves have types here.

@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 
 from loaders.slots.columns import ArrayColumn, ObjectColumn
-from loaders.slots.crop_rows import CropLayout, CropRows
 from loaders.slots.leaves import (
     Nest,
     Sample,
@@ -28,7 +27,7 @@ from loaders.slots.leaves import (
     picture_number,
     structure_of,
 )
-from loaders.slots.slot_rows import ByteBudget
+from loaders.slots.slot_rows import ByteBudget, CropLayout, CropRows
 
 
 class Slab:

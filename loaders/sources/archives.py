@@ -21,7 +21,7 @@ import torch
 
 from loaders.errors import DecodeError, SourceError
 from loaders.pixels.decoding import ANYWHERE, PictureDecoder, Room
-from loaders.sources.folder_walk import PICTURE_SUFFIXES, is_picture, log_unread_files
+from loaders.sources.datasets import PICTURE_SUFFIXES, is_picture, log_unread_files
 
 LABEL_SUFFIX = ".cls"
 MOST_CLASSES = 100_000

@@ -24,10 +24,9 @@ from loaders.order.keyed_permutation import KeyedPermutation
 from loaders.order.source_order import SourceOrder
 from loaders.pixels.decoding import ANYWHERE, PictureDecoder, Room
 from loaders.sources.archives import LABEL_SUFFIX
-from loaders.sources.folder_walk import PICTURE_SUFFIXES
-from loaders.streams.shard_files import ShardAccess, ShardFile, is_remote
+from loaders.sources.datasets import PICTURE_SUFFIXES
+from loaders.streams.shard_files import KEY, ShardAccess, ShardFile, is_remote, tar_samples
 from loaders.streams.stream_pass import Place, RawSample, StreamReading, StreamTurn
-from loaders.streams.tar_reading import KEY, tar_samples
 
 Paths = str | Path | Sequence[str | Path]
 Decode = Callable[[dict[str, Any]], Any]

@@ -32,7 +32,7 @@ from loaders.errors import PassEnded, SampleTimeout, SourceError, WorkerDied
 from loaders.slots.leaves import Chunk, Sample
 from loaders.sources.datasets import counts_of
 from loaders.workers import fork_server, worker
-from loaders.workers.endings import describe_exit, sample_timeout
+from loaders.workers.reading_thread import describe_exit, sample_timeout
 from loaders.workers.staging import IDLE, PROGRESS, Staging, mapped, unpack
 from loaders.workers.worker import Reply, Request, WorkerPlace
 

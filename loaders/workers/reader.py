@@ -46,7 +46,7 @@ from loaders.sources.randomness import seeded_randomness
 from loaders.workers.dataset_reads import DrawWatch, read_at_once
 from loaders.workers.decode_work import Done, PassOrder, PassProgress
 from loaders.workers.slot_writer import IncomingSample, Job, SlotWriter, while_decoding
-from loaders.workers.staged_rows import as_rows
+from loaders.workers.staging import as_rows
 
 log = logging.getLogger(__name__)
 

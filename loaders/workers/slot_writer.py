@@ -21,7 +21,7 @@ from loaders.slots.leaves import Nest, Sample, as_stored, as_tensor, leaves_of, 
 from loaders.slots.slab import Slab
 from loaders.workers.decode_work import Done, PassOrder
 from loaders.workers.prefetcher import MOST_IN_CHUNK
-from loaders.workers.staged_rows import RowSamples
+from loaders.workers.staging import RowSamples
 
 ONCE = 1 << 40
 """An augmentation that is drawn once a pass draws as if this were the number of the serve."""

@@ -28,8 +28,7 @@ from loaders.slots.leaves import Sample, copy_sample
 from loaders.sources.datasets import counts_of
 from loaders.torch_seams import set_worker_info
 from loaders.workers.dataset_reads import DrawWatch, read_at_once
-from loaders.workers.staged_rows import PackedRows, RowsBeingWritten
-from loaders.workers.staging import IDLE, Staging, mapped, unpack
+from loaders.workers.staging import IDLE, PackedRows, RowsBeingWritten, Staging, mapped, unpack
 
 LOOK_SECONDS = 1.0  # the time between two looks whether the parent is still there
 MOST_TRACE = 20_000  # so many letters of a traceback are sent

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.cache_contents import MIB, NAME, SAMPLES, fill, holds, offer
 
-from loaders.cache.cache_index import encoded_line
+from loaders.cache.cache_records import encoded_line
 from loaders.cache.disk_cache import DiskCache
 from loaders.errors import CacheError
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from loaders.sharing.lent_blocks import LentBlocks
-from loaders.sharing.parcels import pack
+from loaders.sharing.lent_blocks import LentBlocks, pack
 
 FOLDER = """
 import sys

@@ -25,8 +25,7 @@ from support.shared_streams import BATCH, BATCHES, SIZE, Counted, lone, passes
 
 from loaders import SharedStream
 from loaders.errors import PassEnded, SharingError
-from loaders.sharing.lent_blocks import HELD, BorrowedBlocks, LentBlocks, Shipment
-from loaders.sharing.parcels import pack, unpack
+from loaders.sharing.lent_blocks import HELD, BorrowedBlocks, LentBlocks, Shipment, pack, unpack
 from loaders.sharing.remote_view import RemoteSource
 from loaders.sharing.view_link import AHEAD
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from loaders.errors import DecodeError, SourceError
-from loaders.streams.shard_files import ShardAccess, ShardFile
+from loaders.streams.shard_files import KEY, ShardAccess, ShardFile, TarSample, tar_samples
 from loaders.streams.stream_pass import StreamTurn
-from loaders.streams.tar_reading import KEY, TarSample, tar_samples
 from loaders.streams.tar_shards import TarShards
 
 FORMATS = {"pax": tarfile.PAX_FORMAT, "gnu": tarfile.GNU_FORMAT}

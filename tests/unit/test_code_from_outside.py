@@ -35,9 +35,9 @@ PARENT = "the bytes come over a pipe from the process that made this one, or the
 KEY_HOLDER = "the bytes come over a socket, from who has the key that its parent gave it"
 REASONS: Mapping[str, Mapping[str, int]] = {
     WRITES: {
-        "loaders/adopting/thread_safety.py pickle.Pickler": 1,
+        "loaders/adopting/adoption.py pickle.Pickler": 1,
         "loaders/identity/held_values.py marshal.dumps": 1,
-        "loaders/sharing/parcels.py pickle.Pickler": 1,
+        "loaders/sharing/lent_blocks.py pickle.Pickler": 1,
         "loaders/sharing/remote_view.py pickle.dumps": 1,
         "loaders/sources/randomness.py pickle.dumps": 1,
         "loaders/batching/user_views.py pickle.dumps": 1,
@@ -86,7 +86,7 @@ REASONS: Mapping[str, Mapping[str, int]] = {
         "trainers/fleet/hosting/device_process.py .recv()": 2,
     },
     KEY_HOLDER: {
-        "loaders/sharing/parcels.py pickle.Unpickler": 1,
+        "loaders/sharing/lent_blocks.py pickle.Unpickler": 1,
         "loaders/sharing/view_link.py .recv()": 2,
         "trainers/fleet/inputs/input_link.py .recv()": 1,
         "trainers/fleet/inputs/input_service.py .recv()": 1,

@@ -10,8 +10,7 @@ from torchvision.datasets import ImageFolder
 
 from loaders.backends import open_source
 from loaders.errors import BackendMissing, LoaderError, SourceError
-from loaders.sources.datasets import PictureArrays, cifar10, picture_folder
-from loaders.sources.folder_walk import FolderWalk
+from loaders.sources.datasets import FolderWalk, PictureArrays, cifar10, picture_folder
 
 ARRAYS = PictureArrays(np.zeros((4, 2, 2, 3), dtype=np.uint8), np.arange(4), ("a", "b"))
 

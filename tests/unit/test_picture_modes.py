@@ -16,7 +16,7 @@ from torchvision.transforms.functional import to_tensor
 
 from loaders import LoaderError, ReuseLoader
 from loaders.errors import DecodeError
-from loaders.pixels import picture_modes
+from loaders.pixels import decoding
 from loaders.pixels.decoding import PictureDecoder, decode_pixels
 from loaders.pixels.jpegs import Jpeg
 
@@ -106,7 +106,7 @@ def test_numbers_without_a_range_are_refused(mode: str) -> None:
 def held(orientation: int, kind: str, **options: Any) -> bytes:
     exif = Image.Exif()
     exif[0x010F] = "a maker"
-    exif[picture_modes.ORIENTATION] = orientation
+    exif[decoding.ORIENTATION] = orientation
     return encoded(RGB, kind, exif=exif, **options)
 
 
@@ -117,7 +117,7 @@ def test_a_picture_is_turned_as_its_exif_says(
     orientation: int, kind: str, size: int | None
 ) -> None:
     exif = Image.Exif()
-    exif[picture_modes.ORIENTATION] = orientation
+    exif[decoding.ORIENTATION] = orientation
     picture = RGB.convert("CMYK") if kind == "CMYK JPEG" else RGB
     data = encoded(picture, kind.split()[-1], exif=exif, quality=95)
     with Image.open(io.BytesIO(data)) as opened:
@@ -135,7 +135,7 @@ def test_a_picture_stays_as_it_lies_in_the_file_where_its_exif_is_not_asked(
     kind: str, size: int | None
 ) -> None:
     exif = Image.Exif()
-    exif[picture_modes.ORIENTATION] = 6
+    exif[decoding.ORIENTATION] = 6
     decoder = PictureDecoder(size, square=False, exif=False)
     made = decoder.decode(encoded(RGB, kind, exif=exif, quality=95), "a")
     assert torch.equal(made, decoder.decode(encoded(RGB, kind, quality=95), "a"))
@@ -149,14 +149,14 @@ def test_the_exif_of_a_jpeg_is_read_in_both_byte_orders_and_survives_any_cut(ord
         exif = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"
         plain = encoded(RGB, "JPEG")
         data = plain[:2] + b"\xff\xe1" + (len(exif) + 2).to_bytes(2, "big") + exif + plain[2:]
-    assert picture_modes.jpeg_orientation(data) == 6
+    assert decoding.jpeg_orientation(data) == 6
     assert decode_pixels(data).shape == (WIDTH, HEIGHT, 3)
     for end in range(200):
-        assert picture_modes.jpeg_orientation(data[:end]) in (1, 6)
+        assert decoding.jpeg_orientation(data[:end]) in (1, 6)
 
 
 def test_an_orientation_that_is_none_is_upright() -> None:
-    assert [picture_modes.jpeg_orientation(held(n, "JPEG")) for n in (0, 9, 1)] == [1, 1, 1]
+    assert [decoding.jpeg_orientation(held(n, "JPEG")) for n in (0, 9, 1)] == [1, 1, 1]
 
 
 # ---- too large, and too many --------------------------------------------------------------------
@@ -209,7 +209,7 @@ def test_a_jpeg_that_says_it_is_huge_is_refused(monkeypatch: pytest.MonkeyPatch)
 def test_that_frames_are_left_out_is_said_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(picture_modes, "_warned_frames", False)
+    monkeypatch.setattr(decoding, "_warned_frames", False)
     film = encoded(RGB, "GIF", save_all=True, append_images=[RGB.rotate(180), RGB])
     with caplog.at_level(logging.WARNING):
         first = PictureDecoder(None).decode(film, "film.gif")

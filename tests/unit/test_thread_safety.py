@@ -11,7 +11,7 @@ from torch.utils.data import ConcatDataset, DataLoader, StackDataset, Subset, Te
 from torchvision import datasets, transforms
 
 from loaders import ReuseLoader, Workers
-from loaders.adopting.thread_safety import safe_in_threads
+from loaders.adopting.adoption import safe_in_threads
 from loaders.backends import open_source
 from loaders.sources.datasets import PictureArrays
 

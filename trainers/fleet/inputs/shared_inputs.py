@@ -19,9 +19,8 @@ from loaders import ReuseLoader, SharedStream
 from loaders.errors import SharingError
 from loaders.identity.contents import GENERATORS, ContentDigest
 from loaders.identity.file_states import FileStates
-from loaders.sharing.follower import Follower
+from loaders.sharing.follower import Follower, check_loader
 from loaders.sharing.local_view import LocalView
-from loaders.sharing.refusals import check_loader
 from loaders.sharing.remote_view import RemoteSource
 from trainers.fleet.inputs.input_link import InputLink
 from trainers.random_state import TorchSettings
