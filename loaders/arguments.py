@@ -167,9 +167,8 @@ def check_order_version(state: dict[str, Any], served: int) -> None:
     if served and version != ORDER_VERSION:
         raise StateError(
             f"the saved loader state is in the middle of pass {state['pass']} of order version"
-            f" {version}, this version of the loader serves order version {ORDER_VERSION}, in which"
-            " other samples are still to come: resume from a state that was saved at the end of a"
-            " pass, or with the version of the loader that saved it"
+            f" {version}, this version of the loader serves order version {ORDER_VERSION}: resume"
+            " from a state of the end of a pass, or with the version of the loader that saved it"
         )
 
 

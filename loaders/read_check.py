@@ -125,8 +125,7 @@ class ReadCheck:
                 "the stream %s draws by chance (%s): what it draws for a sample is the same in all"
                 " its serves, and a pass that is resumed in its middle is refused where it gives"
                 " other samples. Give what augments as augment=, leave shuffling to the loader, or"
-                " draw as a function of the pass (set_epoch); reaugment=False says that you mean"
-                " it",
+                " draw as a function of the pass (set_epoch); reaugment=False: you mean it",
                 source.identity,
                 found.replace("sample 0 was", "its first samples were"),
             )

@@ -159,8 +159,7 @@ def _ignored_settings(dataloader: DataLoader[Any], own: OwnBatching | None) -> I
     if isinstance(dataloader.dataset, IterableDataset) and dataloader.num_workers and own is None:
         yield (
             f"num_workers={dataloader.num_workers}, and what it says of them, has no effect: one"
-            f" thread at a time iterates {type(dataloader.dataset).__name__}, and no sample comes"
-            " twice"
+            f" thread at a time iterates {type(dataloader.dataset).__name__}"
         )
     given = dataloader.worker_init_fn
     if dataloader.num_workers == 0 and given is not None and not _is_lightnings(given):

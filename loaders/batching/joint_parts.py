@@ -184,9 +184,8 @@ def _checked(leaf: Any, place: str, kind: PartKind) -> PartKind:
         )
     if (mode := mode_of(leaf)) is not None and mode not in PLAIN_PICTURES:
         raise LoaderError(
-            f"part {place} is a picture of Pillow's mode {mode!r}, which is stored as colours, so"
-            f" it cannot be moved as {_named(kind)}: let the data set return an array of it, as"
-            " numpy.array(picture)"
+            f"part {place} is a picture of Pillow's mode {mode!r}, which is stored as colours and"
+            f" cannot be moved as {_named(kind)}: let the data set return numpy.array(picture)"
         )
     return kind
 

@@ -194,8 +194,7 @@ class SlotViews:
                 raise SampleShapeError(
                     f"part {part.place} is {tuple(first.shape)} in sample {ids[0]} and"
                     f" {tuple(other.shape)} in sample {sample_id}, which are no batch: give a"
-                    " collate function, which gets single samples; or let the data set return as"
-                    " many in every sample, filled up with zeros"
+                    " collate function; or let the data set fill every sample up with zeros"
                 )
         memory = self._blocks.array((len(parts) * first.nbytes,), np.dtype(np.uint8))
         out = torch.from_numpy(memory).view(first.dtype).view(len(parts), *first.shape)
@@ -227,8 +226,7 @@ def _moved(
         if "format" in attributes and boxes_kind(attributes["format"], part.place) != part.kind:
             raise SampleShapeError(
                 f"part {part.place} of sample {moves.ids[n]} has the format"
-                f" {attributes['format'].name}, and others are {part.kind}: let the data set return"
-                " boxes of one format"
+                f" {attributes['format'].name}, and others are {part.kind}: return boxes of one"
             )
     return move_parts(part.kind, [column.leaf(slot) for slot in slots.tolist()], moves, part.place)
 

@@ -152,8 +152,7 @@ class UserViews:
             names = ", ".join(name_of(cast(Any, augment)) for augment in self._made_of[0])
             log.warning(
                 "the augmentation %s cannot be sent to the worker processes: %s. So it runs on the"
-                " thread that asks for batches, with the same draws, one sample at a time; define"
-                " it in a module that can be imported",
+                " thread that asks for batches; define it in a module that can be imported",
                 names,
                 error,
             )

@@ -135,8 +135,7 @@ class DiskCache(DecodedCache):
             if not self._start_writing():
                 log.warning(
                     "decoded cache %s: another process that is alive writes it as number %d; this"
-                    " one reads along from pass to pass, keeps nothing itself, and writes when the"
-                    " other has ended",
+                    " one reads along from pass to pass, and writes when the other has ended",
                     self.folder,
                     self._writer,
                 )

@@ -68,9 +68,8 @@ def fingerprint(dataset: Any, key: str | None = None, ignored: Path | None = Non
     first = _sample_parts(dataset[0])
     if _sample_parts(dataset[0]) != first:
         raise CacheError(
-            f"sample 0 of {type(dataset).__name__} was different when it was decoded again, so its"
-            " decoding is random, and a cache would freeze that; leave the cache off, or move the"
-            " randomness to augment"
+            f"sample 0 of {type(dataset).__name__} was different when it was decoded again, and a"
+            " cache would freeze that; leave the cache off, or move the randomness to augment"
         )
     for part in (*first, *_sample_parts(dataset[len(dataset) - 1])):
         contents.update(part)

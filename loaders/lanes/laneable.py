@@ -26,9 +26,8 @@ def check_loader(loader: Any) -> None:
         )
     if loader.buffer_bytes is not None:
         raise LaneError(
-            f"buffer_bytes={loader.buffer_bytes} decides how many batches are buffered, and so the"
-            " order of a lane, but how many lanes a peer holds changes: leave it out, and give"
-            " buffer_batches, which counts for each lane"
+            f"buffer_bytes={loader.buffer_bytes} decides the order of a lane, but how many lanes a"
+            " peer holds changes: leave it out, and give buffer_batches, which counts for each"
         )
     if (device := loader.options.device) is not None:
         raise LaneError(

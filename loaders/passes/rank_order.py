@@ -290,16 +290,14 @@ def _compare(first: dict[str, Any], other: dict[str, Any]) -> None:
             )
     if first["order"] != other["order"]:
         raise LoaderError(
-            f"the sampler {sampler} draws another order on {here} than on {there}, so their shares"
-            " would overlap: let it draw the same on every rank; if it draws the share of its rank,"
-            " give it the attributes rank and num_replicas"
+            f"the sampler {sampler} draws another order on {here} than on {there}: let it draw the"
+            " same on every rank; if it draws one rank's share, give it rank and num_replicas"
         )
     if first["batches"] != other["batches"]:
         raise LoaderError(
             f"there are {other['batches']} batches on {here}, but {first['batches']} on {there}"
-            f" (sampler: {sampler}), so one of them would wait for the other for ever: give every"
-            " rank the same number of samples and the same batch_size and reuse, or rank=(0, 1)"
-            " where no rank waits for another"
+            f" (sampler: {sampler}), so one would wait for the other for ever: give every rank as"
+            " many samples, batch_size and reuse, or rank=(0, 1) where no rank waits for another"
         )
 
 

@@ -64,9 +64,8 @@ class StreamOrder(PassOrders):
         self.dataset.source.check(self.world_size)
         if self.in_dataset is not None and self.in_dataset % self.world_size:
             raise LoaderError(
-                f"{self.in_dataset} samples of a pass are no multiple of {self.world_size} ranks,"
-                " and no sample is served twice to even them out: give the stream"
-                f" samples={self.share * self.world_size}"
+                f"{self.in_dataset} samples of a pass are no multiple of {self.world_size} ranks:"
+                f" give the stream samples={self.share * self.world_size}"
             )
         if self.world_size > 1 and self.in_dataset is None:
             raise LoaderError(
@@ -133,8 +132,7 @@ class StreamOrder(PassOrders):
         ):
             raise StateError(
                 f"the saved loader state is that of batch {first} of a pass, but the stream is"
-                f" shorter now (samples: {end}), so the pass is another one there: give the"
-                " stream of that run"
+                f" shorter now (samples: {end}): give the stream of that run"
             )
         self._serving = plan, of
         of.forget(residents.entered, residents.positions)
@@ -228,8 +226,7 @@ def _smaller(plan: ReuseBuffer, samples: int, pass_index: int) -> ReuseBuffer:
         return replace(plan, batch_size=samples)
     raise SourceError(
         f"pass {pass_index} of the stream (samples: {samples}) fills no batch of"
-        f" {plan.batch_size}: lower batch_size, leave drop_last out, or look whether the stream is"
-        " the one you mean"
+        f" {plan.batch_size}: lower batch_size, leave drop_last out, or give another stream"
     )
 
 

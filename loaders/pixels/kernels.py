@@ -92,8 +92,7 @@ def resized_crop(
         n = int(inside.argmin())
         raise ValueError(
             f"box {n} (top {top[n]}, left {left[n]}, height {height[n]}, width {width[n]}) is not"
-            f" inside its picture of {pictures.heights[n]}x{pictures.widths[n]}: clip it so that"
-            " it has at least one pixel there"
+            f" inside its picture of {pictures.heights[n]}x{pictures.widths[n]}: clip it"
         )
     if _run("pictures_resized_crop", pictures, boxes, flips, holes, out):
         raise MemoryError("there is no memory for a few rows of pixels: use less memory elsewhere")

@@ -168,9 +168,8 @@ def pieces_for(loader: ReuseLoader, size: int, wanted: int | None) -> int:
         )
     if size != wanted and loader.options.collate is not None:
         raise SharingError(
-            f"the shared loader has a collate function, whose batches of {size} cannot be cut into"
-            f" batches of {wanted}: leave batch_size out, or share a loader with"
-            f" batch_size={wanted}"
+            f"the shared loader has a collate function, whose batches of {size} cannot be cut:"
+            f" leave batch_size out, or share a loader with batch_size={wanted}"
         )
     return size // wanted
 
@@ -183,8 +182,7 @@ def check_other_thread(
     if mine := [name for name in names if name in same]:
         raise SharingError(
             f"{follower.name} is {window} batches ahead of {mine[0]}, and one thread reads"
-            f" both, so it would wait for itself: take batches from {mine[0]} first, close it,"
-            " or raise window"
+            f" both: take batches from {mine[0]} first, close it, or raise window"
         )
 
 

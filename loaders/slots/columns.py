@@ -148,8 +148,7 @@ class ArrayColumn:
         if kind_of(leaf) is not self.forms.kind:
             raise SampleShapeError(
                 f"part {self.number} of sample {sample_id} is a {type(leaf).__name__}, the first"
-                f" one was a {type(self.forms.template).__name__}: let the data set return parts of"
-                " one kind"
+                f" one was a {type(self.forms.template).__name__}: return parts of one kind"
             )
         self.forms.note(slot, leaf)
         self._fill(slot, leaf, sample_id)
@@ -209,8 +208,7 @@ class ArrayColumn:
             first, other = (tuple(self.leaf(int(s)).shape) for s in (slots[0], odd))
             raise SampleShapeError(
                 f"part {self.number} is {first} in one sample of a batch and {other} in another:"
-                " begin augment with RandomResizedCrop, give a collate function, or resize pictures"
-                " in the data set"
+                " begin augment with RandomResizedCrop, give a collate function, or resize"
             )
         memory = self.rows.memory
         out = blocks.array((len(slots), *sizes[0].tolist()), memory.dtype)

@@ -170,8 +170,7 @@ def nesting_error(sample: Sample, sample_id: int, template: Sample) -> SampleSha
     if sample is None:
         return SampleShapeError(
             f"sample {sample_id} is None, and a batch has a row of each sample: give a collate"
-            " function, which gets the None and may drop it; or raise an error for that sample in"
-            ' [i], and give on_error="skip"'
+            ' function, which gets the None; or raise an error in [i], and give on_error="skip"'
         )
     there, first = places_of(sample), places_of(template)
     lacks = [f"it lacks {place}" for place in first if place not in there]
@@ -181,8 +180,7 @@ def nesting_error(sample: Sample, sample_id: int, template: Sample) -> SampleSha
     )
     return SampleShapeError(
         f"sample {sample_id} is nested otherwise than the first one ({how}): give a collate"
-        " function, which gets samples as they are, or let the data set return every sample in the"
-        " same structure"
+        " function, which gets samples as they are, or nest every sample alike"
     )
 
 
@@ -210,9 +208,8 @@ def restored(template: Any, stored: torch.Tensor, mode: str | None) -> Any:
     if mode is not None:
         if mode not in PLAIN_PICTURES:
             raise SampleShapeError(
-                f"a picture of Pillow's mode {mode!r} is stored as RGB, so it cannot be given to a"
-                " transform or a collate function as it was: let the data set convert it, as with"
-                ' convert("RGB")'
+                f"a picture of Pillow's mode {mode!r} is stored as RGB, so nobody can get it as it"
+                ' was: let the data set convert it, as with convert("RGB")'
             )
         return _as_picture(stored, mode)
     if isinstance(template, np.ndarray):
@@ -263,9 +260,8 @@ def copy_object(thing: Any) -> Any:
         return copy.deepcopy(thing)
     except Exception as error:
         raise LoaderError(
-            f"a part of a sample is a {type(thing).__name__} and cannot be copied: {error}; every"
-            " serve needs a copy of its own, or what one serve changes in it would stay for the"
-            " next: give it a __deepcopy__, or leave it out of the sample"
+            f"a part of a sample is a {type(thing).__name__} and cannot be copied for each serve:"
+            f" {error}; give it a __deepcopy__, or leave it out of the sample"
         ) from error
 
 

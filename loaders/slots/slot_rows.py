@@ -37,9 +37,8 @@ class ByteBudget:
         with self._lock:
             if self.limit is not None and self._used + nbytes > self.limit:
                 raise BufferTooSmall(
-                    f"a sample of {slot_bytes} bytes does not fit: the buffer holds"
-                    f" {self._used} of at most {self.limit} bytes; raise buffer_bytes, lower"
-                    " batch_size, or store smaller samples"
+                    f"a sample of {slot_bytes} bytes does not fit: the buffer holds {self._used}"
+                    f" of at most {self.limit} bytes; raise buffer_bytes, or lower batch_size"
                 )
             self._used += nbytes
 

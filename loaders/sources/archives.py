@@ -272,8 +272,7 @@ def _numbered(path: Path, words: Sequence[str]) -> tuple[list[int], tuple[str, .
     if names:
         raise SourceError(
             f"{path}: some {LABEL_SUFFIX} files hold numbers, others words"
-            f" ({', '.join(names[:3])}): number the classes from 0 in all of them, or name them in"
-            " all"
+            f" ({', '.join(names[:3])}): number the classes from 0, or name them, in all of them"
         )
     labels = [int(word) for word in words]
     if max(labels) >= MOST_CLASSES:

@@ -73,8 +73,7 @@ class IterableSamples:
             raise LoaderError(
                 f"nobody says whether {kind} gives each of {world_size} ranks its own samples: give"
                 " IterableSamples(dataset, sharded=True) if iterating it on a rank gives those of"
-                " this rank alone, or sharded=False if it gives all of them, of which each rank is"
-                " to keep its own"
+                " this rank alone, or sharded=False if each rank is to keep its own of all"
             )
 
     def begin(self, turn: StreamTurn, place: Place | None = None, skip: int = 0) -> StreamReading:

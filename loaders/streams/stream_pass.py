@@ -232,8 +232,7 @@ class StreamPass:
             who = "its len()" if self._ends_there else "samples="
             raise SourceError(
                 f"{self._said} ended before sample {self._next}, but {who} promises"
-                f" {self._promised}: give samples={self._next} times the number of ranks,"
-                " or give it more samples"
+                f" {self._promised}: give samples={self._next} times the number of ranks, or more"
             )
         expected = self._expected
         if expected is not None and self._next <= expected.last:

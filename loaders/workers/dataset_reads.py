@@ -65,9 +65,8 @@ class DrawWatch:
                 raise FrozenDraw(
                     f"reading sample {sample_id} of {type(self._dataset).__name__} drew random"
                     f" numbers from {name}, and this draw would be served several times: give what"
-                    " is random as augment=, which is drawn anew for every serve; or give reuse=1"
-                    " and no cache; or reaugment=False, if every serve of a pass may repeat its"
-                    " draw"
+                    " is random as augment=, or give reuse=1 and no cache; or reaugment=False, if"
+                    " every serve of a pass may repeat its draw"
                 )
 
     def _drawn_from(self, sample_id: int) -> str:

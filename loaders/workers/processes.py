@@ -278,9 +278,8 @@ class WorkerProcess:
             self._end()
             error = reply.failure.error(self._who)
             raise SourceError(
-                f"the data set ({self._kind}) cannot be rebuilt in a process of"
-                f" its own: {error}; define its class in a module that can be imported, not in a"
-                " notebook or a function; or decode in threads"
+                f"the data set ({self._kind}) cannot be rebuilt in a process of its own: {error};"
+                " define its class in a module that can be imported, or decode in threads"
             ) from error
         if init is not None:
             self._end()

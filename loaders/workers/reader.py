@@ -309,8 +309,7 @@ class Reader:
                 self._skip(other, chunk.error)
         raise DecodeError(
             f"sample {wanted} cannot be read ({self.skipped[wanted]}), nor can the {REPLACEMENTS}"
-            f" that could stand in for it; samples skipped so far: {len(self.skipped)}. Repair"
-            " the data set"
+            f" that could stand in for it (skipped: {len(self.skipped)}). Repair the data set"
         ) from error
 
     def _skip(self, sample_id: int, error: Exception) -> None:
