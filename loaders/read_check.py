@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from loaders.adopting.own_transforms import (
@@ -39,25 +39,20 @@ from loaders.streams.streamed_samples import FirstSamples, StreamedSamples
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class ReadCheck:
     """What is known of reading the samples of one data set twice."""
 
-    def __init__(
-        self,
-        opened: OpenedDataset,
-        options: LoaderOptions,
-        workers: SettledWorkers,
-        seed: int,
-    ) -> None:
-        self._opened = opened
-        self._options = options
-        self._workers = workers
-        self._seed = seed
-        self._cached = options.cache is not None
-        self._stream = None
-        if isinstance(opened.dataset, StreamedSamples):
-            self._stream = opened.dataset.source
-        self._known = opened.decoded is not None or _is_ours(opened.dataset)
+    opened: OpenedDataset
+    options: LoaderOptions
+    workers: SettledWorkers
+    seed: int
+
+    def __post_init__(self) -> None:
+        dataset, self._stream = self.opened.dataset, None
+        if isinstance(dataset, StreamedSamples):
+            self._stream = dataset.source
+        self._known = self.opened.decoded is not None or _is_ours(dataset)
         self._variation: str | None = None
         self._lifted: OpenedDataset | str = ""
         """Without the transform that is random; or why that cannot be taken out."""
@@ -66,7 +61,7 @@ class ReadCheck:
     @property
     def sample_bytes(self) -> int | None:
         """How large a sample is. None: no code of the user's own has read one yet."""
-        dataset = self._opened.dataset
+        dataset = self.opened.dataset
         if self._sample_bytes is None and _is_ours(dataset) and self._stream is None:
             with suppress(Exception):  # whoever needs this sample is told
                 self._sample_bytes = bytes_of(dataset[0])
@@ -75,7 +70,7 @@ class ReadCheck:
     def opened_for(self, serving: Serving) -> OpenedDataset:
         """What passes read that are served like this, and were checked."""
         lifted = self._lifted
-        return self._opened if isinstance(lifted, str) or not self._freezes(serving) else lifted
+        return self.opened if isinstance(lifted, str) or not self._freezes(serving) else lifted
 
     def check(self, *servings: Serving) -> None:
         """Refuse `servings` that would freeze what is random, unless that can be taken out."""
@@ -84,7 +79,7 @@ class ReadCheck:
         if self._stream is not None:
             self._warn_of_random_stream()
             return
-        opened, options = self._opened, self._options
+        opened, options = self.opened, self.options
         if not self._known:
             self._variation, self._known = self._varies(opened.dataset), True
             free = opened.split is None and options.augment is None and options.once is None
@@ -98,7 +93,7 @@ class ReadCheck:
         )
         kind = type(opened.dataset).__name__
         move = f"reading {kind} is random: {self._variation}; {how}"
-        if self._cached:
+        if self.options.cache is not None:
             raise CacheError(
                 f"{move}. With a cache, one draw would be served for the whole run: or leave the"
                 " cache off, with reuse=1"
@@ -111,7 +106,7 @@ class ReadCheck:
     def _freezes(self, *servings: Serving) -> bool:
         """Whether one of them would serve several times what was read once."""
         repeated = any(s.reaugment and s.reuse > 1 for s in servings)
-        return repeated or self._cached
+        return repeated or self.options.cache is not None
 
     def _warn_of_random_stream(self) -> None:
         """Say once if the stream gives other samples each time."""
@@ -150,14 +145,14 @@ class ReadCheck:
     @contextmanager
     def _reading(self, probed: Any) -> Iterator[Callable[[Sequence[int]], Chunk]]:
         """A function that reads samples of `probed` where those of the data set are read."""
-        workers, timeout = self._workers, self._workers.asked.timeout
+        workers, timeout = self.workers, self.workers.asked.timeout
         if workers.kind == "thread" and timeout is None:
             yield lambda ids: _read_here(probed, ids[0])
         elif workers.kind == "thread":
             with reading_thread(probed, timeout or 0, 0) as thread:
                 yield thread.read
         else:
-            with worker_process(probed, workers, self._seed, 0) as process:
+            with worker_process(probed, workers, self.seed, 0) as process:
                 process.read([])  # it raises an error where the data set cannot be sent there
                 yield process.read
 

@@ -112,10 +112,7 @@ class PassRun:
         """`stats` are the counters so far."""
         self.pool = pool
         self._pipeline = pipeline
-        self._order = planned.order
-        self._plan = planned.plan
-        self._ages = planned.ages
-        self._ending = planned.ending
+        self._planned = planned
         self._stats = stats
         self._feed = feed
         self._index = planned.first
@@ -130,7 +127,7 @@ class PassRun:
             yield taken
 
     def _take_batches(self) -> Iterator[TakenBatch]:
-        while self._index < self._ending.batches:
+        while self._index < self._planned.ending.batches:
             yield self._take()
 
     def _take(self) -> TakenBatch:
@@ -141,8 +138,8 @@ class PassRun:
         gathered = pool.take()
         batch = self._pipeline.finish(gathered, self._feed)
         info: BatchInfo = gathered.info
-        cached = self._order.count_cached(info.positions[info.serves == 0])
-        ages = self._ages.count(self._index, info.positions, info.serves)
+        cached = self._planned.order.count_cached(info.positions[info.serves == 0])
+        ages = self._planned.ages.count(self._index, info.positions, info.serves)
         stalled = pool.stall_seconds - stalled
         seconds, decoded = self._decode_counters
         self._decode_counters = (pool.decode_seconds, pool.decoded)
@@ -162,7 +159,7 @@ class PassRun:
         )
         self._index += 1
         self._delivery_time = time.perf_counter()
-        last = self._index == self._ending.batches
+        last = self._index == self._planned.ending.batches
         return TakenBatch(batch, info, self._stats, measured, last)
 
     @property
@@ -171,7 +168,7 @@ class PassRun:
         may be begun. (With a cache: all are read, or the next pass would not find them there.)"""
         pool = self.pool
         done = pool.all_taken if self._pipeline.cache is None else pool.all_read
-        return done and self._ending.batches == len(self._plan)
+        return done and self._planned.ending.batches == len(self._planned.plan)
 
     def finish(self) -> None:
         """The last batch was taken."""
@@ -182,7 +179,7 @@ class PassRun:
         if self._pipeline.setup.opened.decoded is not None:
             return 0
         extra = (
-            self._order.progress.decoded
+            self._planned.order.progress.decoded
             - (self._decoded_when_handed - self._decoded_before)
             - self._extra_counted
         )

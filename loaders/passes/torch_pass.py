@@ -295,19 +295,18 @@ class TorchPass(MadeByTorch):
         feed: DeviceFeed | None,
     ) -> None:
         super().__init__(batches, setup, (planned.order.pass_index, planned.first), stats, feed)
-        self._order = planned.order
-        self._ending = planned.ending
+        self._planned = planned
         self._under_way: deque[tuple[Serve, AskedBatch]] = deque()
         self._a_worker_died = False
         self._begin(_ask_batches(planned, self._under_way))
 
     def _take_batches(self) -> Iterator[TakenBatch]:
-        while self._index < self._ending.batches:
+        while self._index < self._planned.ending.batches:
             yield self._take()
 
     def _take(self) -> TakenBatch:
         self._check_running()
-        begun, order = time.perf_counter(), self._order
+        begun, order = time.perf_counter(), self._planned.order
         try:
             batch, seconds = self._next()
         except LoaderError:
@@ -320,7 +319,7 @@ class TorchPass(MadeByTorch):
             order.pass_index, self._index, serve.positions, asked.ids, serve.serves, draws
         )
         count = 0 if isinstance(batch, FailedBatch) else len(asked.ids)
-        waited, ends = time.perf_counter() - begun, (self._ending.batches,)
+        waited, ends = time.perf_counter() - begun, (self._planned.ending.batches,)
         return self._taken(batch, info, count, seconds, waited, ends)
 
     def _next(self) -> tuple[Any, float]:

@@ -44,23 +44,15 @@ class TarMember:
     size: int
 
 
+@dataclass(eq=False, repr=False)
 class PictureTar:
     """The pictures in a tar. They are decoded when they are asked for."""
 
-    def __init__(
-        self,
-        path: Path,
-        members: Sequence[TarMember],
-        labels: Sequence[int],
-        classes: tuple[str, ...],
-        decoder: PictureDecoder,
-    ) -> None:
-        self.path = path
-        self.members = members
-        self.labels = labels
-        self.classes = classes
-        self.decoder = decoder
-        self._open()
+    path: Path
+    members: Sequence[TarMember]
+    labels: Sequence[int]
+    classes: tuple[str, ...]
+    decoder: PictureDecoder
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -105,9 +97,9 @@ class PictureTar:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._open()
+        self.__post_init__()
 
-    def _open(self) -> None:
+    def __post_init__(self) -> None:
         try:
             self._descriptor = os.open(self.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         except OSError as error:

@@ -71,52 +71,48 @@ class MarkedStretch:
     """So many samples the pass has. None: that was not known."""
 
 
+@dataclass(eq=False)
 class StreamPass:
     """The raw samples of one pass of one rank, by their positions. Several threads use it."""
 
-    def __init__(
-        self,
-        reading: StreamReading,
-        first: int,
-        promised: int | None,
-        said: str,
-        lag: int,
-        expected: MarkedStretch | None = None,
-        ends_there: bool = False,
-    ) -> None:
-        """The next sample of `reading` has position `first`. `promised`: the pass has so many
-        samples; None: as many as there are. `said` names the pass. No state needs a place more than
-        `lag` positions back. `expected`: what the run of a saved state read. `ends_there`: the
-        source itself promises so many samples."""
-        self._reading = reading
-        self._next = first
-        self._promised = promised
-        self._said = said
+    reading: StreamReading
+    next: int
+    """The position of its next sample."""
+    promised: int | None
+    """The pass has so many samples, and ends there. None: as many as there are."""
+    said: str
+    """It names the pass in errors."""
+    lag: int
+    """No state needs a place that lies more positions back."""
+    expected: MarkedStretch | None = None
+    """What was read by the run that saved a state."""
+    ends_there: bool = False
+    """Whether the source itself promises so many samples, so a warning says if it has more."""
+
+    def __post_init__(self) -> None:
         self._kept: dict[int, RawSample] = {}
-        self._places: deque[tuple[int, Place]] = deque(maxlen=lag // STRIDE + 2)
-        self._expected = expected
-        self._ends_there = ends_there
+        self._places: deque[tuple[int, Place]] = deque(maxlen=self.lag // STRIDE + 2)
         self._found = 0
-        self._marks: deque[tuple[int, str]] = deque(maxlen=lag)
+        self._marks: deque[tuple[int, str]] = deque(maxlen=self.lag)
         self._end: int | None = None
         self._error: BaseException | None = None
         self._lock = threading.Lock()
-        self._closer = weakref.finalize(self, reading.close)
+        self._closer = weakref.finalize(self, self.reading.close)
         self._closer.atexit = False  # a worker may be reading then
 
     @property
     def samples(self) -> int | None:
         """So many samples the pass has. None: it is not known yet."""
-        return self._promised if self._end is None else self._end
+        return self.promised if self._end is None else self._end
 
     def skip_to(self, position: int) -> None:
         """Pass over the samples before this position, of which `reading` gives no data."""
         with self._lock:
-            while self._next < position and self._end is None:
-                if next(self._reading, None) is None:
+            while self.next < position and self._end is None:
+                if next(self.reading, None) is None:
                     self._ended()
                 else:
-                    self._next += 1
+                    self.next += 1
 
     def reaches(self, samples: int) -> bool:
         """Whether the pass has at least so many samples. It is read up to there."""
@@ -131,7 +127,7 @@ class StreamPass:
     def look_at(self, position: int) -> RawSample | None:
         """The raw sample of a position that may still be taken. None: the pass has ended."""
         with self._lock:
-            if self._promised is not None and position >= self._promised:
+            if self.promised is not None and position >= self.promised:
                 return None
             return self._kept[position] if self._reads_to(position + 1) else None
 
@@ -168,7 +164,7 @@ class StreamPass:
                 self._lock.release()
 
     def _reads_to(self, samples: int) -> bool:
-        while self._next < samples and self._end is None:
+        while self.next < samples and self._end is None:
             if self._error is not None:
                 raise self._error
             try:
@@ -177,43 +173,43 @@ class StreamPass:
                 # A Ctrl-C may have cut a sample off: nobody may go on reading behind it.
                 self._error = error
                 raise
-        return samples <= self._next
+        return samples <= self.next
 
     def _read(self) -> None:
-        assert self._next != self._promised, "nobody asks for more than was promised"
+        assert self.next != self.promised, "nobody asks for more than was promised"
         try:
-            raw = next(self._reading)
+            raw = next(self.reading)
         except StopIteration:
             self._ended()
             return
         if raw.place is not None and (
-            not self._places or self._next >= self._places[-1][0] + STRIDE
+            not self._places or self.next >= self._places[-1][0] + STRIDE
         ):
-            self._places.append((self._next, raw.place))
+            self._places.append((self.next, raw.place))
         if raw.mark:
-            self._marks.append((self._next, raw.mark))
+            self._marks.append((self.next, raw.mark))
             self._compare(raw)
-        self._kept[self._next] = raw
-        self._next += 1
-        if self._next == self._promised:
-            if self._ends_there and next(self._reading, None) is not None:
+        self._kept[self.next] = raw
+        self.next += 1
+        if self.next == self.promised:
+            if self.ends_there and next(self.reading, None) is not None:
                 log.warning(
                     "%s has more samples than its len() says (%d on this rank): those are left out;"
                     " correct its len(), or give IterableSamples(..., samples=n)",
-                    self._said, self._promised,
+                    self.said, self.promised,
                 )  # fmt: skip
             self._closer()
 
     def _compare(self, raw: RawSample) -> None:
-        expected = self._expected
+        expected = self.expected
         if expected is None:
             return
-        if expected.end is not None and self._next >= expected.end:
+        if expected.end is not None and self.next >= expected.end:
             raise self._other_than(f"it ended before sample {expected.end} there")
-        if not expected.first <= self._next <= expected.last:
+        if not expected.first <= self.next <= expected.last:
             return
-        self._found = _with_mark(self._found, self._next, raw.mark)
-        if self._next == expected.last and self._found != expected.digest:
+        self._found = _with_mark(self._found, self.next, raw.mark)
+        if self.next == expected.last and self._found != expected.digest:
             raise self._other_than(
                 f"samples {expected.first} to {expected.last} differ, the last one is {raw.name}"
                 " here"
@@ -221,25 +217,25 @@ class StreamPass:
 
     def _other_than(self, why: str) -> StateError:
         return StateError(
-            f"the samples of {self._said} are others than in the run that saved the state ({why}):"
+            f"the samples of {self.said} are others than in the run that saved the state ({why}):"
             " give the stream of that run, whose samples are a function of the pass; to go on with"
             " what is here nevertheless, take 'marks' out of state['stream']"
         )
 
     def _ended(self) -> None:
         self._closer()
-        if self._promised is not None:
-            who = "its len()" if self._ends_there else "samples="
+        if self.promised is not None:
+            who = "its len()" if self.ends_there else "samples="
             raise SourceError(
-                f"{self._said} ended before sample {self._next}, but {who} promises"
-                f" {self._promised}: give samples={self._next} times the number of ranks, or more"
+                f"{self.said} ended before sample {self.next}, but {who} promises"
+                f" {self.promised}: give samples={self.next} times the number of ranks, or more"
             )
-        expected = self._expected
-        if expected is not None and self._next <= expected.last:
+        expected = self.expected
+        if expected is not None and self.next <= expected.last:
             raise self._other_than(
-                f"it ends before sample {self._next} here, sample {expected.last} was read there"
+                f"it ends before sample {self.next} here, sample {expected.last} was read there"
             )
-        self._end = self._next
+        self._end = self.next
 
 
 def _with_mark(digest: int, position: int, mark: str) -> int:

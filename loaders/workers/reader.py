@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from typing import Any, Literal
@@ -65,49 +65,43 @@ Foreseen = Callable[[Sequence[Job]], Sequence[Crops]]
 """What will be seen of each of these pictures."""
 
 
+@dataclass(eq=False)
 class Reader:
     """Reads the samples of a data set into the slots of a slab."""
 
-    def __init__(
-        self,
-        dataset: Any,
-        seed: int,
-        once: Augmentation | None,
-        on_error: OnError,
-        cache: DecodedCache | None,
-        borrow: Borrow | None,
-        look: Callable[[Sample], None] = lambda _: None,
-        varies: bool = False,
-        watched: bool = False,
-    ) -> None:
-        """`borrow()` lends a function that reads samples by their ids in a worker of its own.
-        Without it, the calling thread reads them. `look` is shown a sample before `once` changes
-        it. `varies`: whether samples may be nested otherwise than the first one. `watched`:
-        whether the calling thread is the only one that reads, so that it can tell who drew."""
-        self._dataset = dataset
-        self._seed = seed
-        self._once = once
-        self._writer = SlotWriter(seed, once, cache, look)
-        self._varies = varies
-        self._on_error = on_error
-        self._cache = cache
-        self._base, self._rows = unwrapped(dataset)
+    dataset: Any
+    seed: int
+    once: Augmentation | None
+    on_error: OnError
+    cache: DecodedCache | None
+    borrow: Borrow | None
+    """Lends a function that reads samples in a worker. None: the calling thread reads them."""
+    look: Callable[[Sample], None] = lambda _: None
+    """It is shown a sample before `once` changes it."""
+    varies: bool = False
+    """Whether samples may be nested otherwise than the first one."""
+    watched: bool = False
+    """Whether the calling thread is the only one that reads, so that it can tell who drew."""
+    frozen: bool = False
+    """Whether a read that draws random numbers is refused."""
+    skipped: dict[int, str] = field(default_factory=dict[int, str])
+    """The samples that could not be read, and why."""
+
+    def __post_init__(self) -> None:
+        self._writer = SlotWriter(self.seed, self.once, self.cache, self.look)
+        self._base, self._rows = unwrapped(self.dataset)
         self._many = getattr(self._base, "__getitems__", None)
-        self._read_into = getattr(self._base, "read_into", None) if borrow is None else None
+        reads = self.borrow is None
+        self._read_into = getattr(self._base, "read_into", None) if reads else None
         self._scaled = getattr(self._base, "scaled", False)
         """Whether a picture that was decoded whole has other bits."""
-        self.frozen = False
-        """Whether a read that draws random numbers is refused."""
-        self._watch = DrawWatch(dataset) if watched else None
-        self._borrow = borrow
-        self._at_once = bool(borrow or self._many or once or watched)
+        self._watch = DrawWatch(self.dataset) if self.watched else None
+        self._at_once = bool(self.borrow or self._many or self.once or self.watched)
         """Whether reading several samples at once is cheaper."""
         self._most = 0
         """The bytes of the largest picture so far."""
         self._lock = threading.Lock()
         self._first: dict[int, Sample] = {}
-        self.skipped: dict[int, str] = {}
-        """The samples that could not be read, and why."""
 
     def read(
         self,
@@ -123,7 +117,7 @@ class Reader:
         missed: list[Job] = []
         ids = _ids(order, positions)
         for position, slot, sample_id in zip(positions, slots, ids, strict=True):
-            leaves = None if self._cache is None else self._cache.read(sample_id)
+            leaves = None if self.cache is None else self.cache.read(sample_id)
             if leaves is None:
                 missed.append((position, slot, sample_id))
             else:
@@ -131,7 +125,7 @@ class Reader:
                 hits.append(IncomingSample(position, slot, sample_id, leaves, lent=True))
         self._writer.keep(hits, order, slab, done)
         expected = _expect(slab, missed, foreseen)
-        if self._read_into is not None and self._once is None and slab.interleaved:
+        if self._read_into is not None and self.once is None and slab.interleaved:
             each = zip(missed, expected, strict=True)
             missed = [job for job, seen in each if not self._in_slot(order, slab, job, done, seen)]
         if missed:
@@ -143,7 +137,7 @@ class Reader:
         """The sample of a position, or its replacement. It shows how large slots must be."""
         order = replace(order, progress=PassProgress())
         sample, sample_id = self._first_at(order, position)
-        for other in range(position + 1, position + MOST_NONES) if self._varies else ():
+        for other in range(position + 1, position + MOST_NONES) if self.varies else ():
             if sample is not None:
                 break
             position = other % len(order)
@@ -152,7 +146,7 @@ class Reader:
             error = nesting_error(None, sample_id, None)
             error.add_note(while_decoding(sample_id, order))
             raise error
-        if self._once is None:
+        if self.once is None:
             return sample
         self._writer.look(sample)
         leaves: list[Any] = [as_tensor(leaf) for leaf in leaves_of(sample)]
@@ -207,14 +201,14 @@ class Reader:
 
     def _keys(self, ids: Sequence[int], positions: Sequence[int], order: PassOrder) -> list[int]:
         """What a worker process seeds by, in case that reading draws random numbers."""
-        if self._borrow is None:
+        if self.borrow is None:
             return []
         which = np.asarray(ids, dtype=np.int64)
         serves = order.draws(np.asarray(positions), np.full_like(which, READING))
-        return draw_keys(self._seed, order.pass_index, which, serves).tolist()
+        return draw_keys(self.seed, order.pass_index, which, serves).tolist()
 
     def _fetching(self) -> AbstractContextManager[Fetch]:
-        return nullcontext(self._fetch) if self._borrow is None else self._borrow()
+        return nullcontext(self._fetch) if self.borrow is None else self.borrow()
 
     def _fetch(self, ids: Sequence[int], _keys: Sequence[int], frozen: bool) -> Chunk:
         """Read on this thread. Threads share the generators, so none is seeded."""
@@ -250,7 +244,7 @@ class Reader:
         if self._first and (first := self._first.pop(sample_id, None)) is not None:
             return first
         if self._read_into is None:
-            return self._dataset[sample_id]
+            return self.dataset[sample_id]
         return self._read_into(self._of_base([sample_id])[0], Room(self._memory))
 
     def _in_slot(
@@ -290,7 +284,7 @@ class Reader:
         if isinstance(error, StopIteration):  # as it is, it would end the loop in silence
             error = DecodeError(f"reading sample {wanted} raised {error!r}: let [i] raise another")
         if (
-            self._on_error == "raise"
+            self.on_error == "raise"
             or isinstance(error, FrozenDraw)
             or not isinstance(error, Exception)
         ):

@@ -42,22 +42,18 @@ class IncomingSample:
     """Whether its memory does not change, so that the slot may point there."""
 
 
+@dataclass(eq=False)
 class SlotWriter:
     """Writes samples into the slots of a slab. Several threads may call it."""
 
-    def __init__(
-        self,
-        seed: int,
-        once: Augmentation | None,
-        cache: DecodedCache | None,
-        look: Callable[[Sample], None],
-    ) -> None:
-        """`look` is shown a sample before `once` changes it."""
-        self.once = once
-        self.look = look
+    seed: int
+    once: Augmentation | None
+    cache: DecodedCache | None
+    look: Callable[[Sample], None]
+    """It is shown a sample before `once` changes it."""
+
+    def __post_init__(self) -> None:
         self.scratch = Blocks(spare=MOST_IN_CHUNK)
-        self._seed = seed
-        self._cache = cache
         self._lock = threading.Lock()
 
     def keep_rows(
@@ -69,7 +65,7 @@ class SlotWriter:
         done: Done,
     ) -> bool:
         """Put samples that came as rows into their slots at once, if possible; returns whether."""
-        if not isinstance(samples, RowSamples) or self.once is not None or self._cache is not None:
+        if not isinstance(samples, RowSamples) or self.once is not None or self.cache is not None:
             return False
         positions, slots = [job[0] for job in jobs], [job[1] for job in jobs]
         if not slab.write_rows(slots, samples.nest, samples.columns):
@@ -100,8 +96,8 @@ class SlotWriter:
             except SampleShapeError as error:
                 error.add_note(while_decoding(sample_id, order))
                 raise
-            if self._cache is not None:
-                self._cache.offer(sample_id, [as_stored(leaf) for leaf in leaves])
+            if self.cache is not None:
+                self.cache.offer(sample_id, [as_stored(leaf) for leaf in leaves])
             found.append(IncomingSample(position, slot, sample_id, leaves))
         self.keep(found, order, slab, done)
 
@@ -154,7 +150,7 @@ class SlotWriter:
         once, which = self.once, np.asarray(ids, dtype=np.int64)
         assert once is not None
         serves = order.draws(positions, np.full_like(which, ONCE))
-        keys = draw_keys(self._seed, order.pass_index, which, serves)
+        keys = draw_keys(self.seed, order.pass_index, which, serves)
         if (
             reads_slots(once)
             and (in_place := pictures_in_place(pictures, self.scratch)) is not None
