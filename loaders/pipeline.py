@@ -293,8 +293,6 @@ class Pipeline:
         if self.cache is not None:
             self.cache.close()
 
-    # ---- sizes ----------------------------------------------------------------------------------
-
     def slab_for(self, slots: int, order: PassOrder, first: int) -> Slab:
         """Slots as large as the sample at position `first` needs them."""
         decoded = self.setup.opened.decoded

@@ -208,9 +208,6 @@ def _with_order(adopted: Adopted, sampler: Iterable[int]) -> Adopted:
     return replace(adopted, sampler=sampler)
 
 
-# ---- a data set's transform ---------------------------------------------------------------------
-
-
 def split_dataset(dataset: DataSet) -> tuple[DataSet, TransformSplit | None]:
     """The data set, or a copy of it that applies only the cached part of its transform; and the
     split of the transform (None: it has none, or its own code applies it, in [i])."""
@@ -255,9 +252,6 @@ def _split_parts(dataset: DataSet) -> tuple[DataSet, TransformSplit] | None:
     whole = copy.copy(dataset)
     whole.datasets = list(made)
     return whole, first
-
-
-# ---- samples that are in memory already ---------------------------------------------------------
 
 
 def decoded_columns(

@@ -71,9 +71,8 @@ class NativeFolder:
         pixels = self._native(path, room if self._converts else ANYWHERE)
         if pixels is None:
             sample = self.folder.loader(path)
-            return sample if self.folder.transform is None else self.folder.transform(
-                sample
-            ), target
+            transform = self.folder.transform
+            return sample if transform is None else transform(sample), target
         if self._converts:
             return _converted(torch.from_numpy(pixels).permute(2, 0, 1), self._steps), target
         return Decode(self._steps)(Image.fromarray(pixels)), target

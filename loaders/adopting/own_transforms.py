@@ -243,9 +243,6 @@ def advice(name: str) -> str:
     )
 
 
-# ---- parts --------------------------------------------------------------------------------------
-
-
 def _holders(dataset: Any) -> list[Any]:
     if type(dataset) is Subset:
         return _holders(dataset.dataset)

@@ -180,9 +180,6 @@ def _split(
     )
 
 
-# ---- where to cut -------------------------------------------------------------------------------
-
-
 def flat_steps(transform: object) -> Iterator[Step]:
     """The single transforms of a nest of lists, in order."""
     inner: Sequence[object] | None = None
@@ -214,9 +211,6 @@ def _why_not_cached(step: Step) -> str:
     if name is not None and (name in RANDOM or name.startswith("Random")):
         return f"{name} is random"
     return f"{name_of(step)} may be random: only transforms of torchvision are known not to be"
-
-
-# ---- one picture --------------------------------------------------------------------------------
 
 
 def _restored(stored: torch.Tensor, form: Form) -> Any:

@@ -130,9 +130,6 @@ def is_ours(augment: object) -> bool:
     return isinstance(augment, Geometric | ColorJitter | Normalize | ToFloat)
 
 
-# ---- what a part is -----------------------------------------------------------------------------
-
-
 def _kinds_by_user(template: Any, said: PartKinds, optional: bool) -> dict[int, PartKind]:
     """The kind of each leaf that the user named, or that lies in a part that he named."""
     places, found = places_of(template), dict[int, PartKind]()

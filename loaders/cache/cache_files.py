@@ -47,9 +47,6 @@ class WriterAlive(CacheError):
     """Another live process has the files of this writer."""
 
 
-# ---- mapped memory ------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class MappedSegment:
     """Bytes `start` to `start + len(memory)` of a writer's data, mapped for reading."""
@@ -90,9 +87,6 @@ def map_segment(fd: int, writer: int, start: int, end: int) -> MappedSegment:
     pages = mmap.mmap(fd, end - start, mmap.MAP_SHARED, mmap.PROT_READ, offset=start)
     pages.madvise(mmap.MADV_RANDOM)
     return MappedSegment(writer, start, torch.from_numpy(np.asarray(_ReadOnlyPages(pages))), pages)
-
-
-# ---- a writer's own pair of files ---------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -238,9 +232,6 @@ class WriterFiles:
                 os.close(fd)
         self._data = self._index = -1
         self._segment = _unmapped(self.writer)  # a mapping holds the file open
-
-
-# ---- the places of records -----------------------------------------------------------------------
 
 
 @dataclass(slots=True, eq=False)

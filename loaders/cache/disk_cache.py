@@ -128,8 +128,6 @@ class DiskCache(DecodedCache):
             if self._own is not None:
                 self._own.close(self._end)
 
-    # ---- opening ----------------------------------------------------------------------------
-
     def _open(self) -> None:
         try:
             if not self._start_writing():
@@ -203,8 +201,6 @@ class DiskCache(DecodedCache):
                 self.folder.parent,
                 ", ".join(others),
             )
-
-    # ---- failures ---------------------------------------------------------------------------
 
     def _verify(self, sample_id: int, place: RecordPlace) -> bool:
         end = place.at + place.layout.nbytes

@@ -127,8 +127,6 @@ class ContentDigest:
         else:
             self._add_object(thing, where)
 
-    # ---- plain values and files -----------------------------------------------------------------
-
     def _add_named_files(self, leaves: list[Any], single: bool, where: str) -> None:
         """Add the files that strings name. A string in a list must look like a file name."""
         for leaf in leaves:
@@ -164,8 +162,6 @@ class ContentDigest:
             self.unhashable += contents.unhashable
         self.update(f"set {sorted(digests)}")
 
-    # ---- arrays ---------------------------------------------------------------------------------
-
     def _add_array(self, array: NDArray[Any], where: str) -> None:
         self.update(f"{array.dtype.descr} {array.shape} {type(array).__name__}")
         if array.dtype.hasobject:
@@ -192,8 +188,6 @@ class ContentDigest:
 
     def _add_bytes(self, data: NDArray[np.uint8]) -> None:
         self.update(hashlib.sha256(data.data).digest())
-
-    # ---- code -----------------------------------------------------------------------------------
 
     def _add_class(self, kind: type, where: str) -> None:
         self._add_class_name(kind)
@@ -254,8 +248,6 @@ class ContentDigest:
                 if name in vars(value):
                     self.update(name)
                     self._add_global(vars(value)[name], names, f"{where}.{name}")
-
-    # ---- any other object -----------------------------------------------------------------------
 
     def _add_object(self, thing: object, where: str) -> None:
         kind = type(thing)

@@ -107,9 +107,6 @@ def _mismatch_message(part: str, saved: str, own: str) -> str:
     )
 
 
-# ---- data ---------------------------------------------------------------------------------------
-
-
 def data_digests(dataset: Any) -> dict[str, str]:
     """Short digests of what is cheap to hash in a data set."""
     if isinstance(dataset, Subset):
@@ -167,9 +164,6 @@ def _digest_names(paths: Sequence[str | os.PathLike[str]]) -> str:
     return _digest([name[prefix:] for name in names])
 
 
-# ---- samplers -----------------------------------------------------------------------------------
-
-
 def sampler_digests(sampler: Any) -> dict[str, str]:
     name = "none" if sampler is None else type(sampler).__name__
     if isinstance(sampler, list | tuple | range | np.ndarray | torch.Tensor):
@@ -191,9 +185,6 @@ def _kept_arguments(sampler: Any) -> dict[str, Any]:
         return {}
     kept = getattr(sampler, "__dict__", {})
     return {name: kept[name] for name in names if name in kept and name not in NOT_COMPARED}
-
-
-# ---- digests ------------------------------------------------------------------------------------
 
 
 def _digest(thing: Any) -> str:

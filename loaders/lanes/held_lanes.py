@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from loaders.batching.batches import BatchMaker, Gathered
-from loaders.lanes.lane_order import LanePass, LaneWalk, last_serves
+from loaders.lanes.lane_order import LanePass, LaneWalk
 from loaders.order.serve import Residents, Serve
 from loaders.slots.slab import Slab
 from loaders.workers.decode_work import PassJobs, PassOrder, WorkProgress
@@ -116,7 +116,8 @@ class LaneProgress:
         """Forget the steps before `step`, which are committed; returns the slots that fall free."""
         free: list[int] = []
         for old in [s for s in self.planned if s < step and s not in self.making]:
-            over = last_serves(self.planned.pop(old), self.of.whole.reuse).tolist()
+            serve = self.planned.pop(old)
+            over = serve.positions[serve.serves == self.of.whole.reuse - 1].tolist()
             self.needed.pop(old)
             self.made.pop(old, None)
             if self.samples.work.decoded_rows is None:

@@ -183,7 +183,7 @@ class LaneCrew:
 
         def run() -> tuple[Serve, Residents | None, LaneRoom]:
             serve = progress.walk.serve(step)
-            residents = progress.walk.residents(step) if enters else None
+            residents = progress.walk.plan.walk(step)[0] if enters else None
             return serve, residents, room or table.rooms.make(progress, residents)
 
         def note(found: Any, error: BaseException | None) -> None:

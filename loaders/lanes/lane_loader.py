@@ -73,8 +73,6 @@ class LaneLoader:
         self._closed = False
         check_pass(self._pass)
 
-    # ---- where it is ----------------------------------------------------------------------------
-
     @property
     def position(self) -> tuple[int, int]:
         """The pass and its step that are served now."""
@@ -93,8 +91,6 @@ class LaneLoader:
                 f" {len(self) - 1}"
             )
         return self._pass.sizes(step)
-
-    # ---- what a step serves ---------------------------------------------------------------------
 
     def ids(self, lane: int) -> LaneServe:
         """Which samples a lane serves at the present step. Nothing is decoded for it. A sample that
@@ -182,8 +178,6 @@ class LaneLoader:
         ages = progress.walk.ages(info.batch_index)
         self._stats = self._stats.with_batch(info, cached, gathered.seconds, ages, begins)
 
-    # ---- state ----------------------------------------------------------------------------------
-
     def state_dict(self) -> dict[str, Any]:
         """The place, and how passes are served. It is the same on every peer, whatever it holds."""
         loader = self.loader
@@ -239,8 +233,6 @@ class LaneLoader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    # ---- inside ---------------------------------------------------------------------------------
 
     @property
     def _serving(self) -> Serving:

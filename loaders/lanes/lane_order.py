@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loaders.order.reuse import ReuseBuffer
-from loaders.order.serve import EMPTY, BufferAges, Residents, Serve
+from loaders.order.serve import EMPTY, BufferAges, Serve
 
 RECENT = 2
 """A walk remembers the serves of this many steps: the present one, and one that is made ahead."""
@@ -108,10 +108,6 @@ class LaneWalk:
         """The sum of the ages of what the lane serves at a step that was walked."""
         return self._recent[step][1]
 
-    def residents(self, step: int) -> Residents:
-        """Who stands in the lane's buffer before `step`."""
-        return self.plan.walk(step)[0]
-
     def _enter(self, step: int) -> None:
         residents, self._serves = self.plan.walk(step)
         self._ages = BufferAges.at_entry(residents, self.plan.reuse)
@@ -123,8 +119,3 @@ class LaneWalk:
         self._recent[self.step] = serve, ages
         self._recent.pop(self.step - RECENT, None)
         self.step += 1
-
-
-def last_serves(serve: Serve, reuse: int) -> NDArray[np.int64]:
-    """The samples that are served here for the last time in their pass."""
-    return serve.positions[serve.serves == reuse - 1]

@@ -124,8 +124,6 @@ class LaneTable:
         self.held = {}
         self.spare.clear()
 
-    # ---- when a job has ended -------------------------------------------------------------------
-
     def settle(self, held: HeldLane, progress: LaneProgress) -> None:
         """Give back what is not needed any more, now that a job for `progress` has ended."""
         if not progress.left:
@@ -149,8 +147,6 @@ class LaneTable:
         """The memory of all slots."""
         rooms = [held.room for held in self.held.values() if held.room is not None]
         return sum(room.slab.nbytes for room in [*rooms, *self.spare])
-
-    # ---- lanes that come and go -----------------------------------------------------------------
 
     def _new(self, lane: int) -> HeldLane:
         held = HeldLane(lane)

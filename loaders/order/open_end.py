@@ -44,8 +44,8 @@ def walk_stream(
     # Without an end, the buffer may hold samples that this batch does not need.
     if not extent.reaches(max(foreseen.samples(batch), residents.entered)):
         residents, serves = _finite_plan(plan, extent).walk(batch)
-        return residents, _with_last(serves)
-    return residents, _with_last(_serves(plan, batch, serves, foreseen, extent))
+        return residents, with_last(serves)
+    return residents, with_last(_serves(plan, batch, serves, foreseen, extent))
 
 
 def _serves(
@@ -67,7 +67,8 @@ def _finite_plan(plan: ReuseBuffer, extent: Extent) -> ReuseBuffer:
     return replace(plan, samples=samples)
 
 
-def _with_last(serves: Iterator[Serve]) -> Iterator[tuple[Serve, bool]]:
+def with_last(serves: Iterator[Serve]) -> Iterator[tuple[Serve, bool]]:
+    """The serves, each with whether it is the last one."""
     held = next(serves, None)
     while held is not None:
         following = next(serves, None)

@@ -82,8 +82,6 @@ class ReuseBuffer:
             self.samples, self.batch_size, self.reuse, self.buffer_batches, self.shuffle, self.seed
         )
 
-    # ---- immediate ------------------------------------------------------------------------------
-
     def _immediate(self, batch: int) -> tuple[Residents, Iterator[Serve]]:
         group, served = divmod(batch, self.reuse)
         positions = self._group(group)

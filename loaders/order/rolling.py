@@ -171,8 +171,6 @@ class RollingPass:
         order = shuffled(len(serve.positions), *self.seed, BATCH, batch)
         return Serve(serve.positions[order], serve.serves[order])
 
-    # ---- the fill -------------------------------------------------------------------------------
-
     @property
     def _capacity(self) -> int:
         return self.buffer_batches * self.batch_size

@@ -16,7 +16,7 @@ from typing import Any
 from loaders.arguments import Serving
 from loaders.errors import LoaderError, SourceError, StateError
 from loaders.options import LoaderOptions
-from loaders.order.open_end import ENDLESS, walk_stream
+from loaders.order.open_end import ENDLESS, walk_stream, with_last
 from loaders.order.reuse import ReuseBuffer
 from loaders.order.serve import BufferAges, Residents, Serve
 from loaders.order.source_order import SourceOrder
@@ -102,8 +102,6 @@ class StreamOrder(PassOrders):
                     )
         return ""
 
-    # ---- a pass ---------------------------------------------------------------------------------
-
     def of_pass(self, pass_index: int) -> PassOrder:
         """No sample of another pass has an id of this one: they may be different samples."""
         first = pass_index * ENDLESS
@@ -121,7 +119,7 @@ class StreamOrder(PassOrders):
         oldest = _oldest(here[0]) if here else told.get("oldest", 0) if told else 0
         of = self._opened(plan, order.pass_index, oldest, told)
         if here is not None:
-            residents, serves = here[0], _closed(here[1], len(plan) - first)
+            residents, serves = here[0], with_last(here[1])
         else:
             if not of.reaches(plan.batch_size):
                 plan = _smaller(plan, of.samples or 0, order.pass_index)
@@ -167,8 +165,6 @@ class StreamOrder(PassOrders):
         of = StreamPass(reading, at, promised, said, lag, expected, self.dataset.ends_there)
         of.skip_to(oldest)
         return of
-
-    # ---- state ----------------------------------------------------------------------------------
 
     def state(self, served: int) -> dict[str, Any]:
         told = {"identity": self.dataset.source.identity, "rank": self.rank}
@@ -232,11 +228,6 @@ def _smaller(plan: ReuseBuffer, samples: int, pass_index: int) -> ReuseBuffer:
 
 def _oldest(residents: Residents) -> int:
     return int(min(residents.positions, default=residents.entered))
-
-
-def _closed(serves: Iterator[Serve], count: int) -> Iterator[tuple[Serve, bool]]:
-    for number, serve in enumerate(serves, start=1):
-        yield serve, number == count
 
 
 def _numbered(

@@ -189,9 +189,6 @@ def _check(
     )
 
 
-# ---- the compiled kernels ------------------------------------------------------------------------
-
-
 class _KernelBatch(ctypes.Structure):
     """The same fields as `struct batch` of csrc/pictures.c."""
 

@@ -105,9 +105,6 @@ def _of_dtype(values: Numbers, dtype: torch.dtype, place: str) -> torch.Tensor:
     return torch.from_numpy(whole).to(dtype)
 
 
-# ---- masks and further pictures -----------------------------------------------------------------
-
-
 def _mask(mask: torch.Tensor, moves: Moves, number: int, place: str) -> torch.Tensor:
     _check_sides(mask, moves, number, place)
     sides: list[torch.Tensor] = []
@@ -157,9 +154,6 @@ def _check_sides(part: torch.Tensor, moves: Moves, number: int, place: str) -> N
             " picture is [..., height, width]"
         )
     moves.check_size(number, (part.shape[-2], part.shape[-1]), f"part {place}")
-
-
-# ---- boxes --------------------------------------------------------------------------------------
 
 
 def _boxes(values: Numbers, kind: PartKind, moves: Moves, place: str) -> Numbers:
@@ -213,9 +207,6 @@ def _check_inside(corners: Numbers, layout: str, moves: Moves, place: str) -> No
         f" box inside its picture of {height} x {width} pixels (height x width): give boxes in"
         " pixels, cut off at the edges of the picture, and in the layout that they have"
     )
-
-
-# ---- key points ---------------------------------------------------------------------------------
 
 
 def _points(values: Numbers, moves: Moves, place: str) -> Numbers:

@@ -150,8 +150,6 @@ class LocalView(SharedView):
             " ReuseLoader, which can load the view's state_dict()"
         )
 
-    # ---- state ----------------------------------------------------------------------------------
-
     def state_dict(self) -> dict[str, Any]:
         return self.place.state(self.facts.constants, self.pieces)
 
@@ -190,8 +188,6 @@ class LocalView(SharedView):
         self._set_standing(
             full, position.serving, state.get("identity", self.facts.constants["identity"])
         )
-
-    # ---- one pass -------------------------------------------------------------------------------
 
     def _serve_pass(self) -> Iterator[Any]:
         self._leave()  # another iterator may have been left open
@@ -270,8 +266,6 @@ class LocalView(SharedView):
         finally:
             self.stream.copied(shared)
 
-    # ---- alone ----------------------------------------------------------------------------------
-
     def _read_alone(self, why: str) -> None:
         at = self.position
         loader = self.stream.apart()
@@ -295,8 +289,6 @@ class LocalView(SharedView):
         standing = self.follower.standing
         self.follower.standing = replace(standing, identity=shared.identity)
         return shared
-
-    # ---- where it stands ------------------------------------------------------------------------
 
     def _standing(self, mark: Mark, serving: Serving, identity: Identity | None = None) -> Standing:
         identity = self.follower.standing.identity if identity is None else identity

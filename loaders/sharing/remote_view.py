@@ -137,8 +137,6 @@ class RemoteView(SharedView):
             )
         return RemoteView, (self._address, self.facts)
 
-    # ---- one pass -------------------------------------------------------------------------------
-
     def _serve_pass(self) -> Iterator[Any]:
         token = object()
         with self._conversation:

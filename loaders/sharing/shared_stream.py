@@ -365,8 +365,6 @@ class SharedStream:
             self._reader = None
             self.ring()
 
-    # ---- joining and ending ---------------------------------------------------------------------
-
     def _joining(self, join: Join) -> tuple[PassPosition, dict[str, str]]:
         """Return where a new view begins."""
         position, identity = self.loader.position, self.loader.state_dict()["identity"]

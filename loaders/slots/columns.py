@@ -262,8 +262,6 @@ class ArrayColumn:
         )  # fmt: skip
         return at, planes, whole_sizes
 
-    # ---- between a leaf and memory --------------------------------------------------------------
-
     def _arranged(self, leaf: Any, sample_id: int) -> Array:
         """A leaf as an array of this column's type and order of dimensions."""
         value: Leaf = as_tensor(leaf)

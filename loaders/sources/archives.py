@@ -147,9 +147,6 @@ def _is_label(name: str) -> bool:
     return name.endswith(LABEL_SUFFIX)
 
 
-# ---- what is in the tar -------------------------------------------------------------------------
-
-
 def _index(path: Path) -> list[TarMember]:
     """The files in a tar. A link counts as the file that it points to."""
     _check(path)
@@ -207,9 +204,6 @@ def _check_end(path: Path, end: int) -> None:
     if block != bytes(tarfile.BLOCKSIZE):
         what = "damaged" if len(block) == tarfile.BLOCKSIZE else "truncated"
         raise SourceError(f"{path} is {what} at byte {end}: {AGAIN}")
-
-
-# ---- labels -------------------------------------------------------------------------------------
 
 
 def _folders(path: Path, pictures: Sequence[TarMember]) -> list[str]:

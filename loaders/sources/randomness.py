@@ -93,9 +93,6 @@ def generators_of(owner: object) -> list[object]:
     return generators
 
 
-# ---- the parts of an object ---------------------------------------------------------------------
-
-
 def _parts_of(thing: Any) -> Iterator[object]:
     if isinstance(thing, dict):
         yield from islice(thing.values(), MOST_ITEMS)
@@ -157,9 +154,6 @@ def attributes_of(thing: object) -> dict[str, Any]:
 
 def _is_foreign(thing: Any) -> bool:
     return str(getattr(thing, "__module__", "")).split(".")[0] in NOT_OURS
-
-
-# ---- one generator ------------------------------------------------------------------------------
 
 
 def _state(generator: Any) -> Any:

@@ -72,7 +72,13 @@ class ThreadCrew:
         self._failed: BaseException | None = None
         """The first failure of all."""
         self._something_to_do = threading.Condition(self.lock)
+        self.wake = self._something_to_do.notify_all
+        """Have all threads look for jobs."""
+        self.wake_one = self._something_to_do.notify
+        """Have one of those that wait look for a job."""
         self._doorbell = Bell()
+        self.ring = self._doorbell.ring
+        """Have the consumer look again."""
         self._threads: list[threading.Thread] = []
         self._at_work = 0
         """This many threads have begun and not ended."""
@@ -88,18 +94,6 @@ class ThreadCrew:
             self._threads.append(thread)
             thread.start()
             self._at_work += 1
-
-    def wake(self) -> None:
-        """Have all threads look for jobs."""
-        self._something_to_do.notify_all()
-
-    def wake_one(self) -> None:
-        """Have one of those that wait look for a job."""
-        self._something_to_do.notify()
-
-    def ring(self) -> None:
-        """Have the consumer look again."""
-        self._doorbell.ring()
 
     # ---- the consumer's side --------------------------------------------------------------------
 

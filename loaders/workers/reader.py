@@ -171,8 +171,6 @@ class Reader:
             replacement, sample_id = self._replacement(order, position, chunk.error, fetch)
             return copy_sample(replacement), sample_id
 
-    # ---- misses ---------------------------------------------------------------------------------
-
     def _read_missed(
         self,
         order: PassOrder,
