@@ -147,10 +147,8 @@ class Pipeline:
 
     def follow(self, order: PassOrder, reuse: int) -> None:
         """Decode the first samples of this pass as soon as slots fall free."""
-        pool, work = (
-            self._open_pool(),
-            self._work(order, PassJobs.whole_pass(len(order)), reuse, True),
-        )
+        pool = self._open_pool()
+        work = self._work(order, PassJobs.whole_pass(len(order)), reuse, True)
         self._followed = order, work
         pool.follow(work)
 
@@ -242,10 +240,8 @@ class Pipeline:
         self._drawn = serving.reuse if serving.reaugment else 1
         self.reader.frozen = self.cache is not None or repeated
         options = self.setup.options
-        limit, batches = (
-            options.buffer_bytes,
-            buffered_batches(options.mode, serving.reuse, batches),
-        )
+        limit = options.buffer_bytes
+        batches = buffered_batches(options.mode, serving.reuse, batches)
         if limit is None or self.setup.opened.decoded is not None:
             return batches
         return min(batches, self._batches_within(limit, serving.batch_size))

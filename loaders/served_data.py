@@ -19,7 +19,7 @@ from loaders.options import LoaderOptions, settle_workers
 from loaders.order.reuse import ORDER_STREAM, ReuseBuffer, buffered_batches
 from loaders.passes.own_batches import OwnOrder
 from loaders.passes.rank_order import LoaderRanks, RankOrder
-from loaders.passes.stream_order import StreamOrder, pass_order
+from loaders.passes.stream_order import StreamOrder
 from loaders.passes.torch_pass import is_served_by_torch
 from loaders.pipeline import PipelineSetup
 from loaders.read_check import ReadCheck
@@ -141,10 +141,12 @@ class ServedData:
         dataset = dataset.dataset if isinstance(dataset, ScaledDecoding) else dataset
         readable = hasattr(dataset, "__getitem__") and not isinstance(dataset, str) and not streamed
         self.dataset = dataset if readable else opened.dataset
-        self.order = (
-            OwnOrder(dataset, own, options, self._ranks)
-            if own
-            else pass_order(opened.dataset, options, self._ranks, self.seed)
-        )
+        ranks, shuffle = self._ranks, options.shuffle
+        if own:
+            self.order = OwnOrder(dataset, own, options, ranks)
+        elif isinstance(opened.dataset, StreamedSamples):
+            self.order = StreamOrder(opened.dataset, self.seed, shuffle, ranks)
+        else:
+            self.order = RankOrder(opened.dataset, options.sampler, self.seed, shuffle, ranks)
         self.identity = LoaderIdentity(opened.dataset, options.sampler)
         self.reads = ReadCheck(opened, options, workers, self.seed)

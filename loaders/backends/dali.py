@@ -81,10 +81,8 @@ class DaliPictures:
         self._idle.clear()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            "files": self.files,
-            "device_id": self.device_id,
-        }  # pipelines cannot leave their process
+        # Pipelines cannot leave their process.
+        return {"files": self.files, "device_id": self.device_id}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)

@@ -56,10 +56,9 @@ class BatchedView:
         self, images: Images, keys: NDArray[np.uint64], ids: NDArray[np.int64]
     ) -> tuple[torch.Tensor, Moves]:
         """The pictures of the samples `ids`, and how they moved. The augmentation must be ours."""
-        sizes = picture_sizes(images)
-        chain = (
-            self.augment if isinstance(self.augment, Chain) else Chain([cast(Any, self.augment)])
-        )
+        sizes, chain = picture_sizes(images), self.augment
+        if not isinstance(chain, Chain):
+            chain = Chain([cast(Any, chain)])
         pictures, placings = chain.apply(images, self.draws(keys))
         return pictures, Moves(ids, sizes, placings)
 

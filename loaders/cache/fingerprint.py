@@ -79,10 +79,9 @@ def fingerprint(dataset: Any, key: str | None = None, ignored: Path | None = Non
 def verify(cache: DecodedCache, dataset: Any, where: Path) -> None:
     """Refuse a cache whose samples are not those of the data set. A few of them are compared."""
     kept = np.array(sorted(cache.ids()))
-    picked = (
-        kept[np.unique(np.linspace(0, len(kept) - 1, VERIFIED).astype(int))] if len(kept) else kept
-    )
-    for sample_id in picked.tolist():
+    if len(kept):
+        kept = kept[np.unique(np.linspace(0, len(kept) - 1, VERIFIED).astype(int))]
+    for sample_id in kept.tolist():
         cached = cache.read(sample_id)
         if cached is None or sample_id >= len(dataset):
             continue

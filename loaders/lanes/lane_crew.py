@@ -155,26 +155,20 @@ class LaneCrew:
 
     def _begun(self, job: LaneJob) -> CrewJob:
         """Note that a job has begun."""
-        job.progress.busy += 1
+        held, progress = job.held, job.progress
+        progress.busy += 1
         kinds = {"plan": self._planning, "make": self._making, "read": self._reading}
-        run, note = kinds[job.kind](job.held, job.progress, job.step)
-        return CrewJob(run, partial(self._settle, job.held, job.progress, note))
+        run, note = kinds[job.kind](held, progress, job.step)
 
-    def _settle(
-        self,
-        held: HeldLane,
-        progress: LaneProgress,
-        note: Note,
-        found: Any,
-        error: BaseException | None,
-    ) -> None:
-        """Note what came out of a job."""
-        note(found, error)
-        progress.busy -= 1
-        self.table.settle(held, progress)
-        self.crew.wake()
-        if self._waited_for is held:
-            self.crew.ring()
+        def settle(found: Any, error: BaseException | None) -> None:
+            note(found, error)
+            progress.busy -= 1
+            self.table.settle(held, progress)
+            self.crew.wake()
+            if self._waited_for is held:
+                self.crew.ring()
+
+        return CrewJob(run, settle)
 
     def _planning(self, held: HeldLane, progress: LaneProgress, step: int) -> tuple[Run, Note]:
         progress.planning = True

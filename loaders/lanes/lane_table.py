@@ -38,11 +38,9 @@ class LaneRooms:
         pipeline, order, slots = self._pipeline, progress.order, progress.of.slots
         with self._lock:
             if self._first is None:
-                jobs = (
-                    progress.jobs
-                    if residents is None
-                    else PassJobs.from_residents(residents, len(order))
-                )
+                jobs = progress.jobs
+                if residents is not None:
+                    jobs = PassJobs.from_residents(residents, len(order))
                 # If that sample cannot be read, another one of the share takes its place.
                 slab = pipeline.slab_for(slots, order, *(jobs.some(0, 1) or [0]))
                 self._first = LaneRoom(slab, pipeline.maker_of(slab), [*range(slots - 1, -1, -1)])

@@ -178,11 +178,8 @@ class PassRun:
         """The decodes of this pass beyond its first serves, since this was asked last."""
         if self._pipeline.setup.opened.decoded is not None:
             return 0
-        extra = (
-            self._planned.order.progress.decoded
-            - (self._decoded_when_handed - self._decoded_before)
-            - self._extra_counted
-        )
+        served = self._decoded_when_handed - self._decoded_before
+        extra = self._planned.order.progress.decoded - served - self._extra_counted
         self._extra_counted += extra
         return extra
 

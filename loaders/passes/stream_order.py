@@ -15,13 +15,12 @@ from typing import Any
 
 from loaders.arguments import Serving
 from loaders.errors import LoaderError, SourceError, StateError
-from loaders.options import LoaderOptions
 from loaders.order.open_end import ENDLESS, walk_stream, with_last
 from loaders.order.reuse import ReuseBuffer
 from loaders.order.serve import BufferAges, Residents, Serve
 from loaders.order.source_order import SourceOrder
 from loaders.passes.pass_run import PassEnding, PlannedPass
-from loaders.passes.rank_order import LoaderRanks, PassOrders, RankOrder
+from loaders.passes.rank_order import LoaderRanks, PassOrders
 from loaders.streams.stream_pass import MarkedStretch, StreamPass, StreamTurn
 from loaders.streams.streamed_samples import HOW_MANY, StreamedSamples
 from loaders.workers.decode_work import PassJobs, PassOrder
@@ -205,15 +204,6 @@ class StreamOrder(PassOrders):
         """Another process gets no stream that is being read."""
         resumed = None if self._serving else self._resumed
         return self.__dict__ | {"_serving": None, "_resumed": resumed}
-
-
-def pass_order(
-    dataset: Any, options: LoaderOptions, ranks: LoaderRanks, seed: int
-) -> RankOrder | StreamOrder:
-    """Which samples of a data set, or of a stream, a rank serves in each pass."""
-    if isinstance(dataset, StreamedSamples):
-        return StreamOrder(dataset, seed, options.shuffle, ranks)
-    return RankOrder(dataset, options.sampler, seed, options.shuffle, ranks)
 
 
 def _smaller(plan: ReuseBuffer, samples: int, pass_index: int) -> ReuseBuffer:

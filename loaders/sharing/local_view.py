@@ -62,9 +62,8 @@ class LocalView(SharedView):
         self._alone: BatchSource | None = None
         self._failed = False
         """Whether the first batch of this pass could not be read: then the next try is alone."""
-        self._stats = (
-            LoaderStats() if is_late else LoaderStats.from_state(self.facts.constants["stats"])
-        )
+        begun = LoaderStats.from_state(self.facts.constants["stats"])
+        self._stats = LoaderStats() if is_late else begun
         self._copies: BatchCopies | None = None
         self.on_pass: Callable[[], None] | None = None
         """Called before the first batch that an iterator takes: the view may move then."""

@@ -133,12 +133,11 @@ class ArrayColumn:
         self.shape = example.shape
         self.crops = None if crops is None else CropRows(crops, slots)
         row = example.shape if crops is None else (0,) * example.ndim
-        memory = (
-            np.empty((slots, *row), example.dtype) if decoded is None else self._carried(decoded, 1)
-        )
-        self.rows = SlotRows(memory, example.shape, budget)
-        if decoded is None:
-            budget.reserve(self.nbytes, self.nbytes // slots)
+        if decoded is not None:
+            self.rows = SlotRows(self._carried(decoded, 1), example.shape, budget)
+            return
+        self.rows = SlotRows(np.empty((slots, *row), example.dtype), example.shape, budget)
+        budget.reserve(self.nbytes, self.nbytes // slots)
 
     @property
     def nbytes(self) -> int:

@@ -175,9 +175,8 @@ def nesting_error(sample: Sample, sample_id: int, template: Sample) -> SampleSha
     there, first = places_of(sample), places_of(template)
     lacks = [f"it lacks {place}" for place in first if place not in there]
     more = [f"the first one lacks {place}" for place in there if place not in first]
-    how = (
-        "; ".join([*lacks, *more]) or f"parts {structure_of(sample)}, not {structure_of(template)}"
-    )
+    how = "; ".join([*lacks, *more])
+    how = how or f"parts {structure_of(sample)}, not {structure_of(template)}"
     return SampleShapeError(
         f"sample {sample_id} is nested otherwise than the first one ({how}): give a collate"
         " function, which gets samples as they are, or nest every sample alike"

@@ -184,28 +184,24 @@ class Prefetcher:
     def _batch_to_plan(self) -> CrewJob | None:
         if self._plan is None or self._planning or len(self._batches) >= self._ahead:
             return None
-        self._planning = True
-        return CrewJob(partial(next, self._plan, None), partial(self._planned, self._plan))
+        self._planning, plan = True, self._plan
 
-    def _planned(
-        self,
-        plan: Iterator[tuple[int, Serve]],
-        planned: tuple[int, Serve] | None,
-        error: BaseException | None,
-    ) -> None:
-        """Queue the plan's next batch, or the error that ended the plan."""
-        self._planning = False
-        self._crew.wake_one()
-        if self._crew.waiting:
-            self._crew.ring()
-        if plan is not self._plan:
-            return  # the plan's pass has ended
-        if planned is not None:
-            self._batches.append(PlannedBatch(*planned))
-            return
-        self._plan = None
-        if error is not None:
-            self._batches.append(PlannedBatch(-1, EMPTY, started=True, made=True, error=error))
+        def settle(planned: tuple[int, Serve] | None, error: BaseException | None) -> None:
+            """Queue the plan's next batch, or the error that ended the plan."""
+            self._planning = False
+            self._crew.wake_one()
+            if self._crew.waiting:
+                self._crew.ring()
+            if plan is not self._plan:
+                return  # the plan's pass has ended
+            if planned is not None:
+                self._batches.append(PlannedBatch(*planned))
+                return
+            self._plan = None
+            if error is not None:
+                self._batches.append(PlannedBatch(-1, EMPTY, started=True, made=True, error=error))
+
+        return CrewJob(partial(next, plan, None), settle)
 
     def _note_made(
         self, progress: WorkProgress, planned: PlannedBatch, made: Any, error: BaseException | None
@@ -249,29 +245,24 @@ class Prefetcher:
     def _reading(self, progress: WorkProgress, count: int) -> CrewJob:
         positions, slots = progress.take(count, self._free)
         progress.busy += 1
-        read = partial(progress.work.read, positions, slots, partial(self._some_done, progress))
-        return CrewJob(read, partial(self._was_read, progress, positions, self._clock()))
+        started = self._clock()
 
-    def _was_read(
-        self,
-        progress: WorkProgress,
-        positions: list[int],
-        started: float,
-        _read: None,
-        error: BaseException | None,
-    ) -> None:
-        progress.busy -= 1
-        # These samples are not ready: the read failed, or the pass was left meanwhile.
-        useless = [position for position in positions if position not in progress.ready]
-        if freed := progress.release(useless):
-            self._free += freed
-            self._crew.wake()
-        if error is None:
-            self.decode_seconds += self._clock() - started
-            self.decoded += len(positions)
-        progress.error = progress.error or error
-        if progress.error:
-            self._crew.ring()
+        def settle(_: None, error: BaseException | None) -> None:
+            progress.busy -= 1
+            # These samples are not ready: the read failed, or the pass was left meanwhile.
+            useless = [position for position in positions if position not in progress.ready]
+            if freed := progress.release(useless):
+                self._free += freed
+                self._crew.wake()
+            if error is None:
+                self.decode_seconds += self._clock() - started
+                self.decoded += len(positions)
+            progress.error = progress.error or error
+            if progress.error:
+                self._crew.ring()
+
+        read = partial(progress.work.read, positions, slots, partial(self._some_done, progress))
+        return CrewJob(read, settle)
 
     def _some_done(self, progress: WorkProgress, *positions: int) -> None:
         with self._crew.lock:
