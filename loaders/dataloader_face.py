@@ -54,6 +54,11 @@ class PassBatches(BatchSampler):
 class DataLoaderFace:
     """The attributes of a DataLoader, as they are for a `ReuseLoader`."""
 
+    generator: torch.Generator | None = None
+    """The order is a function of the seed and the pass."""
+    in_order = True
+    """The order never depends on which worker was faster."""
+
     @property
     def _loader(self) -> Loader:
         return self
@@ -82,11 +87,6 @@ class DataLoaderFace:
         return self._loader.setup.options.collate or default_collate
 
     @property
-    def generator(self) -> torch.Generator | None:
-        """None: the order is a function of the seed and the pass."""
-        return None
-
-    @property
     def pin_memory(self) -> bool:
         return self._loader.setup.options.pin_memory
 
@@ -105,8 +105,3 @@ class DataLoaderFace:
     @property
     def persistent_workers(self) -> bool:
         return self._loader.workers > 0
-
-    @property
-    def in_order(self) -> bool:
-        """True: the order never depends on which worker was faster."""
-        return True

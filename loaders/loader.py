@@ -26,6 +26,7 @@ from loaders.batching.batches import Augments, Batch, Collate
 from loaders.batching.device import DeviceFeed
 from loaders.batching.joint_parts import PartKinds
 from loaders.cache.disk_cache import Cache
+from loaders.closing import ClosedAtEnd
 from loaders.dataloader_face import DataLoaderFace
 from loaders.identity.loader_identity import LoaderIdentity
 from loaders.options import Device, LoaderOptions, Workers
@@ -46,7 +47,7 @@ from loaders.workers.precedence import Precedence
 from loaders.workers.reader import OnError
 
 
-class ReuseLoader(DataLoaderFace):
+class ReuseLoader(DataLoaderFace, ClosedAtEnd):
     """A drop-in for a `DataLoader` over a map-style data set whose decoding is the bottleneck.
 
         with ReuseLoader(dataset, batch_size=64, reuse=3, augment=Flip()) as loader:
@@ -257,12 +258,6 @@ class ReuseLoader(DataLoaderFace):
         """End the workers and free memory. The loader may be used, and closed, again."""
         self._count_extra(self.runner.close())
         self.order.close()
-
-    def __enter__(self) -> "ReuseLoader":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __getstate__(self) -> dict[str, Any]:
         """Another process gets the arguments and the position, but no threads and no memory."""

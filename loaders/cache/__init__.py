@@ -1,4 +1,4 @@
 """The decoded cache, in RAM or on disk: its files, their index, their records.
 
-May import: adopting, errors, identity, pixels, slots, sources.
+May import: adopting, closing, errors, identity, pixels, slots, sources.
 """

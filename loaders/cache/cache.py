@@ -15,7 +15,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal, Self, final
+from typing import Any, Literal, final
 
 import torch
 
@@ -26,6 +26,7 @@ from loaders.cache.cache_records import (
     unpack,
     values_to_text,
 )
+from loaders.closing import ClosedAtEnd
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ RAM_ENTRY_BYTES = 640
 """The overhead of a sample in RAM: 380 to 630 bytes were measured."""
 
 
-class DecodedCache(ABC):
+class DecodedCache(ClosedAtEnd, ABC):
     """Keeps samples by id, each as the list of its leaves: CPU tensors, numpy arrays and scalars,
     and plain values (numbers, strings, bytes, None). Any thread may call any method."""
 
@@ -78,12 +79,6 @@ class DecodedCache(ABC):
     @abstractmethod
     def close(self) -> None:
         """Free everything. After this, nothing is found or kept. It is safe to call again."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _pack(self, sample_id: int, leaves: Sequence[Any]) -> Packed | None:
         packed = pack(leaves, self._layouts)

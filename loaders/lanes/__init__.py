@@ -7,5 +7,5 @@
 lane; `lane_table` says which lanes come, go and stay. `lane_crew` has the threads. `lane_loader` is
 what a training loop uses, and `laneable` says which loaders it takes.
 
-May import: arguments, batching, errors, loader, order, pipeline, slots, stats, workers.
+May import: arguments, batching, closing, errors, loader, order, pipeline, slots, stats, workers.
 """

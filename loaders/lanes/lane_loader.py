@@ -20,6 +20,7 @@ import torch
 
 from loaders.arguments import SAME_AFTER_RESUME, UNCOMPARED_SEED, Serving, check_order_version
 from loaders.batching.batches import Batch, Gathered
+from loaders.closing import ClosedAtEnd
 from loaders.errors import LaneError, StateError
 from loaders.lanes.held_lanes import LaneProgress
 from loaders.lanes.lane_crew import LaneCrew
@@ -41,7 +42,7 @@ class LaneBatch:
     info: BatchInfo
 
 
-class LaneLoader:
+class LaneLoader(ClosedAtEnd):
     """Serves any set of lanes of one `ReuseLoader`'s data. One thread uses it."""
 
     def __init__(self, loader: ReuseLoader, lanes: int) -> None:
@@ -227,12 +228,6 @@ class LaneLoader:
         if self._crew is not None and self._closer is not None:
             self._closer()
         self.loader.close()
-
-    def __enter__(self) -> "LaneLoader":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def _serving(self) -> Serving:

@@ -9,5 +9,5 @@
 For another process `view_server` has a thread that drives a local one; `lent_blocks` carry its
 batches, `view_link` the words, and `remote_view` is the loader there, which a `RemoteSource` reads.
 
-May import: arguments, batching, blocks, errors, loader, order, slots, stats, workers.
+May import: arguments, batching, blocks, closing, errors, loader, order, slots, stats, workers.
 """

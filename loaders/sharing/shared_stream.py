@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from loaders.arguments import PassPosition
+from loaders.closing import ClosedAtEnd
 from loaders.errors import PassEnded, SharingError, check_at_least_one, check_word
 from loaders.loader import ReuseLoader
 from loaders.sharing.batch_source import BatchSource, PassServing, SharedBatch, without_limit
@@ -55,7 +56,7 @@ PATIENCE_SECONDS = 10.0
 """After so long, and twice as long, ..., a log says who waits for whom."""
 
 
-class SharedStream:
+class SharedStream(ClosedAtEnd):
     """Many consumers of one `ReuseLoader`, which nobody else may iterate meanwhile."""
 
     def __init__(
@@ -156,12 +157,6 @@ class SharedStream:
             self._source.leave()
         self._source.close()
         self._server.close()
-
-    def __enter__(self) -> "SharedStream":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __getstate__(self) -> dict[str, Any]:
         raise SharingError(

@@ -7,9 +7,10 @@ same state after each, the same errors. What the other views do changes only how
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from loaders.arguments import PassPosition
+from loaders.closing import ClosedAtEnd
 from loaders.errors import PassEnded
 from loaders.loader import ReuseLoader
 from loaders.order.reuse import Mode
@@ -65,7 +66,7 @@ class ViewFacts:
         return cls(name, pieces, loader.rank, loader.share, loader.state_dict())
 
 
-class SharedView(ABC):
+class SharedView(ClosedAtEnd, ABC):
     """A view, wherever it is. One consumer iterates it, one iterator at a time."""
 
     last_batch: BatchInfo | None
@@ -100,12 +101,6 @@ class SharedView(ABC):
     @property
     def batch_size(self) -> int:
         return self.position.next.batch_size // self.pieces
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     @abstractmethod

@@ -1,6 +1,6 @@
 """The samples of a data set, and the order in which they are asked for.
 
-May import: errors, pixels.
+May import: closing, errors, pixels.
 """
 
 from loaders.sources.archives import picture_tar

@@ -19,6 +19,7 @@ from typing import Any, cast
 
 import torch
 
+from loaders.closing import ClosedAtEnd
 from loaders.errors import DecodeError, SourceError
 from loaders.pixels.decoding import ANYWHERE, PictureDecoder, Room
 from loaders.sources.datasets import PICTURE_SUFFIXES, is_picture, log_unread_files
@@ -45,7 +46,7 @@ class TarMember:
 
 
 @dataclass(eq=False, repr=False)
-class PictureTar:
+class PictureTar(ClosedAtEnd):
     """The pictures in a tar. They are decoded when they are asked for."""
 
     path: Path
@@ -84,12 +85,6 @@ class PictureTar:
     def close(self) -> None:
         """Close the file, if it is open. That is also done when this object is freed."""
         self._closer()
-
-    def __enter__(self) -> "PictureTar":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the file descriptor, which is not valid in another process."""

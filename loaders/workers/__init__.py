@@ -1,4 +1,4 @@
 """The workers that decode: threads, processes, and the reader that fills a slot.
 
-May import: blocks, cache, errors, order, pixels, slots, sources, torch_seams.
+May import: blocks, cache, closing, errors, order, pixels, slots, sources, torch_seams.
 """

@@ -28,6 +28,7 @@ from multiprocessing.context import SpawnContext
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal, NoReturn, cast
 
+from loaders.closing import ClosedAtEnd
 from loaders.errors import PassEnded, SampleTimeout, SourceError, WorkerDied
 from loaders.slots.leaves import Chunk, Sample
 from loaders.sources.datasets import counts_of
@@ -71,7 +72,7 @@ def default_start_method() -> StartMethod:
     return cast(StartMethod, chosen or multiprocessing.get_all_start_methods()[0])
 
 
-class WorkerProcess:
+class WorkerProcess(ClosedAtEnd):
     """A process that reads samples of `dataset`, from the first `read` on. It may die once."""
 
     def __init__(
@@ -99,12 +100,6 @@ class WorkerProcess:
         self._stopping = False
         self._reading = threading.Lock()  # held while somebody uses the pipe
         self._changing = threading.Lock()  # held while the pipe is replaced or shut
-
-    def __enter__(self) -> "WorkerProcess":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def pid(self) -> int | None:

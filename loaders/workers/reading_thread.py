@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from loaders.closing import ClosedAtEnd
 from loaders.errors import PassEnded, SampleTimeout
 from loaders.slots.leaves import Chunk
 
@@ -56,7 +57,7 @@ class _Requests:
     """Whether nobody waits for answers any more."""
 
 
-class ReadingThread:
+class ReadingThread(ClosedAtEnd):
     """Reads samples of `dataset`, in a thread that is replaced when a sample takes too long."""
 
     def __init__(self, dataset: Any, timeout: float, name: str) -> None:
@@ -68,12 +69,6 @@ class ReadingThread:
         self._requests = _Requests()
         self._thread: threading.Thread | None = None
         self._stopped = False
-
-    def __enter__(self) -> "ReadingThread":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def read(self, ids: Sequence[int], keys: Sequence[int] = (), frozen: bool = False) -> Chunk:
         """Read samples, on one thread at a time, whose generators `keys` do not seed."""
