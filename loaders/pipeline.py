@@ -26,9 +26,9 @@ from loaders.blocks import Blocks
 from loaders.errors import OTHER_ITERATOR, BufferTooSmall, PassEnded
 from loaders.opened_dataset import OpenedDataset
 from loaders.options import LoaderOptions, SettledWorkers, reading_thread, worker_process
+from loaders.order.keyed_permutation import source_order
 from loaders.order.reuse import buffered_batches
 from loaders.order.serve import Serve
-from loaders.order.source_order import source_order
 from loaders.pixels.augmentation import crops_of, draw_keys, sides_of
 from loaders.pixels.crops import Crops
 from loaders.slots.leaves import Sample

@@ -23,7 +23,7 @@ from loaders.passes.stream_order import StreamOrder
 from loaders.passes.torch_pass import is_served_by_torch
 from loaders.pipeline import PipelineSetup
 from loaders.read_check import ReadCheck
-from loaders.sources.own_batching import OwnBatching
+from loaders.sources.samplers import OwnBatching
 from loaders.stats import BufferSize
 from loaders.streams.streamed_samples import StreamedSamples
 

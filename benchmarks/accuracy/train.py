@@ -18,8 +18,8 @@ from torch.nn import functional
 from benchmarks.accuracy.data import CLASSES, Part, Pictures
 from benchmarks.accuracy.orders import counted_as, plan_pass
 from benchmarks.accuracy.recipes import Run, Task
+from loaders.order.keyed_permutation import source_order
 from loaders.order.reuse import batches_per_pass
-from loaders.order.source_order import source_order
 from loaders.pixels.augmentation import Chain, Draws, Flip, PadCrop, draw_keys
 from perfect.callbacks.ema import Ema
 from perfect.method.phases import Observation, Phase, PhasePolicy

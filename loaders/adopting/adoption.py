@@ -45,7 +45,7 @@ from loaders.adopting.torchvision_steps import (
 from loaders.adopting.transforms import Decode, TransformSplit, flat_steps, split_transform
 from loaders.errors import LoaderError
 from loaders.sources.datasets import PictureArrays
-from loaders.sources.own_batching import STATEFUL, OwnBatching, torch_class
+from loaders.sources.samplers import STATEFUL, OwnBatching, torch_class
 
 # Map-style: len() and [i]; torch's Dataset does not promise len().
 DataSet = Any

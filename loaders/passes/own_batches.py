@@ -18,8 +18,7 @@ from loaders.passes.pass_run import TakenBatch
 from loaders.passes.rank_order import LoaderRanks, PassOrders
 from loaders.passes.torch_pass import MadeByTorch, TorchBatches
 from loaders.pipeline import PipelineSetup
-from loaders.sources.own_batching import OwnBatching
-from loaders.sources.samplers import named_rank
+from loaders.sources.samplers import OwnBatching, named_rank
 from loaders.stats import BatchInfo, LoaderStats
 from loaders.workers.decode_work import PassOrder
 

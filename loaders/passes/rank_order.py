@@ -17,8 +17,8 @@ import torch
 
 from loaders.arguments import Serving
 from loaders.errors import LoaderError, StateError
+from loaders.order.keyed_permutation import samples_per_rank, source_order
 from loaders.order.reuse import Mode, ReuseBuffer, batches_per_pass
-from loaders.order.source_order import samples_per_rank, source_order
 from loaders.passes.pass_run import PlannedPass
 from loaders.sources.samplers import (
     NamedRank,

@@ -15,10 +15,10 @@ from typing import Any
 
 from loaders.arguments import Serving
 from loaders.errors import LoaderError, SourceError, StateError
+from loaders.order.keyed_permutation import SourceOrder
 from loaders.order.open_end import ENDLESS, walk_stream, with_last
 from loaders.order.reuse import ReuseBuffer
 from loaders.order.serve import BufferAges, Residents, Serve
-from loaders.order.source_order import SourceOrder
 from loaders.passes.pass_run import PassEnding, PlannedPass
 from loaders.passes.rank_order import LoaderRanks, PassOrders
 from loaders.streams.stream_pass import MarkedStretch, StreamPass, StreamTurn

@@ -37,8 +37,8 @@ from loaders.passes.pass_run import (
 from loaders.pipeline import PipelineSetup
 from loaders.pixels.augmentation import draw_keys
 from loaders.slots.leaves import as_tensor, change_leaves, leaves_of
-from loaders.sources.own_batching import OwnBatching
 from loaders.sources.randomness import SeededGenerators, generators_of
+from loaders.sources.samplers import OwnBatching
 from loaders.stats import BatchInfo, LoaderStats
 from loaders.streams.streamed_samples import StreamedSamples
 from loaders.torch_seams import deaths_seen_late, end_workers, set_worker_info

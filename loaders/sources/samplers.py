@@ -1,4 +1,4 @@
-"""The ids of a pass that a user's own sampler draws, as a function of (seed, pass).
+"""What a user's own sampler draws in a pass, as a function of (seed, pass): ids, or whole batches.
 
 While they are drawn, torch's, numpy's, Python's and the sampler's own generators are seeded; then
 they are restored. `set_epoch` is called with the number of the pass. Other state of a sampler (a
@@ -7,7 +7,7 @@ of that rank; any other draws the order of all ranks, of which every rank takes 
 """
 
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from operator import index
@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import Sampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
 
 from loaders.errors import LoaderError
 from loaders.sources.randomness import attributes_of, generators_of, seeded_randomness
@@ -45,13 +45,19 @@ class NamedRank:
     world_size: int
 
 
+@contextmanager
+def _begun(source: Any, seed: int, pass_index: int) -> Iterator[None]:
+    """While a sampler draws, its draws are a function of the seed and the pass."""
+    if (set_epoch := getattr(source, "set_epoch", None)) is not None:
+        set_epoch(pass_index)
+    with seeded_randomness(seed, SAMPLER_STREAM, pass_index, held=generators_of(source)):
+        yield
+
+
 def sampler_order(sampler: Iterable[int], seed: int, pass_index: int) -> NDArray[np.int64]:
     """Draw `len(sampler)` ids from a user's sampler, in its order, repeatably."""
-    if (set_epoch := getattr(sampler, "set_epoch", None)) is not None:
-        set_epoch(pass_index)
-    name, wanted = type(sampler).__name__, length_of(sampler)
-    held = generators_of(sampler)
-    with seeded_randomness(seed, SAMPLER_STREAM, pass_index, held=held):
+    with _begun(sampler, seed, pass_index):
+        name, wanted = type(sampler).__name__, length_of(sampler)
         drawn = islice(sampler, wanted + 1)
         ids = np.fromiter((_one_id(each, name) for each in drawn), dtype=np.int64)
     if len(ids) != wanted:
@@ -147,3 +153,69 @@ def earlier_draws(ids: NDArray[np.int64]) -> NDArray[np.int64]:
     before = np.empty_like(ids)
     before[by_id] = np.arange(len(ids)) - first
     return before
+
+
+MOST_BATCHES = 1 << 24
+STATEFUL = "torchdata.stateful_dataloader."
+
+
+def torch_class(thing: object) -> type:
+    """The class of a DataLoader or a sampler. Those of torchdata's StatefulDataLoader count as the
+    classes of torch that they extend."""
+    kind = type(thing)
+    return kind.__bases__[0] if kind.__module__.startswith(STATEFUL) else kind
+
+
+@dataclass(frozen=True, slots=True)
+class OwnBatching:
+    """How a DataLoader makes its batches."""
+
+    why: str
+    """The argument that makes its batches special."""
+    source: Any = None
+    """Its batch sampler, or its sampler with batch_size=None. None: a stream is iterated."""
+    is_of_batches: bool = False
+    batch_size: int | None = None
+    """Of a stream."""
+    drop_last: bool = False
+
+    @classmethod
+    def from_loader(cls, loader: DataLoader[Any]) -> "OwnBatching | None":
+        """None: it batches single samples in the order of a sampler, or of one stream."""
+        batches, streamed = loader.batch_sampler, isinstance(loader.dataset, IterableDataset)
+        if batches is None:
+            return cls("batch_size=None", None if streamed else loader.sampler)
+        if torch_class(batches) is not BatchSampler:
+            return cls(f"a batch_sampler ({type(batches).__name__})", batches, True)
+        if streamed and loader.num_workers > 0:
+            why = f"workers that iterate a stream each (num_workers={loader.num_workers})"
+            return cls(why, batch_size=loader.batch_size, drop_last=loader.drop_last)
+        return None
+
+    @property
+    def refusal(self) -> str:
+        """The error message where reuse is wanted."""
+        return (
+            f"the DataLoader has {self.why}, but reuse mixes samples of different batches: give"
+            " single samples (a WebDataset without .batched()), a sampler of single ids and a"
+            " batch_size, or reuse=1"
+        )
+
+    def arguments(self, drawn: Any) -> dict[str, Any]:
+        """The arguments of a DataLoader that serves these draws."""
+        if self.source is None:
+            return {"batch_size": self.batch_size, "drop_last": self.drop_last}
+        if self.is_of_batches:
+            return {"batch_sampler": drawn}
+        return {"batch_size": None, "sampler": drawn}
+
+    def draw_pass(self, seed: int, pass_index: int) -> list[Any]:
+        """The draws of the sampler in a pass."""
+        with _begun(self.source, seed, pass_index):
+            drawn = list(islice(self.source, MOST_BATCHES + 1))
+        if len(drawn) > MOST_BATCHES:
+            raise LoaderError(
+                f"{self.why} gave more than {MOST_BATCHES} batches, which are all drawn when a pass"
+                " begins: let it end, or give an IterableDataset"
+            )
+        return drawn

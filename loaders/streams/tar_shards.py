@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from loaders.errors import DecodeError, SourceError, StateError, check_at_least_one
-from loaders.order.keyed_permutation import KeyedPermutation
-from loaders.order.source_order import SourceOrder
+from loaders.order.keyed_permutation import KeyedPermutation, SourceOrder
 from loaders.pixels.decoding import ANYWHERE, PictureDecoder, Room
 from loaders.sources.archives import LABEL_SUFFIX
 from loaders.sources.datasets import PICTURE_SUFFIXES

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from loaders.order.keyed_permutation import SourceOrder
 from loaders.order.serve import Residents, Serve
-from loaders.order.source_order import SourceOrder
 
 Done = Callable[..., None]
 """`done(*positions)`: these samples are in their slots."""

@@ -18,7 +18,7 @@ from loaders import Cache, LoaderError, ReuseLoader, Workers
 from loaders.adopting.adoption import decoded_columns
 from loaders.backends import open_source
 from loaders.errors import BackendMissing
-from loaders.order.source_order import samples_per_rank
+from loaders.order.keyed_permutation import samples_per_rank
 from loaders.pipeline import AHEAD, HELD
 from loaders.sources.datasets import cifar10, picture_folder
 from offload.sizes import format_size

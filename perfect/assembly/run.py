@@ -11,8 +11,8 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.accelerators import CPUAccelerator, MPSAccelerator
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 
+from loaders.order.keyed_permutation import samples_per_rank
 from loaders.order.reuse import batches_per_pass
-from loaders.order.source_order import samples_per_rank
 from offload import OffloadError
 from offload.running.drivers.cuda import check_cuda
 from perfect.assembly.berth import Berth, check_device

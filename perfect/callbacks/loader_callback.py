@@ -22,7 +22,7 @@ from typing import Any
 import lightning as L
 
 from loaders import LoaderError, ReuseLoader
-from loaders.order.source_order import samples_per_rank
+from loaders.order.keyed_permutation import samples_per_rank
 from loaders.stats import NOT_LOGGED
 from perfect.callbacks.train_loaders import LoaderState, TrainLoader, next_pass, served_in_pass
 from trainers.lightning_seams import (

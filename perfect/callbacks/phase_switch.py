@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
 
-from loaders.order.source_order import samples_per_rank
+from loaders.order.keyed_permutation import samples_per_rank
 from perfect.callbacks.ema import AverageOfWeights, Ema
 from perfect.callbacks.loader_callback import LoaderCallback
 from perfect.callbacks.phase_records import (

@@ -6,8 +6,8 @@ import lightning as L
 
 from loaders import ReuseLoader
 from loaders.adopting.adoption import decoded_columns
+from loaders.order.keyed_permutation import samples_per_rank
 from loaders.order.reuse import batches_per_pass
-from loaders.order.source_order import samples_per_rank
 from loaders.sharing.shared_view import SharedView
 from perfect.method.phases import PhaseError
 from trainers.elastic.peer.lane_shares import LaneShares

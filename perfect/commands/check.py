@@ -14,8 +14,8 @@ from rich.table import Table
 
 from loaders import ReuseLoader
 from loaders.cache.cache import RAM_ENTRY_BYTES
+from loaders.order.keyed_permutation import samples_per_rank
 from loaders.order.reuse import batches_per_pass, buffered_batches
-from loaders.order.source_order import samples_per_rank
 from loaders.slots.slab import Slab
 from offload import Plan
 from offload.memory.host_memory import memory_left

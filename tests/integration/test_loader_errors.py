@@ -14,7 +14,7 @@ from support import loader_datasets as sets
 
 from loaders import ReuseLoader, Workers
 from loaders.errors import DecodeError, LoaderError
-from loaders.order.source_order import source_order
+from loaders.order.keyed_permutation import source_order
 from loaders.pixels.augmentation import Augmentation, Chain, Flip, PadCrop
 from loaders.sources.datasets import picture_folder
 
