@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from support.fuzzing import TryOne, main
-from support.strange_messages import HELLO, TO_ANCHOR, TO_PEER, WRONG
+from support.fuzzing import TryOne, damaged, main, mutated
+from support.strange_messages import HELLO, TO_ANCHOR, TO_PEER
 from support.wire_ends import LOOPBACK, SECRET
 
 from trainers.elastic.anchor import kinds
@@ -25,33 +25,8 @@ from trainers.elastic.wire.listener import connect
 from trainers.elastic.wire.message import IncomingFrame, Message, encode
 from trainers.elastic.wire.wire_errors import BadFrame, ChannelClosed
 
-NUMBERS = [b"-1", b"9" * 4300, b"1e400", b"NaN", b"[0, 100000000000000000000]", b'"\\ud800"']
 PER_CONNECTION = 50
 """So many inputs are only read, for one that is said to an anchor."""
-
-
-def changed_bytes(rng: random.Random, data: bytearray) -> bytes:
-    for _ in range(rng.randint(1, 4)):
-        at = rng.randrange(len(data))
-        match rng.randrange(3):
-            case 0:
-                data[at] = rng.randrange(256)
-            case 1:
-                del data[at : at + rng.randint(1, 8)]
-            case _:
-                data[at:at] = rng.choice(NUMBERS)
-        data = data or bytearray(b"x")
-    return bytes(data)
-
-
-def changed_value(rng: random.Random, value: Any) -> Any:
-    """Change one part of a value of JSON, at any depth."""
-    if isinstance(value, dict) and value and rng.random() < 0.8:
-        key = rng.choice([*value])
-        if rng.random() < 0.1:
-            return {k: v for k, v in value.items() if k != key}
-        return value | {rng.choice([key, key, "more"]): changed_value(rng, value[key])}
-    return rng.choice([*WRONG, rng.choice([-1, 1, 2, 1 << 63]), "b"])
 
 
 def read(data: bytes) -> Message | None:
@@ -85,7 +60,7 @@ def fuzzer() -> Iterator[TryOne]:
 
         def try_one(rng: random.Random) -> None:
             kind, good = rng.choice(samples)
-            fields, given = changed_value(rng, good), b""
+            fields, given = mutated(good, rng), b""
             said = [(kind, fields if isinstance(fields, dict) else good)]
             if kind != "hello":
                 said.insert(0, ("hello", HELLO))
@@ -93,7 +68,7 @@ def fuzzer() -> Iterator[TryOne]:
                 if rng.random() < 1 / PER_CONNECTION and kind != "ended":  # It may end the anchor.
                     say(anchor, said)
                     assert thread.is_alive(), "the anchor has ended"
-                given = changed_bytes(rng, bytearray(b"".join(encode(*said[-1], [b"v"]))))
+                given = damaged(b"".join(encode(*said[-1], [b"v"])), rng)
                 if (message := read(given)) is not None:
                     tensors_of(message)
                 if (message := read(b"".join(encode(*said[-1], [b"v"])))) is not None:

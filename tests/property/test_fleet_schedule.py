@@ -3,22 +3,27 @@
     makespan <= 1.03 x max(longest job, sum / devices) + moves x cost
 
 To the right belongs what no order of turns can save: the starts at the beginning, and a turn for
-each move, because a job leaves when its turn ends.
+each move, because a job leaves when its turn ends. Jobs that are dealt to nodes are dealt once.
 """
 
+import itertools
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as some
 from hypothesis import strategies as st
 from support.fleet_simulator import PaperFleet, PaperJob, bound
 from support.products import examples
 
+from trainers.fleet.deciding.events import FleetError
 from trainers.fleet.deciding.fleet_state import FleetSettings
 from trainers.fleet.deciding.halving import Seen, StopRule
 from trainers.fleet.deciding.schedule import Runnable, assign_shares
+from trainers.fleet.ray_cluster.ray_fleet import deal
 
 STEP = 0.25
 QUANTUM = 0.5
@@ -175,3 +180,62 @@ def test_nothing_is_cut_that_is_not_worth_it(
         assert sum(share.seconds for share in parts) == pytest.approx(job.seconds)
         if len(parts) > 1:
             assert sum(share.seconds for share in parts if share.moves) > grain
+
+
+WORK = some.dictionaries(
+    some.text("abcdef", min_size=1, max_size=3), some.floats(0, 100), max_size=6
+)
+SPEEDS = some.dictionaries(
+    some.sampled_from(["n", "m", "k"]), some.floats(0.5, 8), min_size=1, max_size=3
+)
+
+
+def ends(
+    dealt: Mapping[str, tuple[str, ...]], work: Mapping[str, float], speeds: Mapping[str, float]
+) -> float:
+    return max(sum(work[job] for job in jobs) / speeds[node] for node, jobs in dealt.items())
+
+
+@settings(max_examples=examples(80), deadline=None)
+@given(WORK, SPEEDS)
+def test_every_job_is_dealt_once_and_the_end_is_within_twice_the_best(
+    work: dict[str, float], speeds: dict[str, float]
+) -> None:
+    dealt = deal(work, speeds)
+    assert sorted(job for jobs in dealt.values() for job in jobs) == sorted(work)
+    assert dealt.keys() == speeds.keys()
+    best = min(
+        ends(
+            {n: tuple(j for j, at in zip(work, places, strict=True) if at == n) for n in speeds},
+            work,
+            speeds,
+        )
+        for places in itertools.product(speeds, repeat=len(work))
+    )
+    assert ends(dealt, work, speeds) <= 2 * best + 1e-9
+
+
+def test_equal_jobs_and_nodes_are_dealt_in_their_order_and_loads_count() -> None:
+    work = dict.fromkeys("abcd", 1.0)
+    assert deal(work, {"n": 1.0, "m": 1.0}) == {"n": ("a", "c"), "m": ("b", "d")}
+    assert deal(work, {"n": 3.0, "m": 1.0}) == {"n": ("a", "b", "c"), "m": ("d",)}
+    assert deal(work, {"n": 1.0, "m": 1.0}, {"n": 4.0}) == {"n": (), "m": ("a", "b", "c", "d")}
+    assert deal({}, {"n": 1.0}) == {"n": ()}
+
+
+@pytest.mark.parametrize(
+    ("work", "speeds", "says"),
+    [
+        ({"a": 1.0}, {}, "no node for 1 job"),
+        ({"a": -1.0}, {"n": 1.0}, "job a was given work=-1.0"),
+        ({"a": math.nan}, {"n": 1.0}, "job a was given work=nan"),
+        ({"a": math.inf}, {"n": 1.0}, "job a was given work=inf"),
+        ({"a": 1.0}, {"n": 0.0}, "node n has the speed 0.0"),
+    ],
+    ids=str,
+)
+def test_bad_numbers_are_refused_by_name(
+    work: dict[str, float], speeds: dict[str, float], says: str
+) -> None:
+    with pytest.raises(FleetError, match=says):
+        deal(work, speeds)

@@ -137,9 +137,3 @@ def test_sizes_are_rounded_up_to_whole_units_and_nothing_is_one_unit(nbytes: int
     assert size % UNIT == 0
     assert size >= UNIT
     assert nbytes <= size < nbytes + UNIT or nbytes == 0
-
-
-def test_a_space_without_bytes_has_no_room() -> None:
-    space = Space(0)
-    assert space.best_fit(UNIT) is None
-    assert (space.segments(), space.free, space.used) == ([], 0, 0)

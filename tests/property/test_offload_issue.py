@@ -1,17 +1,20 @@
-"""Which node is enqueued when, judged by a model that knows nothing but the edges.
+"""Which node is enqueued when, judged by a model, and where a step is cut for the host.
 
-The model: streams take their nodes in the order in which they were enqueued, a node begins when
-the events that it waits for are done. `known` is what the host has seen to be complete.
+The model knows nothing but the edges: streams take their nodes in the order in which they were
+enqueued, a node begins when the events that it waits for are done. `known` is what the host has
+seen to be complete.
 """
 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.products import examples
 
+from offload.planning.cuts import Piece, pieces_by_host
 from offload.planning.issue import Chart, Issue, Issued
 
 STREAMS = ("compute", "h2d", "d2h")
@@ -214,23 +217,6 @@ def test_without_a_depth_all_is_enqueued_at_once_and_the_events_alone_keep_every
     assert len(model.done) == len(case.deps)
 
 
-def test_of_a_chain_through_another_stream_only_what_says_something_new_is_waited_for() -> None:
-    # compute 0 -> h2d 1 -> compute 2, 3; d2h 4 waits for 0 and 2: the latter says both
-    lanes = ["compute", "h2d", "compute", "compute", "d2h"]
-    successors = [[1, 4], [2, 3], [4], [], []]
-    issue = Issue(Chart.from_lanes(lanes, successors, ()), None)
-    found = []
-    while (item := issue.next()) is not None:
-        found.append((item.node, list(item.waits), item.mark))
-    assert found == [
-        (0, [], True),
-        (1, [0], True),
-        (2, [1], True),
-        (3, [], False),
-        (4, [2], False),
-    ]
-
-
 def test_a_long_stretch_of_one_stream_has_a_mark_now_and_then() -> None:
     # The last node is of another stream: until then the host must know how far the first is.
     chain = [[n + 1] for n in range(99)] + [[]]
@@ -251,3 +237,66 @@ def test_what_is_left_of_one_stream_is_enqueued_without_a_look_at_the_device() -
     while (item := issue.next()) is not None:
         found.append((item.node, item.mark))
     assert found == [(n, n == 0) for n in range(100)]
+
+
+Graph = tuple[list[bool], list[list[int]]]
+
+
+def pieces(captured: list[bool], deps: list[list[int]]) -> tuple[Piece, ...]:
+    return pieces_by_host([not here for here in captured], deps)
+
+
+@st.composite
+def graphs(draw: st.DrawFn, most: int = 30) -> Graph:
+    count = draw(st.integers(0, most))
+    captured = draw(st.lists(st.booleans(), min_size=count, max_size=count))
+    deps = [
+        sorted(draw(st.sets(st.integers(0, number - 1), max_size=3))) if number else []
+        for number in range(count)
+    ]
+    return captured, deps
+
+
+@given(graphs())
+def test_every_dependency_goes_within_a_piece_or_to_a_later_one(graph: Graph) -> None:
+    captured, deps = graph
+    cut = pieces(captured, deps)
+    where = {node: at for at, piece in enumerate(cut) for node in piece.nodes}
+    assert sorted(where) == list(range(len(captured)))
+    assert sum(len(piece.nodes) for piece in cut) == len(captured)
+    for node, before in enumerate(deps):
+        assert cut[where[node]].on_host != captured[node]
+        assert all(where[other] <= where[node] for other in before)
+
+
+@given(graphs())
+def test_a_piece_keeps_the_plans_order(graph: Graph) -> None:
+    for piece in pieces(*graph):
+        assert list(piece.nodes) == sorted(piece.nodes)
+
+
+@given(graphs(most=7))
+def test_no_other_cut_has_fewer_captured_pieces(graph: Graph) -> None:
+    captured, deps = graph
+    ours = sum(not piece.on_host for piece in pieces(captured, deps))
+
+    def legal(turns: tuple[int, ...]) -> bool:
+        """Node n is in turn turns[n]; the host acts before the captured ones of a turn."""
+        return all(
+            turns[other] < turns[node] or (turns[other] == turns[node] and fits(other, node))
+            for node, before in enumerate(deps)
+            for other in before
+        )
+
+    def fits(first: int, then: int) -> bool:
+        return captured[first] == captured[then] or captured[then]
+
+    fewest = next(
+        used
+        for used in range(len(captured) + 1)
+        if any(
+            legal(turns) and len({t for t, c in zip(turns, captured, strict=True) if c}) <= used
+            for turns in product(range(used + 1), repeat=len(captured))
+        )
+    )
+    assert ours == fewest

@@ -1,6 +1,5 @@
 """Pieces of several micro-batches take turns, and leave behind what they leave one by one."""
 
-import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +11,7 @@ from property.test_offload_lowering import Dice, graphs, run
 import offload
 from offload import Costs, GraphBuilder, TaskGraph
 from offload.graph.memgraph import OFFLOAD, RELOAD
-from offload.lowering.micro_batches import layer_by_layer, orders
-from offload.lowering.pointwise_groups import grouped
+from offload.lowering.micro_batches import layer_by_layer
 
 BIG = 1 << 20
 
@@ -108,18 +106,6 @@ def test_segments_of_the_micro_batches_take_turns() -> None:
     names = [task.name for task in graph.tasks if task.phase == "forward"]
     assert names == [f"f{layer} [{turn}]" for pair in ((0, 1), (2, 3)) for layer in (0, 1)
                      for turn in pair]  # fmt: skip
-
-
-def test_each_order_is_told_once() -> None:
-    assert [name for name, _ in orders(window(1, 2))] == [""]
-    assert len([*orders(window(2, 2))]) == 2
-    assert len([*orders(window(4, 2))]) == 3
-
-
-def test_tasks_that_were_put_together_take_turns_too() -> None:
-    graph = layer_by_layer(grouped(window(3, 3)), 3)
-    places = [task.turn for task in graph.tasks]
-    assert len([*itertools.groupby(places)]) > 6
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -1,13 +1,16 @@
 """What stays resident is spread over the layers, so that the stream of the others never bursts."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.graph_edits import grown, with_buffer
 
 import offload
 from offload import Costs, GraphBuilder, Plan, TaskGraph
 from offload.graph.memgraph import OFFLOAD
-from offload.planning.residency import most_resident
+from offload.planning.residency import SMALL, exposed, most_resident
 
 BIG = 1 << 20
 COPY = 1e-3
@@ -79,3 +82,89 @@ def test_frozen_weights_are_dropped_and_never_copied_back(share: float) -> None:
     moved = [(node.kind, buffers[node.buffer].name) for node in made.memgraph.nodes if node.nbytes]
     assert sum(name.startswith("w") and kind != OFFLOAD for kind, name in moved) >= LAYERS * 0.25
     assert [name for kind, name in moved if kind == OFFLOAD and name.startswith("w")] == []
+
+
+def step(layers: int = 6, nbytes: int = BIG) -> TaskGraph:
+    """Forward, backward and update of some layers, each with a weight and a state."""
+    builder = GraphBuilder()
+    made = builder.buffer("x", 64, "input")
+    weights = [builder.buffer(f"w{n}", nbytes, "parameter") for n in range(layers)]
+    states = [builder.buffer(f"m{n}", nbytes, "state") for n in range(layers)]
+    for n, w in enumerate(weights):
+        before, made = made, builder.buffer(f"a{n}", 64, "activation")
+        builder.task(f"f{n}", [before, w], [made])
+    for n in reversed(range(layers)):
+        g = builder.buffer(f"g{n}", nbytes, "gradient")
+        builder.task(f"b{n}", [made, weights[n]], [g], phase="backward")
+        changed = [weights[n], states[n]]
+        builder.task(f"u{n}", [g, *changed], changed, phase="update")
+    return builder.graph()
+
+
+def names(graph: TaskGraph, room: int) -> set[str]:
+    return {graph.buffers[b].name for b in most_resident(graph, {0: room})}
+
+
+def test_what_stays_fits_into_the_room() -> None:
+    graph = step()
+    for room in range(0, 13 * BIG, BIG // 3):
+        assert len(names(graph, room)) * BIG <= room
+
+
+def test_weights_stay_before_the_optimizers_state() -> None:
+    """A weight moves in, in and out; its state in and out."""
+    graph = step()
+    assert names(graph, 6 * BIG) == {f"w{n}" for n in range(6)}
+
+
+def test_what_is_not_worth_a_copy_stays_first() -> None:
+    builder = grown(step(4))
+    small = builder.buffer("bias", SMALL - 1, "buffer")
+    builder.task("use", [small], [])
+    assert names(builder.graph(), SMALL) == {"bias"}
+
+
+def test_the_pieces_of_a_tensor_stay_together() -> None:
+    graph = step(2)
+    for number, buffer in enumerate(graph.buffers):
+        if buffer.name in ("m0", "m1"):
+            start = BIG * int(buffer.name == "m1")
+            graph = with_buffer(graph, number, tensor="m", start=start)
+    for room in range(0, 5 * BIG, BIG // 2):
+        assert len(names(graph, room) & {"m0", "m1"}) in (0, 2)
+
+
+def test_what_a_host_task_works_on_stays_on_the_host() -> None:
+    builder = grown(step(2))
+    builder.task("there", [2], [2], lane="host")  # w1
+    assert names(builder.graph(), 100 * BIG) == {"w0", "m0", "m1"}
+
+
+# ---- what a step begins with --------------------------------------------------------------------
+
+A_SECOND_EACH = Costs(flops=1.0, launch=0.0, copy=0.0, h2d=float(BIG))
+"""A copy of a weight takes a second."""
+
+
+def working(seconds: float, layers: int = 6) -> TaskGraph:
+    graph = step(layers)
+    return graph.with_tasks([replace(task, seconds=seconds) for task in graph.tasks])
+
+
+def begun(graph: TaskGraph, room: int) -> list[str]:
+    return sorted(
+        graph.buffers[b].name for b in exposed(graph, A_SECOND_EACH, frozenset(), {0: room})
+    )
+
+
+def test_nothing_hides_the_first_copy_of_what_a_step_begins_with() -> None:
+    # Of 0.9 s a task: w1 is needed after 0.9 s and there after 1, w2 after 1.8 s and there after 1.
+    assert begun(working(0.9), 6 * BIG) == ["w0", "w1"]
+    assert begun(working(2.0), 6 * BIG) == ["w0"]
+
+
+def test_what_begins_a_step_has_so_much_room_at_the_most() -> None:
+    graph = working(0.1)
+    assert begun(graph, 6 * BIG) == [f"w{n}" for n in range(6)]
+    assert begun(graph, 2 * BIG) == ["w0", "w1"]
+    assert begun(graph, BIG - 1) == []

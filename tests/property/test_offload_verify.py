@@ -1,180 +1,34 @@
-"""The proof against brute force: all pairs of accesses, and a walk along the edges for each.
-
-Two kinds of MemGraphs: noise (random bytes, random edges), and sound ones that a pager makes, who
-cuts each arena into cells of one size, and moves whatever was used longest ago. Of these every edge
-that no other path implies must be missed when it is taken away.
-"""
+"""The proof against brute force: all pairs of accesses, a walk for each, and the bytes of a run."""
 
 import hashlib
-import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.any_graphs import graphs
 from support.counted_calls import calls_of
+from support.hand_made_plans import planned, training
 from support.products import examples
 
 from offload.errors import RaceFound
 from offload.graph.builder import GraphBuilder
 from offload.graph.memgraph import (
     ALIGNMENT,
-    OFFLOAD,
-    RELOAD,
     TASK,
     Access,
     MemGraph,
     Node,
     Place,
-    lane_name,
 )
-from offload.graph.taskgraph import HOST, Role, TaskGraph
+from offload.graph.taskgraph import TaskGraph
+from offload.planning.planner import Policy, build_memgraph
+from offload.planning.refusal import smallest_budget
 from offload.planning.verify import verify
 
 MemoryOf = dict[int, bytearray]
-
-# A pager
-
-
-@dataclass
-class Pager:
-    """Runs the tasks in order over `cells` cells of a device; writes down what it did."""
-
-    graph: TaskGraph
-    cells: int
-    size: int
-    nodes: list[Node] = field(default_factory=list)
-    at: dict[int, int] = field(default_factory=dict)  # buffer -> cell, in order of use
-    dirty: set[int] = field(default_factory=set)
-    writer: dict[tuple[int, int], int] = field(default_factory=dict)  # (arena, cell) -> node
-    readers: dict[tuple[int, int], list[int]] = field(default_factory=dict)
-    where: list[int] = field(default_factory=list)  # task -> node
-    free: list[int] = field(default_factory=list)
-
-    def run(self) -> MemGraph:
-        self.free = list(range(self.cells))
-        uses = {b: n for n, task in enumerate(self.graph.tasks) for b in task.touches}
-        kept = {b for b, buffer in enumerate(self.graph.buffers) if buffer.persistent}
-        kept |= set(self.graph.outputs)
-        for number, task in enumerate(self.graph.tasks):
-            for b in task.touches:
-                self.bring(b, number, load=b in task.reads)
-            accesses = [self.access(b, 0, b in task.reads, b in task.writes) for b in task.touches]
-            if task.workspace:
-                cell = self.room(number)
-                self.free.append(cell)
-                place = Place(0, cell * self.size, task.workspace)
-                accesses.append(Access(place, None, False, True))
-            after = [self.where[a] for a in task.after]
-            self.where.append(self.add(TASK, "compute", accesses, after, task=number))
-            self.dirty.update(task.writes)
-            for b in task.touches:
-                if uses[b] == number and b not in kept:  # dead
-                    self.free.append(self.at.pop(b))
-                    self.dirty.discard(b)
-        for b in sorted(kept & self.dirty):
-            self.copy(OFFLOAD, b, len(self.graph.tasks) - 1)
-        host = {b: self.place(b, HOST) for b in range(len(self.graph.buffers))}
-        return MemGraph(
-            self.graph,
-            tuple(self.nodes),
-            {0: self.cells * self.size, HOST: len(self.graph.buffers) * self.size},
-            {
-                b: host[b]
-                for b, buffer in enumerate(self.graph.buffers)
-                if buffer.persistent or buffer.role is Role.INPUT
-            },
-            {b: host[b] for b in self.graph.outputs},
-            (),
-            {},
-        )
-
-    def bring(self, b: int, task: int, load: bool) -> None:
-        if b in self.at:
-            self.at[b] = self.at.pop(b)
-            return
-        cell = self.room(task)
-        self.at[b] = cell
-        if load:
-            self.copy(RELOAD, b, task)
-
-    def room(self, task: int) -> int:
-        if self.free:
-            return self.free.pop(0)
-        touched = self.graph.tasks[task].touches
-        victim = next(b for b in self.at if b not in touched)
-        if victim in self.dirty:
-            self.copy(OFFLOAD, victim, task)
-            self.dirty.discard(victim)
-        return self.at.pop(victim)
-
-    def copy(self, kind: str, b: int, task: int) -> None:
-        way = (0, HOST) if kind == OFFLOAD else (HOST, 0)
-        accesses = [self.access(b, way[0], True, False), self.access(b, way[1], False, True)]
-        lane = lane_name("d2h" if kind == OFFLOAD else "h2d")
-        nbytes = self.graph.buffers[b].nbytes
-        self.add(kind, lane, accesses, [], task=task, buffer=b, nbytes=nbytes)
-
-    def place(self, b: int, arena: int) -> Place:
-        cell = b if arena == HOST else self.at[b]
-        return Place(arena, cell * self.size, self.graph.buffers[b].nbytes)
-
-    def access(self, b: int, arena: int, reads: bool, writes: bool) -> Access:
-        return Access(self.place(b, arena), b, reads, writes)
-
-    def add(
-        self, kind: str, lane: str, accesses: Sequence[Access], after: list[int], **more: int
-    ) -> int:
-        number = len(self.nodes)
-        deps = set(after)
-        for access in accesses:
-            cell = (access.place.arena, access.place.offset // self.size)
-            before = [self.writer[cell]] if cell in self.writer else []
-            if access.writes:
-                before += self.readers.get(cell, [])
-                self.writer[cell] = number
-                self.readers[cell] = []
-            else:
-                self.readers.setdefault(cell, []).append(number)
-            deps.update(before)
-        self.nodes.append(Node(kind, lane, tuple(accesses), tuple(sorted(deps)), **more))
-        return number
-
-
-def steps(tasks: int, seed: int, size: int, wide: int = 3) -> TaskGraph:
-    """A step of random tasks; mostly over what was made not long ago."""
-    rng = np.random.default_rng(seed)
-    builder = GraphBuilder()
-    roles = [Role.PARAMETER, Role.INPUT, Role.STATE, Role.CONSTANT]
-    known = [
-        builder.buffer(f"p{n}", int(rng.integers(1, size + 1)), roles[n % 4])
-        for n in range(max(2, tasks // 4))
-    ]
-    last, newest = -1, known[0]
-    for n in range(tasks):
-        at = len(known) - 1 - rng.geometric(0.15, size=wide) % len(known)
-        reads = [known[k] for k in dict.fromkeys(at.tolist())]
-        if rng.random() < 0.2:  # an old one
-            reads = list(dict.fromkeys([known[int(rng.integers(len(known)))], *reads]))[:wide]
-        if rng.random() < 0.25:  # in place
-            newest = reads[0]
-        elif rng.random() < 0.2:  # anew: what was there is dead
-            newest = known[int(rng.integers(len(known)))]
-            reads = [b for b in reads if b != newest]
-        else:
-            newest = builder.buffer(f"t{n}", int(rng.integers(1, size + 1)))
-            known.append(newest)
-        draws = last >= 0 and rng.random() < 0.1
-        space = int(rng.integers(1, size)) if rng.random() < 0.1 else 0
-        builder.task(f"f{n}", reads, [newest], after=(last,) if draws else (), workspace=space)
-        last = n if draws or last < 0 else last
-    builder.output(newest)
-    graph = builder.graph()
-    graph.check()
-    return graph
-
 
 # Brute force
 
@@ -254,32 +108,6 @@ def test_the_verdict_on_noise_is_that_of_brute_force(memgraph: MemGraph) -> None
     assert not is_race or (caught.value.task_a, caught.value.task_b) in names
 
 
-def reduced(nodes: Sequence[Node]) -> list[Node]:
-    """Without the edges that other paths imply."""
-    slim = []
-    for node in nodes:
-        implied = {far for dep in node.deps for far in reachable(nodes, dep)}
-        slim.append(replace(node, deps=tuple(d for d in node.deps if d not in implied)))
-    return slim
-
-
-@given(st.integers(1, 25), st.integers(5, 9), st.integers(0, 1 << 30))
-@settings(max_examples=examples(100), deadline=None)
-def test_every_edge_that_nothing_else_implies_is_missed(tasks: int, cells: int, seed: int) -> None:
-    size = 2 * ALIGNMENT
-    sound = Pager(steps(tasks, seed, size), cells, size).run()
-    slim = reduced(sound.nodes)
-    assert not races(slim)
-    verify(sound)
-    verify(replace(sound, nodes=tuple(slim)))
-    for number, node in enumerate(slim):
-        for dep in node.deps:
-            less = list(slim)
-            less[number] = replace(node, deps=tuple(d for d in node.deps if d != dep))
-            with pytest.raises(RaceFound, match="nothing orders"):
-                verify(replace(sound, nodes=tuple(less)))
-
-
 # Bytes
 
 
@@ -338,14 +166,14 @@ def right(memgraph: MemGraph, seed: int) -> bool:
     )
 
 
-@given(st.integers(2, 25), st.integers(5, 7), st.integers(0, 1 << 30), st.data())
+@given(graphs(), st.sampled_from([0, 192, 5000]), st.data())
 @settings(max_examples=examples(400), deadline=None)
 def test_what_passes_gives_the_right_bytes_in_every_order(
-    tasks: int, cells: int, seed: int, data: st.DataObject
+    graph: TaskGraph, spare: int, data: st.DataObject
 ) -> None:
-    """One access of a sound MemGraph goes to another cell, or one copy does nothing."""
-    size = 2 * ALIGNMENT
-    sound = Pager(steps(tasks, seed, size), cells, size).run()
+    """One access of a sound MemGraph goes to another place, or one copy does nothing."""
+    room = {d: max(64, smallest_budget(graph, d)[0] + spare) for d in graph.devices}
+    sound = build_memgraph(graph, room, Policy())
     assert all(right(sound, order) for order in range(3))
     number = data.draw(st.integers(0, len(sound.nodes) - 1))
     node = sound.nodes[number]
@@ -357,12 +185,12 @@ def test_what_passes_gives_the_right_bytes_in_every_order(
             deps |= set(node.deps) if number in nodes[later].deps else set()
             moved = tuple(sorted(d - (d > number) for d in deps))
             nodes[later] = replace(nodes[later], deps=moved)
-    else:
+    elif node.accesses:
         k = data.draw(st.integers(0, len(node.accesses) - 1))
         access = node.accesses[k]
-        cell = data.draw(st.integers(0, sound.arenas[access.place.arena] // size - 1))
+        offset = data.draw(st.integers(0, sound.arenas[access.place.arena] // ALIGNMENT))
         accesses = list(node.accesses)
-        accesses[k] = replace(access, place=replace(access.place, offset=cell * size))
+        accesses[k] = replace(access, place=replace(access.place, offset=offset * ALIGNMENT))
         nodes[number] = replace(node, accesses=tuple(accesses))
     broken = replace(sound, nodes=tuple(nodes))
     try:
@@ -372,21 +200,6 @@ def test_what_passes_gives_the_right_bytes_in_every_order(
     assert all(right(broken, order) for order in range(10))
 
 
-def test_questions_are_answered_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.import_module("offload.planning.verify"), "SOURCES", 3)
-    size = 2 * ALIGNMENT
-    sound = Pager(steps(60, 7, size), 5, size).run()
-    slim = reduced(sound.nodes)
-    verify(replace(sound, nodes=tuple(slim)))
-    for number, node in enumerate(slim):
-        if node.deps:
-            less = list(slim)
-            less[number] = replace(node, deps=node.deps[1:])
-            with pytest.raises(RaceFound, match="nothing orders"):
-                verify(replace(sound, nodes=tuple(less)))
-
-
 def test_the_work_of_verifying_grows_with_the_number_of_tasks() -> None:
-    size = 16 * ALIGNMENT
-    small, large = (Pager(steps(count, 0, size), 20, size).run() for count in (200, 2000))
+    small, large = (planned(training(layers), 80) for layers in (50, 500))
     assert calls_of(lambda: verify(large)) <= 1.3 * 10 * calls_of(lambda: verify(small))

@@ -16,8 +16,6 @@ from perfect.method.phases import Phase, PhasePolicy, PhaseState
 from perfect.method.plateau import Observation, PlateauRule
 from perfect.method.schedule import Schedule
 
-law = settings(max_examples=examples(60), deadline=None)
-
 RULE = PlateauRule()
 
 
@@ -143,17 +141,6 @@ def test_the_plateau_rule_does_not_look_during_warm_up_or_fine_tuning() -> None:
     assert all(
         not j for look, j in zip(policy.trace, judged, strict=True) if look.phase != "pretrain"
     )
-
-
-def test_an_annealing_switches_from_plateau_to_plateau_each_with_a_window_of_its_own() -> None:
-    annealing = [Phase(f"r{r}", reuse=r, passes=40) for r in (6, 3, 2)] + [
-        Phase("finetune", passes=2)
-    ]
-    policy = walk(PhasePolicy(annealing, RULE), lambda t: 60)
-    assert [s.reason for s in policy.switches] == ["plateau"] * 3 + ["planned"]
-    lengths = np.diff([0, *(s.at for s in policy.switches[:3])])
-    least = RULE.cooldown + RULE.window + RULE.hits - 1
-    assert all(least <= length < least + 6 for length in lengths)
 
 
 WALKS = st.fixed_dictionaries(

@@ -1,4 +1,4 @@
-"""When a curve is flat: the plateau detector on curves with known answers.
+"""When a curve is flat, what a budget buys, and what may be a list of phases.
 
 Curves come from the Monte-Carlo that chose the rule's defaults: accuracy 93 - 45 e^(-t/5) -
 8 e^(-t/25) percent under a constant learning rate, with validation noise of 0.15, 0.5 or 1 point.
@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.products import examples
 
-from perfect.method.plateau import Observation, PlateauDetector, PlateauRule, Verdict
+from perfect.errors import PhaseError
+from perfect.method.phases import BudgetSplit, Phase, PhasePolicy, budget_split, check_phases
+from perfect.method.plateau import Observation, PlateauDetector, PlateauRule, Verdict, theil_sen
+from perfect.method.schedule import Schedule
 
 law = settings(max_examples=examples(60), deadline=None)
 
@@ -59,14 +63,6 @@ def test_a_curve_that_climbs_and_flattens_fires_where_it_flattens() -> None:
     assert fires_at(curve(learning, 100)) == pytest.approx(38, abs=3)
 
 
-@law
-@given(seed=st.integers(0, 10**6), not_before=st.integers(0, 60))
-def test_nothing_fires_before_its_time(seed: int, not_before: int) -> None:
-    rule = replace(RULE, not_before=float(not_before))
-    fired = fires_at(curve(learning, 100, noise=0.5, seed=seed), rule)
-    assert fired is None or fired >= not_before
-
-
 @pytest.mark.parametrize("hits", [1, 2, 4])
 @pytest.mark.parametrize("cooldown", [0, 3])
 @pytest.mark.parametrize("window", [5, 12])
@@ -78,18 +74,6 @@ def test_a_flat_curve_fires_at_the_first_moment_allowed(
     assert fires_at(flat, rule) == cooldown + window + hits - 1
     # Hits are counted from not_before on, so the first one allowed is the hits-th look there.
     assert fires_at(flat, replace(rule, not_before=50.0)) == 50 + hits - 1
-
-
-def test_a_curve_of_noise_alone_fires_at_the_first_moment_allowed() -> None:
-    first = RULE.cooldown + RULE.window + RULE.hits - 1
-    fired = [fires_at(curve(lambda t: 60, 100, noise=0.3, seed=s)) for s in range(50)]
-    assert median(f or math.inf for f in fired) == first
-    assert sum(f == first for f in fired) > 40
-
-
-def test_a_curve_that_falls_counts_as_flat() -> None:
-    # Staying is not worth it, whatever the reason.
-    assert fires_at(curve(lambda t: 60 - 0.5 * t, 40)) is not None
 
 
 def test_a_loss_that_still_falls_or_rises_holds_the_switch_back() -> None:
@@ -112,12 +96,6 @@ def test_the_slopes_are_points_and_relative_loss_an_epoch_whatever_the_spacing()
     assert verdict.loss_slope == pytest.approx(math.log(0.95))
     assert "accuracy +2.000 points/epoch" in verdict.reason
     assert "first-serve loss -5.13 %/epoch" in verdict.reason
-
-
-def test_a_window_only_sees_its_last_points() -> None:
-    steep_then_flat = curve(lambda t: min(t, 20.0), 60)
-    # Flat from 20 on: a window of 12 is flat by half its points, Theil-Sen's median by then.
-    assert 26 <= (fires_at(steep_then_flat) or 0) <= 34
 
 
 def test_a_change_restarts_the_window_and_the_cool_down() -> None:
@@ -197,16 +175,179 @@ def test_the_level_of_noise_hardly_moves_the_switch() -> None:
     assert all(38 <= e <= 45 for e in (quiet, usual, loud))
 
 
-def test_patience_would_be_moved_by_noise() -> None:
-    # Why the rule is as it is: the same curves under "no best for 10 looks".
-    def epoch(noise: float) -> float:
-        fired = []
-        for seed in range(40):
-            values = [
-                100 * (look.accuracy or 0) for look in curve(learning, 150, noise=noise, seed=seed)
-            ]
-            best = [max(values[: n + 1]) for n in range(len(values))]
-            fired.append(next(n for n in range(10, 150) if best[n] == best[n - 10]))
-        return median(fired)
+REUSE = Phase("pretrain", reuse=3, passes=4)
+FRESH = Phase("finetune", passes=2)
 
-    assert epoch(0.15) - epoch(1.0) > 20
+
+# ---- budget -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fresh", "total", "reuse", "pretrain", "finetune"),
+    [
+        (120, 200, 3, 40, 80),  # fig. 4-1
+        (110, 200, 3, 45, 65),  # fig. 4-13
+        (90, 200, 3, 55, 35),  # fig. 4-29
+        (100, 200, 6, 20, 80),  # fig. 4-27
+        (26, 56, 3, 15, 11),  # fig. 4-17
+        (10.8, 24, 3, 7, 3),  # the pilot's 55 %: 6.6 and 4.2 in whole passes
+    ],
+)
+def test_the_budget_gives_the_splits_of_the_thesis(
+    fresh: float, total: float, reuse: int, pretrain: int, finetune: int
+) -> None:
+    assert budget_split(fresh, total, reuse) == BudgetSplit(pretrain, finetune)
+
+
+@pytest.mark.parametrize(
+    ("fresh", "total", "reuse", "complaint"),
+    [
+        (66, 200, 3, "between 66.6667 and 200"),
+        (201, 200, 3, "between 66.6667 and 200"),
+        (0, 200, 3, "0 fresh passes cannot give 200 epochs"),
+        (100, 200, 1, "reuse >= 2"),
+        (100, 200, 0, "reuse >= 2"),
+    ],
+)
+def test_an_impossible_budget_is_refused_with_the_possible_range(
+    fresh: float, total: float, reuse: int, complaint: str
+) -> None:
+    with pytest.raises(PhaseError, match=complaint):
+        budget_split(fresh, total, reuse)
+
+
+@law
+@given(total=st.integers(10, 400), reuse=st.integers(2, 8), share=st.floats(0, 1))
+def test_a_split_trains_the_total_and_meets_the_fresh_budget_unless_clipped(
+    total: int, reuse: int, share: float
+) -> None:
+    fresh = total / reuse + share * (total - total / reuse)
+    split = budget_split(min(fresh, total), total, reuse)
+    assert split.pretrain >= 1
+    assert split.finetune >= 1
+    # A run so short that 15 % of it is less than half a reused pass may be that much longer.
+    epochs = split.pretrain * reuse + split.finetune
+    assert epochs == total or (0.15 * total < reuse / 2 and split.finetune == 1)
+    assert epochs <= total + reuse / 2 + 1
+    exact = (reuse * fresh - total) / (reuse - 1)
+    if 0.15 * total <= exact <= 0.45 * total:
+        # Whole passes: half a pass of pre-training off at most, which is worth R - 1 decodes.
+        off = abs(split.pretrain + split.finetune - fresh)
+        assert off <= (reuse - 1) / 2 + 1e-6 or split.pretrain == 1
+    else:
+        assert 0.15 * total - reuse / 2 - 1e-6 <= split.finetune
+        assert split.finetune <= 0.45 * total + reuse / 2 + 1e-6 or split.pretrain == 1
+
+
+# ---- lists of phases ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("phases", "problems"),
+    [
+        ([REUSE, FRESH], []),
+        ([Phase("train", passes=3)], []),
+        ([Phase("train", passes=3), Phase("train", steps=10)], []),
+        ([REUSE], []),
+        ([Phase(f"r{r}", reuse=r, passes=1) for r in (6, 3, 2, 1)], []),
+        ([], ["a run needs at least one phase"]),
+        ([Phase("endless", reuse=3)], ["phase 0 'endless' never ends: give passes or steps"]),
+        (
+            [Phase("both", passes=1, steps=1)],
+            ["phase 0 'both' has both passes and steps: give one of them"],
+        ),
+        (
+            [REUSE, Phase("none", passes=0)],
+            ["phase 1 'none' must last at least 1 pass or step, not 0"],
+        ),
+        (
+            [Phase("less", steps=-4)],
+            ["phase 0 'less' must last at least 1 pass or step, not -4"],
+        ),
+        (
+            [Phase("zero", reuse=0, passes=1)],
+            ["phase 0 'zero': reuse must be at least 1, not 0"],
+        ),
+        (
+            [Phase("flat", passes=1, batch_size=0)],
+            ["phase 0 'flat': batch_size must be at least 1, not 0"],
+        ),
+        ([FRESH], ["phase 0 is 'finetune', but nothing is pre-trained yet: rename it"]),
+        (
+            [Phase("train", passes=3), REUSE],
+            [
+                "phase 0 'train' is fine-tuning (reuse 1) but a later phase reuses samples:"
+                " pre-train on reused samples first, fine-tune on fresh ones last"
+            ],
+        ),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_with_a_list_of_phases_is_said(
+    phases: list[Phase], problems: list[str]
+) -> None:
+    assert check_phases(phases) == problems
+
+
+def test_everything_that_is_wrong_is_said_at_once() -> None:
+    phases = [Phase("a"), Phase("b", passes=0, reuse=0), Phase("c", passes=1, steps=1)]
+    problems = check_phases(phases)
+    assert [p.split(":")[0].split(" ")[1] for p in problems] == ["0", "1", "1", "2"]
+    with pytest.raises(PhaseError) as error:
+        PhasePolicy(phases)
+    assert all(problem in str(error.value) for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("phases", "complaint"),
+    [
+        ([Phase("train", passes=3)], "needs a phase with reuse > 1 before the last"),
+        ([REUSE], "needs a phase with reuse > 1 before the last"),
+        (
+            [Phase("pretrain", reuse=3, passes=4, lr=Schedule("cosine", 0.1)), FRESH],
+            "phase 'pretrain'.*constant learning rate, not cosine",
+        ),
+        (
+            [REUSE, Phase("finetune", steps=20)],
+            "needs all phases in passes, or all phases in steps",
+        ),
+    ],
+    ids=["nothing reused", "nothing after", "cosine", "passes and steps"],
+)
+def test_a_plateau_rule_that_could_never_fire_is_refused(
+    phases: list[Phase], complaint: str
+) -> None:
+    with pytest.raises(PhaseError, match=complaint):
+        PhasePolicy(phases, PlateauRule())
+
+
+@pytest.mark.parametrize("wrong", [{"window": 2}, {"hits": 0}, {"cooldown": -1}])
+def test_a_plateau_rule_needs_three_points_one_hit_and_no_negative_cooldown(
+    wrong: dict[str, Any],
+) -> None:
+    with pytest.raises(PhaseError, match="window >= 3, hits >= 1, cooldown >= 0"):
+        PlateauRule(**wrong)
+
+
+# ---- Theil-Sen ----------------------------------------------------------------------------------
+
+
+@law
+@given(
+    st.lists(
+        st.tuples(st.integers(-1000, 1000), st.floats(-1e3, 1e3, width=32)),
+        min_size=2,
+        max_size=25,
+        unique_by=lambda point: point[0],
+    )
+)
+def test_the_slope_is_the_median_of_the_slopes_of_all_pairs(
+    points: list[tuple[int, float]],
+) -> None:
+    slopes = [(b[1] - a[1]) / (b[0] - a[0]) for n, a in enumerate(points) for b in points[n + 1 :]]
+    x, y = zip(*points, strict=True)
+    assert theil_sen(x, y) == pytest.approx(float(np.median(slopes)), rel=1e-9, abs=1e-9)
+
+
+def test_points_at_the_same_place_have_no_slope_between_them() -> None:
+    assert theil_sen([0, 0, 1, 1], [0, 5, 1, 6]) == pytest.approx(1.0)

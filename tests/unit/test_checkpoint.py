@@ -151,13 +151,6 @@ def test_a_loss_of_the_last_steps_is_looked_at_when_training_ends() -> None:
         callback.on_train_end(None, None)
 
 
-def test_finite_losses_pass() -> None:
-    callback = FiniteLoss()
-    for step in range(1, 50):
-        batch_end(callback, step, {"loss": torch.tensor(1e30)})
-    callback.check()
-
-
 # ---- RunCheckpoint ------------------------------------------------------------------------------
 
 
@@ -202,13 +195,6 @@ def test_a_checkpoint_is_due_every_so_many_steps() -> None:
     trainer = Trainer()
     trainer.run(started(trainer), 17)
     assert trainer.saved == [5, 10, 15]
-
-
-def test_a_resumed_run_counts_from_where_it_goes_on() -> None:
-    trainer = Trainer()
-    trainer.global_step = 12
-    trainer.run(started(trainer), 7)
-    assert trainer.saved == [17]
 
 
 @pytest.mark.parametrize("unsafe", ["pass_ends", "validates", "accumulates"])
@@ -270,17 +256,6 @@ def test_weights_that_are_no_numbers_are_never_saved() -> None:
     trainer = Trainer()
     callback = started(trainer)
     torch.nn.init.constant_(trainer.lightning_module.weight, float("nan"))
-    with pytest.raises(LossNotFinite):
-        trainer.run(callback, 5)
-    assert trainer.saved == []
-
-
-def test_a_loss_that_was_no_number_is_never_saved() -> None:
-    trainer = Trainer()
-    finite = FiniteLoss(every=1000)
-    callback = RunCheckpoint(Path("last.ckpt"), 5, finite)
-    callback.on_train_start(trainer, None)
-    finite._bad = torch.tensor([3.0, float("nan")])  # as on a GPU, which is asked now and then
     with pytest.raises(LossNotFinite):
         trainer.run(callback, 5)
     assert trainer.saved == []

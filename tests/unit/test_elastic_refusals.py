@@ -59,7 +59,7 @@ def checked(spoil: Callable[[L.Trainer, Net], None], net: Net) -> None:
         accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
-    net._trainer = trainer
+    net.trainer = trainer
     spoil(trainer, net)
     check_run(trainer, net)
 

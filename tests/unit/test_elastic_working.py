@@ -1,17 +1,23 @@
-"""What a peer adds up: gradients in one flat tensor, digests, and what its lanes log."""
+"""What a peer adds up: gradients, exact sums, digests, groups of lanes, and what lanes log."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as some
+from hypothesis import strategies as st
+from support.products import examples
 
 from trainers.elastic.deciding.header import LaneLogs, in_units
-from trainers.elastic.errors import CannotBeElastic
+from trainers.elastic.errors import CannotBeElastic, FixedPointError
 from trainers.elastic.work.digests import COLUMNS, PARTS, digest_of, part_of_step
-from trainers.elastic.work.gradient_sums import ExactSums, GradientSums
+from trainers.elastic.work.gradient_sums import BLOCK, FixedPoint, GradientSums
 from trainers.elastic.work.plain_work import LogCatcher
+from trainers.elastic.work.planned_work import FASTER, SIZES, best_size, next_size, together
 
 # ---- gradients ----------------------------------------------------------------------------------
 
@@ -32,19 +38,6 @@ def test_backward_passes_add_up_in_one_flat_tensor() -> None:
     assert torch.equal(sums.flat[:8], torch.cat([g.reshape(-1) for g in expected]))
     assert not sums.flat[8:].any()
     assert sums.touched == "0x3"
-
-
-def test_a_new_step_begins_with_nothing() -> None:
-    net = two_layers()
-    sums = GradientSums(list(net.named_parameters()))
-    sums.begin()
-    net["a"](torch.ones(1, 3)).sum().backward()
-    sums.end()
-    assert all(p.grad is None for p in net.parameters())
-    sums.begin()
-    assert not sums.flat.any() and sums.touched == "0x0"
-    net["b"](torch.ones(1, 3)).sum().backward()
-    assert sums.touched == "0xc"
 
 
 def test_only_parameters_that_somebody_touched_are_given_a_gradient() -> None:
@@ -72,23 +65,12 @@ def test_parameters_in_short_floats_are_refused() -> None:
         GradientSums(list(layer.named_parameters()))
 
 
-def test_exact_sums_take_lanes_and_begin_anew() -> None:
-    exact = ExactSums(2, lanes=4)
-    exact.begin()
-    for lane in range(4):
-        flat = torch.tensor([0.1, -3.0])
-        exact.take(flat, f"lane {lane}")
-    assert torch.equal(exact.floats(exact.sums), torch.tensor([0.4, -12.0]))
-    exact.begin()
-    assert not exact.sums.any()
-
-
 # ---- digests ------------------------------------------------------------------------------------
 
-SIZES = (1, 7, 8 * COLUMNS, 8 * COLUMNS * 3 + 5)
+BYTES = (1, 7, 8 * COLUMNS, 8 * COLUMNS * 3 + 5)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", BYTES)
 def test_any_bit_changes_a_digest(size: int) -> None:
     made = torch.Generator().manual_seed(size)
     data = torch.randint(0, 256, (size,), dtype=torch.uint8, generator=made)
@@ -109,14 +91,6 @@ def test_words_that_change_places_change_a_digest() -> None:
         swapped = words.clone()
         swapped[[one, other]] = words[[other, one]]
         assert digest_of([swapped]) != before
-
-
-def test_a_digest_takes_views_and_any_type_by_their_bytes() -> None:
-    whole = torch.arange(8 * COLUMNS * 2 + 3, dtype=torch.int32)
-    assert digest_of([whole[3:]]) == digest_of([whole[3:].clone()])
-    table = torch.arange(12.0).reshape(3, 4)
-    assert digest_of([table.t()]) == digest_of([table.t().contiguous()])
-    assert digest_of([table.to(torch.bfloat16), torch.tensor(True)]) != digest_of([table])
 
 
 def test_every_number_of_the_weights_has_its_turn_once_in_a_round() -> None:
@@ -208,3 +182,127 @@ def test_options_by_place_are_refused_and_the_modules_log_is_back_after_a_lane()
         net.log("a", 1.0, True)
     net.log("b", 2.0)
     assert net.told == [("b", 2.0, (), {})]
+
+
+FLOATS = st.floats(-(2.0**14), 2.0**14, width=32)
+
+
+@given(st.data())
+def test_any_dealing_and_order_of_lanes_gives_the_same_bits(data: st.DataObject) -> None:
+    lanes = data.draw(st.lists(st.lists(FLOATS, min_size=3, max_size=3), min_size=1, max_size=9))
+    form = FixedPoint(len(lanes))
+    order = data.draw(st.permutations(range(len(lanes))))
+    peers = [data.draw(st.integers(0, 2)) for _ in lanes]
+    plain = torch.zeros(3, dtype=torch.int64)
+    for lane in lanes:
+        form.add(plain, torch.tensor(lane), "a lane")
+    dealt = [torch.zeros(3, dtype=torch.int64) for _ in range(3)]
+    for number in order:
+        form.add(dealt[peers[number]], torch.tensor(lanes[number]), "a lane")
+    total = dealt[2] + dealt[0] + dealt[1]
+    assert torch.equal(total, plain)
+    out, again = torch.empty(3), torch.empty(3)
+    form.floats(plain, out)
+    form.floats(total, again)
+    assert out.view(torch.int32).tolist() == again.view(torch.int32).tolist()
+    half_steps = len(lanes) * 2.0 ** -(form.fraction_bits + 1)
+    for column, got in enumerate(out.tolist()):
+        exact = math.fsum(lane[column] for lane in lanes)
+        assert abs(got - exact) <= half_steps + abs(exact) * 2.0**-23
+
+
+@given(st.integers(1, 1 << 24))
+def test_all_lanes_at_the_limit_never_wrap(lanes: int) -> None:
+    form = FixedPoint(lanes)
+    one = torch.zeros(2, dtype=torch.int64)
+    form.add(one, torch.tensor([2.0**14, -(2.0**14)]), "a lane")
+    assert [int(n) * lanes for n in one] == (one * lanes).tolist()
+    assert lanes * 2**14 << form.fraction_bits <= 2**62
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 2.0**14 + 1, -3e38])
+def test_a_number_without_a_place_is_named_and_nothing_is_added(bad: float) -> None:
+    gradient = torch.ones(BLOCK + 10)
+    gradient[BLOCK + 3] = bad
+    sums = torch.zeros(BLOCK + 10, dtype=torch.int64)
+    with pytest.raises(FixedPointError, match=f"lane 5: number {BLOCK + 3} of"):
+        FixedPoint(8).add(sums, gradient, "lane 5")
+    assert not sums.any()
+
+
+def test_sums_out_of_what_the_lanes_can_reach_are_refused() -> None:
+    form = FixedPoint(1)
+    sums = torch.zeros(1, dtype=torch.int64)
+    form.add(sums, torch.tensor([2.0**14]), "lane 0")
+    form.add(sums, torch.tensor([2.0**14]), "lane 0")
+    with pytest.raises(FixedPointError, match="more than once"):
+        form.floats(sums, torch.empty(1))
+
+
+SIZE = some.sampled_from([1, 2, 3, 4, 8])
+STEP = some.lists(some.sampled_from([0, 2, 3]), min_size=1, max_size=12)
+SECONDS = some.lists(some.floats(0.01, 10), min_size=len(SIZES), max_size=len(SIZES))
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(STEP, SIZE, some.permutations(range(12)), some.integers(1, 12))
+def test_groups_are_full_and_take_each_lane_once_in_the_order_of_the_peer(
+    sizes: list[int], group: int, order: list[int], count: int
+) -> None:
+    with_samples = [lane for lane, size in enumerate(sizes) if size]
+    lanes = [lane for lane in order if lane in with_samples][:count]
+    first = with_samples[0] if with_samples else 0
+    left, found = lanes, list[list[int]]()
+    while left:
+        taken = together(left, sizes, 3, first, group)
+        found.append(left[:taken])
+        left = left[taken:]
+    assert [lane for one in found for lane in one] == lanes
+    for one in found:
+        assert len(one) in (1, group)
+        if len(one) > 1:
+            assert first not in one[1:]
+            assert {sizes[lane] for lane in one} == {3}
+    singles = [one for one in found if len(one) == 1]
+    whole = [lane for lane in lanes if sizes[lane] == 3]
+    if len(whole) == len(lanes) and first not in lanes[1:]:
+        assert group == 1 or len(singles) == len(lanes) % group
+
+
+def seconds_of_step(seconds: Mapping[int, float], size: int, lanes: int) -> float:
+    """Lane after lane, a group as soon as there are enough."""
+    total = 0.0
+    while lanes:
+        now = size if lanes >= size else 1
+        total, lanes = total + seconds[now], lanes - now
+    return total
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(SECONDS, some.integers(1, 20))
+def test_the_chosen_size_is_worth_it_and_fits_the_deal(took: list[float], lanes: int) -> None:
+    real: dict[int, float] = dict(zip(SIZES, took, strict=True))
+    known = {1: real[1]}
+    while (size := next_size(known, lanes)) is not None:
+        assert size not in known and size <= lanes
+        known[size] = real[size]
+    best = best_size(known, lanes)
+    alone = seconds_of_step(known, 1, lanes)
+    if best > 1:
+        assert seconds_of_step(known, best, lanes) <= FASTER * alone * (1 + 1e-9)
+    for size in known:
+        # No other one that was tried is better by more than what is not worth it.
+        assert seconds_of_step(known, size, lanes) >= FASTER * seconds_of_step(
+            known, best, lanes
+        ) * (1 - 1e-9)
+
+
+def test_sizes_are_tried_as_long_as_they_pay() -> None:
+    assert next_size({1: 1.0}, 8) == 2
+    assert next_size({1: 1.0, 2: 1.2}, 8) == 4
+    assert next_size({1: 1.0, 2: 2.0}, 8) is None
+    assert next_size({1: 1.0, 2: 1.2}, 3) is None
+    assert next_size({1: 1.0}, 1) is None
+    assert best_size({1: 1.0, 2: 1.2, 4: 2.0}, 8) == 4
+    # Seven lanes are one group of four and three single ones, or three groups of two and one.
+    assert best_size({1: 1.0, 2: 1.2, 4: 2.0}, 7) == 2

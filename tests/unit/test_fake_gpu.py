@@ -1,10 +1,8 @@
 """fakecuda/: where the fake GPU is not loaded, and what is said then."""
 
-import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -65,11 +63,6 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert f"FAKE_CUDA={tmp_path}/no is no folder" in done.stderr
 
 
-def test_it_is_not_loaded_where_nobody_asks(driver: tuple[str, Path]) -> None:
-    done = run("-c", LOADED, LD_LIBRARY_PATH=str(driver[1]), PYTHONPATH=str(HERE / "site"))
-    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
-
-
 def test_what_is_missing_for_a_build_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,16 +78,3 @@ def test_what_is_missing_for_a_build_is_said(
         path.touch()
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     assert build.headers(tmp_path / "elsewhere") == [tmp_path / "include"]
-
-
-def test_a_folder_that_nobody_took_for_a_day_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(build, "BUILDS", tmp_path)
-    for name, days in (("used", 0.9), ("unused", 1.1)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "libfakeops.so").touch()
-        then = time.time() - days * 24 * 3600
-        os.utime(tmp_path / name, (then, then))
-    build.sweep()
-    assert [folder.name for folder in tmp_path.iterdir()] == ["used"]

@@ -44,11 +44,6 @@ def test_the_advice_names_the_way_that_there_is_room_for(run: Feeding, advice: s
     assert said.startswith("advice: ") and advice in said
 
 
-def test_a_disk_that_is_too_small_is_not_offered() -> None:
-    _, said = feeding_lines(LARGE)
-    assert "disk" not in said
-
-
 def test_a_cache_of_the_even_share_decodes_as_much_as_reuse() -> None:
     share = even_share(RECIPE)
     assert share == pytest.approx(8 / 14)

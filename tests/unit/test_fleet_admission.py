@@ -1,16 +1,16 @@
-"""Who has room, with the numbers written down by hand."""
+"""Who has room, and what a fleet is said to take, beside numbers worked out by hand."""
 
+import pytest
 from support.fleet_simulator import PaperFleet, PaperJob
 
 from trainers.fleet.deciding.admission import (
     HeldMemory,
-    host_bytes,
     missing_memory,
     why_it_never_fits,
 )
-from trainers.fleet.deciding.events import JobMemory
+from trainers.fleet.deciding.events import JobMemory, Planned, StepTimes
 from trainers.fleet.deciding.fleet_state import FleetSettings
-from trainers.fleet.deciding.halving import Halving
+from trainers.fleet.deciding.prediction import predict
 
 GIB = 2**30
 
@@ -29,14 +29,6 @@ def run_until(told: PaperFleet, name: str, phase: str) -> str:
     while told.state.jobs[name].phase != phase:
         assert told.step()
     return told.state.jobs[name].why
-
-
-def test_each_device_copies_for_one_job_at_a_time() -> None:
-    held = [
-        HeldMemory(n, 0, JobMemory(10, passing)) for n, passing in (("a", 3), ("b", 5), ("c", 4))
-    ]
-    assert host_bytes(held, 1) == 35
-    assert host_bytes(held, 2) == 39
 
 
 def test_what_is_missing_is_said_with_the_numbers() -> None:
@@ -99,11 +91,67 @@ def test_a_small_job_passes_a_large_one_only_if_both_would_fit_together() -> Non
     assert {j.phase for j in told.state.jobs.values()} == {"finished"}
 
 
-def test_jobs_at_a_rung_leave_so_that_those_they_wait_for_have_their_memory() -> None:
-    told = PaperFleet(FleetSettings(1, host_bytes=4 * GIB, rule=Halving("loss", 2, first=2)))
-    for number, name in enumerate("abcd"):
-        told.add(PaperJob(name, 6, memory=JobMemory(2 * GIB), metric=lambda s, n=number: float(n)))
-    told.run()
-    phases = {name: j.phase for name, j in told.state.jobs.items()}
-    assert phases == {"a": "finished", "b": "stopped", "c": "stopped", "d": "stopped"}
-    assert told.state.jobs["b"].step == 4 and told.state.jobs["d"].step == 2
+def plan(job: str, left: int, tail: float = 0.0, swap: float = 0.0, host: int = 0) -> Planned:
+    return Planned(job, 0, 0, left, StepTimes(1.0, tail, swap), JobMemory(host))
+
+
+def test_twelve_equal_jobs_on_eight_devices() -> None:
+    told = predict([plan(f"job{n}", 400) for n in range(12)], FleetSettings(8, move_seconds=1.0))
+    assert (told.ends.serial, told.ends.fifo, told.ends.pinned, told.ends.bound) == (
+        4800,
+        800,
+        800,
+        600,
+    )
+    assert 600 <= told.ends.fleet <= 1.03 * 600
+    assert 1 <= told.moves <= 8
+    assert "all jobs together, on 8 devices" in told.describe()
+    assert f"{told.gain:.2f} times shorter than one job a device" in told.describe()
+
+
+def test_the_longest_job_binds_and_is_named() -> None:
+    told = predict([plan("short", 50), plan("long", 300)], FleetSettings(2))
+    assert told.ends.fleet == told.ends.bound == 300
+    assert "job long: its steps follow each other" in told.describe()
+    assert "Sharing brings nothing here" in told.describe()
+
+
+def test_one_device_without_host_tails_gains_nothing_and_it_is_said() -> None:
+    told = predict([plan("a", 300, swap=0.01), plan("b", 100, swap=0.01)], FleetSettings())
+    assert 400 <= told.ends.fleet <= 408
+    assert told.swaps > 0
+    assert "Sharing brings nothing on one device" in told.describe()
+
+
+def test_host_tails_are_hidden_as_they_are_on_paper() -> None:
+    jobs = [PaperJob(name, 60, 1.0, tail_seconds=0.4, swap_seconds=0.05) for name in "ab"]
+    fleet = PaperFleet(FleetSettings())
+    for job in jobs:
+        fleet.add(job)
+    told = predict([plan(job.name, 60, 0.4, 0.05) for job in jobs], FleetSettings())
+    assert told.ends.fleet == pytest.approx(fleet.run(), rel=0.03)
+    assert "of host tails hidden" in told.describe()
+
+
+def test_memory_that_makes_jobs_wait_is_named() -> None:
+    settings = FleetSettings(4, host_bytes=130)
+    told = predict(
+        [*(plan(f"j{n}", 100, host=60) for n in range(4)), plan("big", 9, host=200)], settings
+    )
+    assert told.ends.fleet >= 200
+    assert "memory: j2, j3 would wait" in told.describe()
+    assert "do not fit even alone: big" in told.describe()
+    assert "host memory, all jobs at once" in told.describe()
+    assert "240 B  of 130 B" in told.describe(), "four jobs of 60; the one that never fits is none"
+
+
+def test_what_nobody_knows_is_said() -> None:
+    unknown = Planned("x", 0, 0, 10, StepTimes(), JobMemory(0))
+    assert (
+        "Nobody knows yet what a step takes of: x" in predict([unknown], FleetSettings()).describe()
+    )
+
+
+def test_a_job_that_has_trained_already_counts_with_what_is_left() -> None:
+    resumed = Planned("a", 0, 900, 100, StepTimes(1.0), JobMemory(0))
+    assert predict([resumed], FleetSettings()).ends.fleet == 100

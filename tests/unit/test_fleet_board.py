@@ -13,7 +13,7 @@ from trainers.fleet.deciding.fleet_state import (
     JobState,
     JobTurnState,
 )
-from trainers.fleet.keeping.board import Board, board_rows, seconds_left
+from trainers.fleet.keeping.board import Board, seconds_left
 
 RUNNING = JobState(
     "lr=3", "running", device=0, step=60, left=60, metric=4.708123,
@@ -73,13 +73,6 @@ def test_the_end_is_predicted_once_every_job_is_planned() -> None:
     assert Shown().page(RUNNING, AT_RUNG)[0] == "2 jobs on 1 device; 0 s; about 16 s left"
 
 
-def test_a_terminal_that_is_too_low_shows_the_jobs_that_train_and_counts_the_others() -> None:
-    done = [JobState(f"d{n}", "finished", step=9) for n in range(20)]
-    lines = Shown(height=8).page(*done, NEW, RUNNING)
-    assert [line.split()[0] for line in lines[2:-1]] == ["lr=3", "lr=9"]
-    assert lines[-1] == "and 20 finished"
-
-
 def test_without_a_terminal_a_line_comes_when_a_state_changes_and_not_at_every_turn() -> None:
     shown = Shown()
     assert shown.see(NEW, replace(RUNNING, phase="starting", step=0, left=0, metric=None)) == [
@@ -108,17 +101,3 @@ def test_a_line_comes_when_the_reason_for_waiting_changes() -> None:
 def test_an_error_is_shown_as_it_is_written() -> None:
     assert Shown().see(FAILED) == ["0 s  lr=7  failed, step 3/12: ValueError: no [b]such[/b] key"]
     assert Shown().page(FAILED)[2].endswith("ValueError: no [b]such[/b] key")
-
-
-def test_a_terminal_has_one_table_in_place() -> None:
-    shown = Shown(terminal=True)
-    with shown.board:
-        shown.board.see(state(RUNNING), Restarted())
-        assert shown.see(replace(RUNNING, step=70, left=50)) == []
-    assert "70/120" in shown.console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def test_a_job_whose_steps_have_no_known_time_has_no_prediction() -> None:
-    [row] = board_rows(state(replace(RUNNING, plan=JobPlan())))
-    assert row.seconds_left is None
-    assert row.total == 120

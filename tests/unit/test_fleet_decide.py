@@ -1,6 +1,4 @@
-"""What is said in single cases: events in, commands and lines out."""
-
-import math
+"""What is said in single cases: events in, commands and lines out; who goes on at a rung."""
 
 import pytest
 from support.fleet_simulator import PaperFleet, PaperJob
@@ -10,9 +8,7 @@ from trainers.fleet.deciding.decide import decide
 from trainers.fleet.deciding.events import (
     Added,
     Departed,
-    DeviceEnded,
     Event,
-    Failed,
     Finished,
     FleetError,
     InterruptAsked,
@@ -22,81 +18,18 @@ from trainers.fleet.deciding.events import (
     Restarted,
     Start,
     StepTimes,
-    StopAsked,
     TimeChecked,
     Turn,
+    TurnEnded,
     Yield,
 )
 from trainers.fleet.deciding.fleet_state import FleetSettings
 from trainers.fleet.deciding.halving import Halving
 
 
-def test_every_job_is_started_before_any_trains() -> None:
-    state, said = told(FleetSettings(), Added("a"), Added("b"), planned("a"))
-    assert said == [Start("b", 0)]
-    assert state.jobs["a"].phase == "ready"
-
-
 def unknown(job: str, device: int, left: int = 100) -> Planned:
     """A job of plain Lightning: nobody knows what a step takes."""
     return Planned(job, device, 0, left, StepTimes(), JobMemory(1), seconds=0.1)
-
-
-def test_jobs_whose_steps_nobody_can_predict_make_one_each_and_are_shared_out_then() -> None:
-    added = [Added(name) for name in "abcd"]
-    events = [*added, unknown("a", 0), unknown("c", 0), unknown("d", 0)]
-    state, said = told(FleetSettings(2), *events)
-    assert said == [Turn("a", 0, 1, False)]
-    state, said = decide(state, ended("a", 1, 99))
-    assert said == (Turn("c", 0, 1, False),)
-    state, said = decide(state, unknown("b", 1, left=1))
-    state, said = decide(state, ended("c", 1, 99))
-    assert said == (Turn("d", 0, 1, False),)
-    state, said = decide(state, Finished("b", 1, 1, 1.0, None))
-    assert not said  # device 1 asks for a job, and device 0 is busy
-    state, [leave, *_] = decide(state, ended("d", 1, 99))
-    assert isinstance(leave, Leave) and (leave.device, leave.why) == (0, "moved")
-
-
-def test_a_device_asks_for_a_job_before_it_has_nothing_to_do() -> None:
-    added = [Added(name) for name in "abc"]
-    events = [*added, planned("a"), planned("b", 1, left=2), planned("c")]
-    state, [turn] = told(FleetSettings(2), *events)
-    assert isinstance(turn, Turn) and turn.device == 0
-    assert state.busy[1] == Turn("b", 1, 1, False)
-    state, said = decide(state, ended("b", 1, 1, device=1))
-    assert said == (Turn("b", 1, 1, False),)
-    assert [job.name for job in state.jobs.values() if job.exit.target == 1] == ["c"]
-
-
-def test_a_failed_job_frees_its_device_and_the_others_go_on() -> None:
-    failed = Failed("a", 0, "ValueError: no", "a traceback")
-    state, said = told(FleetSettings(), Added("a"), Added("b"), failed)
-    assert said == [Start("b", 0)]
-    job = state.jobs["a"]
-    assert (job.phase, job.why, job.exit.details) == ("failed", "ValueError: no", "a traceback")
-
-
-def test_a_job_may_be_added_when_all_others_have_finished() -> None:
-    finished = Finished("a", 0, 100, 1.0, 0.5)
-    state, said = told(FleetSettings(), Added("a"), planned("a"), finished)
-    assert state.is_done and not said
-    state, said = decide(state, Added("b"))
-    assert not state.is_done and said == (Start("b", 0),)
-
-
-def test_a_stopped_job_leaves_when_its_turn_ends() -> None:
-    events = Added("a"), planned("a"), StopAsked("a", "no hope")
-    state, said = told(FleetSettings(), *events)
-    assert not said
-    state, said = told(FleetSettings(), *events, ended("a", 1, 99))
-    assert said == [Leave("a", 0, "stopped")]
-    state, said = told(FleetSettings(), *events, ended("a", 1, 99), Departed("a", 0, 1))
-    assert (state.jobs["a"].phase, state.jobs["a"].why, state.is_done) == (
-        "stopped",
-        "no hope",
-        True,
-    )
 
 
 @pytest.mark.parametrize(
@@ -176,32 +109,6 @@ def test_a_rung_that_is_reported_again_is_compared(again: float | None, said: st
     assert said in state.jobs["a"].why
 
 
-@pytest.mark.parametrize(
-    "why", [(Restarted(),), (InterruptAsked(), Departed("a", 0, 10), Restarted())]
-)
-def test_a_rung_whose_report_was_lost_is_reported_when_the_job_goes_on(
-    why: tuple[Event, ...],
-) -> None:
-    """The checkpoint of step 10 was written, and nobody heard that the turn had ended."""
-    fleet = FleetSettings(rule=Halving("val", eta=2, first=10), quantum=5)
-    before = (Added("a"), planned("a"), ended("a", 5, 95), *why, Added("b"))
-    state, said = told(fleet, *before, planned("a", step=10, left=90, metric=3.0))
-    assert said == [Start("b", 0)]
-    job = state.jobs["a"]
-    assert (job.phase, job.rungs.rung, dict(job.rungs.values)) == ("at_rung", 10, {10: 3.0})
-    rest = (planned("b"), ended("b", 5, 95), ended("b", 10, 90, 4.0))
-    state, said = told(fleet, *before, planned("a", step=10, left=90, metric=3.0), *rest)
-    assert said == [Leave("b", 0, "stopped")] and state.jobs["a"].phase == "ready"
-    state, said = told(fleet, *before, planned("a", step=10, left=90))
-    assert said == [Leave("a", 0, "stopped")] and "never logged" in state.jobs["a"].reason
-
-
-def test_nan_equals_itself_when_it_is_reported_again() -> None:
-    first = Added("a"), planned("a"), ended("a", 10, 90, math.nan), Restarted(), planned("a")
-    state, _ = told(RULE, *first, ended("a", 10, 90, math.nan))
-    assert not state.jobs["a"].rungs.remarks
-
-
 def test_a_first_rung_that_nobody_reaches_is_refused_when_all_lengths_are_known() -> None:
     rule = FleetSettings(2, rule=Halving("val_loss", first=500))
     both = Added("a"), Added("b"), planned("a", left=100)
@@ -209,14 +116,6 @@ def test_a_first_rung_that_nobody_reaches_is_refused_when_all_lengths_are_known(
     told(rule, *both, planned("b", 1, left=500))
     with pytest.raises(FleetError, match=r"looks first at step 500.* has 300 steps.*first="):
         told(rule, *both, planned("b", 1, left=300))
-
-
-def test_a_run_that_ends_before_the_next_rung_simply_finishes() -> None:
-    fleet = PaperFleet(FleetSettings(rule=Halving("loss", eta=2, first=4)))
-    fleet.add(PaperJob("short", 3))
-    fleet.add(PaperJob("long", 9, metric=lambda step: 1.0))
-    fleet.run()
-    assert {job.phase for job in fleet.state.jobs.values()} == {"finished"}
 
 
 # ---- what nobody could mean ---------------------------------------------------------------------
@@ -245,13 +144,6 @@ def test_jobs_with_host_tails_alternate_and_share() -> None:
     assert said == [Turn("a", 0, 1, share=True)]
     _, said = told(FleetSettings(), *both, ended("a", 1, 99))
     assert said == [Turn("b", 0, 1, share=True)]
-
-
-def test_shared_turns_hide_the_tails_that_they_should() -> None:
-    fleet = PaperFleet(FleetSettings())
-    for name in "ab":
-        fleet.add(PaperJob(name, 50, 1.0, tail_seconds=0.4, swap_seconds=0.05))
-    assert fleet.run() == pytest.approx(100 * 0.65, rel=0.05)
 
 
 def test_swaps_take_at_most_two_percent() -> None:
@@ -318,48 +210,93 @@ def test_whoever_waits_for_input_lends_its_turn_to_those_who_have_to_read_first(
     assert state.jobs["a"].turns.waited == 0, "turns that it lent are its own"
 
 
-def test_a_job_of_higher_priority_lends_its_turn_and_nobody_between_cuts_in() -> None:
-    settings = FleetSettings()
-    events: list[Event] = [Added("high", 2), planned("high"), Added("low", 0)]
-    events += [ended("high", 5, 95), Added("middle", 1), ended("high", 6, 94)]
-    _, said = told(settings, *events)
-    assert turn(said).job == "high", "others are not started while it can train"
-    added: list[Event] = [Added("low", 0), planned("low"), Added("high", 2), ended("low", 1, 99)]
-    added += [planned("high")]
-    _, said = told(settings, *added)
-    assert turn(said).job == "high"
-    waits = [*added, ended("high", 5, 95, waits_for=("low",))]
-    _, said = told(settings, *waits)
-    assert turn(said).job == "low", "and no Yield follows"
-    _, said = told(settings, *waits, Added("middle", 1))
-    assert said == [], "the turn is one of the highest priority now"
-    _, said = told(settings, *waits, Added("middle", 1), ended("low", 2, 98))
-    assert turn(said).job == "high"
+def big(job: str, step_seconds: float = 1.0, turn_bytes: int = 10) -> Planned:
+    memory = JobMemory(1, turn_bytes=turn_bytes)
+    return Planned(job, 0, 0, 100, StepTimes(step_seconds, 0.0, 0.01), memory)
 
 
-@pytest.mark.parametrize("how", ["failed", "stopped", "at a rung", "moved"])
-def test_nobody_waits_for_a_job_that_does_not_come(how: str) -> None:
-    rule = Halving("loss", eta=2, first=5) if how == "at a rung" else None
-    settings, b = FleetSettings(rule=rule), ("b",)
-    events = three(0, 0)
-    if how == "failed":
-        events += [ended("a", 4, 96, waits_for=b), Failed("b", 0, "diverged")]
-    elif how == "stopped":
-        events += [ended("a", 4, 96, waits_for=b), StopAsked("b", "asked"), ended("b", 2, 88)]
-        state, said = told(settings, *events)
-        assert said == [Leave("b", 0, "stopped")]
-        events += [Departed("b", 0, 2)]
-    elif how == "moved":
-        events += [ended("a", 4, 96, waits_for=b), DeviceEnded(0, "killed", "b")]
-        events += [planned("a", step=4, left=96)]
-        state, said = told(settings, *events)
-        assert state.jobs["a"].turns.waits_for == (), (
-            "it begins again, and says anew what it waits for"
-        )
-        return
-    else:
-        events += [ended("a", 3, 97, 1.0), ended("b", 5, 85, 1.0)]
-        events += [ended("a", 4, 96, 1.0, waits_for=b)]
-    state, said = told(settings, *events)
-    assert turn(said).job == "a"
-    assert turn(said).without == (() if how == "stopped" else b)
+def aside(job: str, steps: int = 0) -> TurnEnded:
+    return TurnEnded(job, 0, 1 + steps, steps, 99, 1.0 * steps, 0.0, None, aside=True)
+
+
+def test_a_long_step_stands_aside_for_a_job_of_higher_priority_and_ends_after_it() -> None:
+    fleet = FleetSettings(quantum=1)
+    state, said = told(fleet, Added("low"), big("low"), ended("low", 1, 99), Added("high", 1))
+    assert said == [Yield("low", 0, at_once=True)]
+    state, said = decide(state, aside("low"))
+    assert said == (Start("high", 0),) and state.jobs["low"].step == 1
+    state, said = decide(state, big("high"))
+    assert said == (Turn("high", 0, 1, share=False),)
+    state, said = decide(state, Added("other"))
+    assert not said  # it waits until the step is over
+    state, said = decide(state, ended("high", 1, 99))
+    assert said == (Turn("high", 0, 1, share=False),)
+    state, said = decide(state, Finished("high", 0, 100, 1.0, None))
+    assert said == (Turn("low", 0, 0, share=False),)
+    state, said = decide(state, ended("low", 2, 98))
+    assert said == (Start("other", 0),) and not state.jobs["low"].turns.is_aside
+
+
+@pytest.mark.parametrize(
+    ("fleet", "low"),
+    [
+        (FleetSettings(quantum=1), big("low", step_seconds=0.01)),
+        (FleetSettings(quantum=1), big("low", turn_bytes=0)),
+        (FleetSettings(quantum=1, host_bytes=10), big("low")),
+    ],
+    ids=["a short step", "plain Lightning", "no room on the host for the copy"],
+)
+def test_a_step_that_cannot_or_need_not_stand_aside_ends_first(
+    fleet: FleetSettings, low: Planned
+) -> None:
+    seconds = low.times.step_seconds
+    turn = TurnEnded("low", 0, 1, 1, 99, seconds, 0.0, None)
+    _, said = told(fleet, Added("low"), low, turn, Added("high", 1))
+    assert said == [Yield("low", 0)]
+
+
+def at(rung: int, **values: float) -> dict[str, dict[int, float]]:
+    return {job: {rung: value} for job, value in values.items()}
+
+
+def test_rungs_grow_by_eta() -> None:
+    rule = Halving("loss", eta=3, first=500)
+    assert [rule.next_look(s) for s in (0, 499, 500, 1499, 1500)] == [500, 500, 1500, 1500, 4500]
+
+
+def test_the_best_third_goes_on_and_a_part_of_a_job_counts_as_one() -> None:
+    rule = Halving("loss", eta=3, first=10)
+    stopped = rule.judge(at(10, a=4.0, b=1.0, c=3.0, d=2.0), gone=())
+    assert {*stopped} == {"a", "c"}
+    assert stopped["c"] == "loss 3 at step 10 is number 3 of 4, and the best 2 go on"
+    assert {*rule.judge(at(10, a=2.0, b=1.0, c=3.0), gone=())} == {"a", "c"}
+
+
+def test_larger_is_better_if_the_mode_says_so() -> None:
+    values = at(10, a=4.0, b=1.0, c=3.0)
+    assert {*Halving("accuracy", first=10, mode="max").judge(values, ())} == {"b", "c"}
+
+
+def test_a_job_waits_until_every_living_job_is_there() -> None:
+    rule = Halving("loss", first=10)
+    seen = {**at(10, a=1.0, b=2.0), "c": {}}
+    assert rule.waits("a", seen, ["a", "b", "c"])
+    assert rule.judge(seen, ()) == {}
+    assert not rule.waits("a", seen, ["a", "b"])
+    assert {*rule.judge(seen, {"c"})} == {"b"}
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        ({"metric": ""}, "metric is ''"),
+        ({"eta": 1}, "eta is 1"),
+        ({"eta": 2.5}, "eta is 2.5"),
+        ({"first": 0}, "first is 0"),
+        ({"first": True}, "first is True"),
+        ({"mode": "least"}, "mode is 'least'"),
+    ],
+)
+def test_a_wrong_argument_is_named_with_its_value(wrong: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=f"Halving: {said}.*give"):
+        Halving(**{"metric": "loss", **wrong})  # pyright: ignore[reportArgumentType]

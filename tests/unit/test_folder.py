@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from perfect.errors import FolderError
-from perfect.runs.folder import RunFolder, differences
+from perfect.runs.folder import RunFolder
 
 CONFIG: dict[str, Any] = {
     "seed": 0,
@@ -33,15 +33,6 @@ def test_a_folder_of_the_same_configuration_is_begun_until_it_is_completed(tmp_p
         assert folder.open(CONFIG) == "begun"
     folder.write({"status": "completed"})
     assert folder.open(CONFIG) == "completed"
-
-
-def test_the_configuration_is_kept_complete_and_in_its_order(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "a" / "b")
-    folder.begin({**CONFIG, "note": "größer", "small": 1e-05})
-    assert folder.open({**CONFIG, "note": "größer", "small": 1e-05}) == "begun"
-    text = folder.config.read_text(encoding="utf-8")
-    assert text.startswith("seed: 0\nmodel:\n  name: resnet18\n")
-    assert "größer" in text
 
 
 def changed(**changes: Any) -> dict[str, Any]:
@@ -71,15 +62,6 @@ def test_a_folder_of_another_configuration_is_refused_with_what_differs(
         folder.open(mine)
     assert "another configuration" in str(error.value)
     assert "another --out" in str(error.value)
-
-
-def test_of_many_differences_the_first_five_are_told(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    folder.begin({f"key{n}": n for n in range(9)})
-    with pytest.raises(FolderError) as error:
-        folder.open({f"key{n}": n + 1 for n in range(9)})
-    assert str(error.value).count(" there, ") == 5
-    assert "; ..." in str(error.value)
 
 
 def test_a_folder_of_something_else_is_never_written_to(tmp_path: Path) -> None:
@@ -134,13 +116,6 @@ def test_a_kill_while_the_folder_is_begun_does_not_lock_the_same_command_out(
     assert folder.open(CONFIG) == "begun"
 
 
-def test_the_step_of_the_checkpoint_is_read_from_it(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    assert folder.checkpoint_step() is None
-    torch.save({"global_step": 123, "weights": torch.zeros(3)}, folder.checkpoint)
-    assert folder.checkpoint_step() == 123
-
-
 class Ruse:
     """What a stranger may have put into a checkpoint."""
 
@@ -186,7 +161,3 @@ def test_every_resume_is_noted_behind_the_earlier_ones(tmp_path: Path) -> None:
     folder.write({"resumed_at": [10]})
     assert folder.resumed_at(25) == [10, 25]
     assert folder.resumed_at(None) == [10]
-
-
-def test_equal_configurations_have_no_differences_whatever_their_order() -> None:
-    assert differences({"a": 1, "b": [1, {"c": 2.0}]}, {"b": [1, {"c": 2}], "a": 1}) == []

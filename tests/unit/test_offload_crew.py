@@ -1,15 +1,18 @@
-"""The threads of an engine: one that wakes late; one that cannot be started."""
+"""The threads of an engine and of a tail: what waits for what, what an error ends."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 from offload.running.drivers.cuda import Cuda
-from offload.running.engines.crew import Crew, CrewStep, Worker
+from offload.running.engines.crew import CrewStep
+from offload.running.engines.serial import Serial
 from offload.running.engines.streams import Streams
+from offload.running.engines.tail_crew import TailCrew
 from offload.running.engines.threads import Threads
 from offload.running.engines.work import Record, StepWork
 
@@ -57,77 +60,7 @@ def together() -> StepWork:
     return on_host(lambda: both.wait(WAIT), lambda: both.wait(WAIT))
 
 
-def hired(engine: Any) -> list[Worker]:
-    return engine._crew.hired["host"]
-
-
 # ---- a thread that wakes late -------------------------------------------------------------------
-
-
-class LateBell:
-    """It rings at once, and is heard when that is said."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lock.acquire()
-        self.asked, self.rung, self.hear = (threading.Event() for _ in range(3))
-
-    def locked(self) -> bool:
-        return self._lock.locked()
-
-    def release(self) -> None:
-        self._lock.release()
-        self.rung.set()
-
-    def acquire(self) -> None:
-        self.asked.set()
-        assert self._lock.acquire(timeout=WAIT)
-        assert self.hear.wait(WAIT)
-        self.asked.clear()
-
-
-def hung_on(worker: Worker) -> LateBell:
-    """The bell that its parked thread waits for now."""
-    late, old = LateBell(), worker.bell
-    worker.bell = late  # type: ignore[assignment]
-    old.release()
-    assert late.asked.wait(WAIT)
-    return late
-
-
-def test_a_thread_that_wakes_in_a_step_without_its_lane_goes_back_to_sleep(engine: Any) -> None:
-    engine.run(together(), Record())
-    late = hung_on(hired(engine)[1])
-    # The other one takes both nodes; this one is rung, and sleeps through the step.
-    engine.run(on_host(lambda: late.rung.wait(WAIT), nothing), Record())
-
-    def woken() -> None:
-        late.asked.clear()
-        late.hear.set()
-        assert late.asked.wait(WAIT), "the thread does not come back to its bell"
-
-    engine.run(work(["compute", "h2d"], [woken, nothing], [[], []]), Record())
-    engine.run(together(), Record())
-
-
-def test_an_error_around_a_node_ends_the_step_and_not_the_thread(
-    engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine.run(together(), Record())
-    take, error = Crew.take, MemoryError("no room for a number")
-
-    def taken(crew: Crew, worker: Worker, step: Any) -> int | None:
-        if worker.lane == "host":
-            raise error
-        return take(crew, worker, step)
-
-    monkeypatch.setattr(Crew, "take", taken)
-    record = Record()
-    with pytest.raises(MemoryError, match="no room") as raised:
-        engine.run(on_host(nothing, nothing), record)
-    assert raised.value is error and record.failed is None
-    monkeypatch.undo()
-    engine.run(together(), Record())
 
 
 def test_of_two_failures_in_threads_the_first_one_is_told(
@@ -181,23 +114,6 @@ def test_where_a_thread_is_refused_the_next_step_starts_those_that_lack(
     assert not [t for t in threading.enumerate() if t.name in names]
 
 
-def test_an_engine_whose_thread_was_refused_can_be_closed(
-    engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start = threading.Thread.start
-
-    def started(thread: threading.Thread) -> None:
-        if thread.name == "perfect-offload-host-1":
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", started)
-    with pytest.raises(RuntimeError, match="can't start new thread"):
-        engine.run(together(), Record())
-    engine.close()
-    assert not [t for t in threading.enumerate() if t.name.startswith("perfect-offload")]
-
-
 @pytest.mark.parametrize("runs", [True, False])
 def test_a_thread_whose_start_a_ctrl_c_strikes_ends_by_itself(
     runs: bool, engine: Any, monkeypatch: pytest.MonkeyPatch
@@ -221,3 +137,77 @@ def test_a_thread_whose_start_a_ctrl_c_strikes_ends_by_itself(
     engine.close()
     assert not struck[0].is_alive()
     assert not [t for t in threading.enumerate() if t.name.startswith("perfect-offload")]
+
+
+class Case:
+    """c0 -> h1 -> h2, c0 -> h3, c4: where h3 lets h1 go on, and c4 comes last on the device."""
+
+    def __init__(self, fails: int = -1) -> None:
+        self.log: list[str] = []
+        self.fails = fails
+        self.third = threading.Event()
+        lanes = ["compute", "host", "host", "host", "compute"]
+        runs = [partial(self.run, node) for node in range(5)]
+        self.work = work(lanes, runs, [[], [0], [1], [0], [0]])
+
+    def run(self, node: int) -> None:
+        self.log.append(f"begin {node}")
+        if node == 1:
+            assert self.third.wait(WAIT)
+        if node == 3:
+            self.third.set()
+        if node == self.fails:
+            raise OSError("broken")
+        self.log.append(f"end {node}")
+
+
+def test_nodes_of_a_tail_wait_for_the_body_and_for_each_other() -> None:
+    case, crew, record = Case(), TailCrew(host_workers=2), Record()
+    split = crew.split(case.work, (1, 2, 3))
+    for _ in range(2):
+        case.log.clear()
+        case.third.clear()
+        record = Record()
+        crew.begin(split)
+        Serial().run(split.body, record)
+        crew.finish(split, record)
+        crew.end(split, record)
+        crew.end(split, record)
+        assert case.log.index("end 1") < case.log.index("begin 2")
+        assert case.log.index("end 0") < min(map(case.log.index, ("begin 1", "begin 3")))
+        assert sorted(record.finished) == [0, 1, 2, 3, 4]
+        by_lane = {ran.name: ran.nodes for ran in record.lanes}
+        assert by_lane[""] == [0, 4] and sorted(by_lane["host-0"] + by_lane["host-1"]) == [1, 2, 3]
+        assert all(len(ran.nodes) == len(ran.ends) for ran in record.lanes)
+    crew.close()
+
+
+def test_an_error_of_a_tail_ends_it_and_names_the_node_of_the_step() -> None:
+    case, crew, record = Case(fails=1), TailCrew(host_workers=2), Record()
+    split = crew.split(case.work, (1, 2, 3))
+    crew.begin(split)
+    Serial().run(split.body, record)
+    with pytest.raises(OSError, match="broken"):
+        crew.finish(split, record)
+    crew.end(split, record)
+    assert record.failed == 1 and "begin 2" not in case.log
+    assert sorted(record.finished) == [0, 3, 4]
+    case.fails = -1
+    crew.begin(split)
+    Serial().run(split.body, record := Record())
+    crew.finish(split, record)
+    crew.end(split, record)
+    assert sorted(record.finished) == [0, 1, 2, 3, 4]
+    crew.close()
+
+
+def test_a_body_that_fails_begins_no_more_of_its_tail() -> None:
+    case, crew, record = Case(fails=0), TailCrew(host_workers=1), Record()
+    split = crew.split(case.work, (1, 2, 3))
+    crew.begin(split)
+    with pytest.raises(OSError, match="broken"):
+        Serial().run(split.body, record)
+    crew.end(split, record)
+    crew.wait()
+    assert case.log == ["begin 0"] and record.failed == 0 and record.finished == []
+    crew.close()

@@ -12,7 +12,7 @@ from offload.graph.builder import GraphBuilder
 from offload.graph.costs import Costs
 from offload.graph.memgraph import MemGraph
 from offload.graph.taskgraph import HOST, TaskGraph
-from offload.planning.arena import BESIDE, HeldAddresses, Space
+from offload.planning.arena import BESIDE
 from offload.planning.planner import build_memgraph
 from offload.planning.policies import Policy
 from offload.planning.simulator import simulate
@@ -95,13 +95,6 @@ def seconds(memgraph: MemGraph, workers: int) -> float:
 # ---- no worker waits for another one's address ---------------------------------------------------
 
 
-@pytest.mark.parametrize("name", STEPS)
-def test_a_step_of_16_workers_takes_as_long_as_that_of_one_with_the_same_memory(name: str) -> None:
-    graph = step(MANY, **STEPS[name])
-    one, sixteen = (seconds(planned(graph, workers), workers) for workers in (1, 16))
-    assert sixteen <= 1.1 * one
-
-
 @pytest.mark.parametrize("workers", [1, 4, 16])
 @pytest.mark.parametrize("name", STEPS)
 def test_no_worker_waits_for_an_address(name: str, workers: int) -> None:
@@ -153,44 +146,3 @@ def test_a_refusal_names_the_host_memory_that_does_with_every_address_given_out_
     assert refused.value.needed <= state_and_weight + half + whole + 12 * MIB
     plan = offload.plan(graph, 128 * MIB, costs(workers), refused.value.needed, placement="copy")
     assert plan.host_bytes <= refused.value.needed
-
-
-# ---- the rule, by hand ---------------------------------------------------------------------------
-
-
-def test_an_address_is_free_after_the_work_of_all_workers_beside_its_own() -> None:
-    space = Space(1 << 20)
-    held = HeldAddresses(space, workers=3)
-    held.ran(2.0)
-    space.take(0, 64, "a")
-    held.give(0, [], seconds=2.0)
-    for _ in range(BESIDE * 3 - 1):
-        held.ran(2.0)
-        assert held.best_fit(64) == 64
-    held.ran(2.0)
-    assert held.best_fit(64) == 0
-
-
-def test_what_is_due_first_is_free_first_where_there_is_no_other_room() -> None:
-    space = Space(192)
-    held = HeldAddresses(space, workers=2)
-    for offset, took in ((0, 3.0), (64, 1.0), (128, 2.0)):
-        space.take(offset, 64, offset)
-        held.give(offset, [], took)
-    assert [_taken(space, held) for _ in range(3)] == [64, 128, 0]
-    assert held.best_fit(64) is None
-
-
-def test_what_no_task_of_the_host_has_touched_is_free_at_once() -> None:
-    space = Space(128)
-    held = HeldAddresses(space, workers=2)
-    space.take(0, 64, "offloaded and reloaded")
-    held.give(0, [], seconds=0.0)
-    assert held.best_fit(64) == 0
-
-
-def _taken(space: Space, held: HeldAddresses) -> int | None:
-    found = held.best_fit(64)
-    if found is not None:
-        space.take(found, 64, "next")
-    return found

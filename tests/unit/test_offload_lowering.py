@@ -1,18 +1,26 @@
-"""What every pass does to a small graph. That it changes no bit: tests/property."""
+"""What every pass does to a small graph, and which activations may be made once more.
 
+That no pass changes a bit: tests/property.
+"""
+
+from dataclasses import replace
+
+import pytest
 import torch
 from support.graph_edits import grown
 
+from offload.errors import GraphError
 from offload.graph.builder import GraphBuilder
+from offload.graph.costs import Costs
 from offload.graph.taskgraph import Buffer, Role, TaskGraph
 from offload.lowering.buckets import bucketed_updates
 from offload.lowering.counters import fold_counters
 from offload.lowering.dead_tasks import without_views_and_dead
 from offload.lowering.early_updates import early_updates
-from offload.lowering.passes import lower
 from offload.lowering.pointwise_groups import grouped
 from offload.lowering.sums import add_in_place
 from offload.lowering.whole_updates import whole_updates
+from offload.planning.recompute import candidates, recomputed, variants
 from offload.program.kernels import Call, Value
 
 aten = torch.ops.aten
@@ -58,21 +66,6 @@ def test_a_task_that_writes_nothing_or_nothing_that_is_read_is_left_out() -> Non
     assert names(without_views_and_dead(graph)) == ["result", "update"]
 
 
-def test_a_draw_of_random_numbers_stays_though_nobody_reads_it() -> None:
-    builder = GraphBuilder()
-    a, b, c = (builder.buffer(n, 4) for n in "abc")
-    mask = Call(aten.rand.default, ([1],), {}, (Value(a, torch.float32, (1,), (1,)),))
-    builder.task("lone draw", (), (a,), kernel=mask, random=True)
-    builder.task("dead", (a,), (b,))
-    first = builder.task("first of two", (), (b,))
-    builder.task("second", (), (c,), after=(first,))
-    builder.output(c)
-    graph = builder.graph()
-    lowered = without_views_and_dead(graph)
-    assert names(lowered) == ["lone draw", "first of two", "second"]
-    assert lowered.tasks[2].after == (1,)
-
-
 def test_counters_that_nobody_reads_are_one_task() -> None:
     builder = GraphBuilder()
     count = [builder.buffer(f"n{n}", 8, Role.BUFFER) for n in range(4)]
@@ -97,65 +90,6 @@ def test_an_update_runs_as_soon_as_its_gradient_is_there() -> None:
     assert lowered.live_bytes()[-2:] < graph.live_bytes()[5:7]
 
 
-def test_an_update_waits_for_the_last_reader_of_its_parameter() -> None:
-    builder = GraphBuilder()
-    w, g = builder.buffer("w", 8, Role.PARAMETER), builder.buffer("g", 8, Role.GRADIENT)
-    y, z = builder.buffer("y", 8), builder.buffer("z", 8)
-    builder.task("gradient", (w,), (g,), phase="backward")
-    builder.task("reads w", (w,), (y,), phase="backward")
-    builder.task("reads y", (y,), (z,), phase="backward")
-    builder.task("update", (w, g), (w,), phase="update")
-    builder.output(z)
-    graph = builder.graph()
-    assert names(early_updates(graph)) == ["gradient", "reads w", "update", "reads y"]
-
-
-def test_behind_a_norm_over_all_gradients_no_update_moves() -> None:
-    builder = grown(training(2))
-    norm = builder.buffer("norm", 4)
-    gradients = [b for b, buffer in enumerate(builder.buffers) if buffer.role is Role.GRADIENT]
-    updates = [builder.tasks.pop() for _ in range(2)][::-1]
-    builder.task("norm", gradients, (norm,), phase="update")
-    for task in updates:
-        builder.task(task.name, (*task.reads, norm), task.writes, phase="update")
-    graph = builder.graph()
-    assert names(early_updates(graph)) == names(graph)
-
-
-def test_a_scaled_gradient_is_used_before_the_next_is_scaled() -> None:
-    builder = GraphBuilder()
-    scale = builder.buffer("scale", 4, Role.INPUT)
-    pairs = [(builder.buffer(f"w{n}", 8, Role.PARAMETER), builder.buffer(f"g{n}", 8)) for n in "ab"]
-    scaled = [builder.buffer(f"h{n}", 8) for n in "ab"]
-    builder.task("backward", [w for w, _ in pairs], [g for _, g in pairs], phase="backward")
-    for (_, g), h in zip(pairs, scaled, strict=True):
-        builder.task(f"scale {h}", (g, scale), (h,), phase="update")
-    for (w, _), h in zip(pairs, scaled, strict=True):
-        builder.task(f"update {h}", (w, h), (w,), phase="update")
-    graph = builder.graph()
-    one, two = scaled
-    assert names(early_updates(graph)) == [
-        "backward", f"scale {one}", f"update {one}", f"scale {two}", f"update {two}",
-    ]  # fmt: skip
-
-
-def test_updates_are_put_together_up_to_so_many_bytes() -> None:
-    builder = grown(early_updates(training(8)))
-    big = builder.buffer("big", 2000, Role.PARAMETER)
-    builder.task("the largest task", (big,), (big,))
-    graph = builder.graph()
-    lowered = bucketed_updates(graph, nbytes=900)
-    updates = [task.name for task in lowered.tasks if task.phase == "update"]
-    assert names(lowered)
-    assert updates == ["u7+2", "u4+2", "u1+1"]
-    assert max(lowered.live_bytes()) <= max(graph.live_bytes())
-
-
-def test_a_bucket_is_no_larger_than_the_largest_task() -> None:
-    graph = early_updates(training(6))  # A gradient task touches five buffers, an update three.
-    assert names(bucketed_updates(graph)) == names(graph)
-
-
 def test_small_updates_wait_for_each_other_while_large_ones_pass() -> None:
     builder = GraphBuilder()
     sizes = {f"{kind}{n}": nbytes for n in range(4) for kind, nbytes in (("w", 1600), ("b", 16))}
@@ -174,19 +108,6 @@ def test_small_updates_wait_for_each_other_while_large_ones_pass() -> None:
     updates = [task.name for task in lowered.tasks if task.phase == "update"]
     assert updates == ["u w0+1", "u w2+1", "u b0+3"]
     assert max(lowered.live_bytes()) <= max(graph.live_bytes())
-
-
-def test_a_bucket_closes_before_a_task_that_reads_what_it_updates() -> None:
-    builder = GraphBuilder()
-    w, v = builder.buffer("w", 8, Role.PARAMETER), builder.buffer("v", 8, Role.PARAMETER)
-    y, big = builder.buffer("y", 8), builder.buffer("big", 100, Role.PARAMETER)
-    builder.task("large", (big,), (big,))
-    builder.task("update w", (w,), (w,), phase="update")
-    builder.task("reads new w", (w,), (y,))
-    builder.task("update v", (v,), (v,), phase="update")
-    builder.output(y)
-    graph = builder.graph()
-    assert names(bucketed_updates(graph)) == names(graph)
 
 
 def summed(a_role: Role = Role.GRADIENT, **more: float) -> TaskGraph:
@@ -221,15 +142,6 @@ def test_a_sum_goes_into_the_second_summand_if_only_that_one_dies() -> None:
     lowered = add_in_place(summed(Role.PARAMETER))
     assert lowered.tasks[2].writes == (2,)
     assert [value.buffer for value in lowered.tasks[2].kernel.args] == [2, 1]
-
-
-def test_a_sum_with_a_factor_for_the_second_goes_into_the_first_only() -> None:
-    assert add_in_place(summed(alpha=0.5)).tasks[2].writes == (1,)
-    assert add_in_place(summed(Role.PARAMETER, alpha=0.5)).tasks[2].writes == (3,)
-
-
-def test_a_small_sum_stays_as_it_is() -> None:
-    assert add_in_place(summed(), nbytes=4 * MIB).tasks[2].writes == (3,)
 
 
 def test_a_sum_into_half_of_a_buffer_stays_as_it_is() -> None:
@@ -282,13 +194,6 @@ def test_groups_keep_devices_phases_and_draws_apart() -> None:
     assert names(grouped(graph)) == names(graph)
 
 
-def test_lowering_says_what_it_did() -> None:
-    lowered = lower(training(3))
-    lowered.check()
-    assert lowered.notes == ()
-    assert names(lowered) == ["f0", "f1", "f2", "b2", "u2", "b1", "u1", "b0", "u0"]
-
-
 # ---- whole updates ------------------------------------------------------------------------------
 
 
@@ -334,3 +239,68 @@ def test_what_reads_a_weight_between_its_update_and_the_states_comes_after_both(
 def test_an_update_that_others_read_in_its_middle_falls_apart() -> None:
     graph = updating("norm")
     assert names(whole_updates(graph)) == names(graph)
+
+
+COSTS = Costs(launch=0, copy=0, memory=1e10, h2d=1e10, d2h=1e10)
+
+
+def network(**second: object) -> TaskGraph:
+    """x -norm-> a -cast-> c -mm-> y; the backward pass reads y, c and x, in that order."""
+    builder = GraphBuilder()
+    x = builder.buffer("x", MIB, Role.INPUT)
+    w = builder.buffer("w", MIB, Role.PARAMETER)
+    a, c, y, g, h = (builder.buffer(n, MIB, Role.ACTIVATION) for n in "acygh")
+    builder.task("norm", (x, w), (a,), repeatable=True, traffic=3 * MIB)
+    builder.task("cast", (a,), (c,), **{"repeatable": True, "traffic": 2 * MIB, **second})
+    builder.task("mm", (c, w), (y,), repeatable=True, seconds=1.0)
+    builder.task("loss", (y,), (g,), phase="backward")
+    builder.task("mm backward", (g, c), (h,), phase="backward")
+    builder.task("norm backward", (h, x, w), (w,), phase="backward")
+    return builder.graph()
+
+
+def test_what_dies_in_the_forward_pass_is_recomputed_with_what_is_made_of_it() -> None:
+    found = {one.buffer: one for one in candidates(network(), COSTS)}
+    assert found[3].chain == (2, 3)
+    assert found[3].ratio == pytest.approx(5 / 2)
+
+
+def test_the_clones_run_right_before_the_first_backward_reader_into_new_buffers() -> None:
+    graph = recomputed(network(), {2, 3})
+    graph.check()
+    assert [task.name for task in graph.tasks] == [
+        "norm", "cast", "mm", "loss", "norm again", "cast again", "mm backward", "norm backward",
+    ]  # fmt: skip
+    norm, cast, backward = graph.tasks[4:7]
+    assert (norm.writes, cast.reads, cast.writes) == ((7,), (7,), (8,))
+    assert backward.reads == (5, 8)
+    assert (cast.recomputes, cast.phase) == ("cast", "backward")
+    assert graph.spans()[1][3] == 2, "the first one is dead after the forward pass"
+
+
+def test_what_may_not_run_again_is_no_candidate() -> None:
+    assert 3 not in {one.buffer for one in candidates(network(repeatable=False), COSTS)}
+    with pytest.raises(GraphError, match="c cannot be recomputed"):
+        recomputed(network(repeatable=False), {3})
+
+
+def test_an_output_and_what_no_backward_task_reads_are_refused() -> None:
+    graph = replace(network(), outputs=(3,))
+    assert 3 not in {one.buffer for one in candidates(graph, COSTS)}
+    with pytest.raises(GraphError, match="a is not needed again"):
+        recomputed(network(), {2})
+
+
+def test_shares_of_what_can_be_are_recomputed_the_cheapest_first_and_none_twice() -> None:
+    graph = network()
+    cheapest, *_ = candidates(graph, COSTS)
+    found = dict(variants(graph, COSTS))
+    assert [*found] == ["none", "100% of what can be", "50% of what can be"]
+    again = {
+        name: [t.recomputes for t in made.tasks if t.recomputes] for name, made in found.items()
+    }
+    assert again["none"] == [] and len(again["100% of what can be"]) == 3
+    makers = [
+        graph.tasks[n].name for n in range(4) if set(graph.tasks[n].writes) & {*cheapest.chain}
+    ]
+    assert again["50% of what can be"] == makers

@@ -1,5 +1,10 @@
-"""What the machine and the cgroups leave to this process, and plans that do not fit into it."""
+"""What memory the host and a device leave to this process, and plans that do not fit into it.
 
+The device's own calls are played; test_offload_device_memory_gpu.py has the real ones.
+"""
+
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +12,25 @@ import pytest
 import torch
 
 import offload
+from offload import GraphBuilder, Plan, capture, plan
 from offload.errors import MemoryTooSmall
-from offload.memory import room
+from offload.graph.memgraph import Place
+from offload.graph.taskgraph import HOST
+from offload.measuring import profiling
+from offload.memory import arenas as memory
+from offload.memory import device_memory, room
+from offload.memory.arenas import Arenas
+from offload.memory.device_memory import (
+    DeviceLeft,
+    ProcessShare,
+    check_device,
+    device_left,
+)
 from offload.memory.host_memory import HostMemoryLeft, memory_left
+from offload.memory.pinned_arena import Runtime
+from offload.memory.room import check_memory
+from offload.plans.reserve import MIB, bytes_outside_arena, segment_bytes
+from offload.program.kernels import Program, Source
 
 GIB = 1 << 30
 
@@ -150,13 +171,135 @@ def test_arenas_that_grow_are_checked_with_what_the_kernels_of_the_entering_plan
     assert int(y.sum()) == 4096
 
 
-def test_what_is_given_back_at_the_end_is_nobodys(step: Any) -> None:
-    """Aliases that the user holds of parameters keep the values of the end."""
-    module, graph, batch = step
-    runner = offload.Runner(offload.plan(graph))
-    runner(*batch)
-    alias = module.state_dict()
-    values = {name: tensor.clone() for name, tensor in alias.items()}
-    runner.close()
-    assert all(torch.equal(alias[name], value) for name, value in values.items())
-    assert all(torch.equal(tensor, values[name]) for name, tensor in module.state_dict().items())
+CUDA = torch.device("cuda", 0)
+
+
+def made(fixed: int = 0, unplaced: int = 0, lane: str = "compute") -> Plan:
+    """A parameter of 8 MiB on the device that a task changes, and 4 MiB that it returns."""
+    builder = GraphBuilder()
+    w = builder.buffer("w", 8 * MIB, "parameter")
+    y = builder.buffer("y", 4 * MIB)
+    builder.task("f", reads=[w], writes=[y], kernel=lambda r, w: None)
+    builder.task("u", [w], [w], unplaced=unplaced, lane=lane, kernel=lambda r, w: None)
+    builder.output(y)
+    tensors: dict[str, Source] = {"w": torch.zeros(8 * MIB, dtype=torch.uint8)}
+    graph = builder.graph(Program((), (), tensors, device=CUDA, fixed=fixed))
+    return plan(graph, placement="copy")
+
+
+@pytest.mark.parametrize(
+    ("asked", "segment"),
+    [(0, 0), (1, 2), (MIB, 2), (MIB + 1, 20), (20 * MIB, 20), (20 * MIB + 1, 22), (33 * MIB, 34)],
+)
+def test_pieces_take_whole_segments(asked: int, segment: int) -> None:
+    assert segment_bytes(asked) == segment * MIB
+
+
+def test_a_budget_holds_what_libraries_keep_and_what_the_allocator_rounds_up() -> None:
+    plain, kept = made(), made(fixed=33 * MIB)
+    assert plain.reserve == bytes_outside_arena(0, 0) == 4 * MIB
+    assert kept.reserve - plain.reserve == 34 * MIB
+    assert kept.device_bytes - plain.device_bytes == 34 * MIB
+    assert made(unplaced=MIB).reserve - plain.reserve == 2 * MIB
+
+
+def test_an_arena_that_does_not_fit_is_refused_with_numbers_and_names() -> None:
+    found = made(fixed=33 * MIB)
+    left = DeviceLeft(
+        CUDA,
+        free=GIB,
+        total=80 * GIB,
+        ours=2 * GIB,
+        others=(ProcessShare(77, 70 * GIB), ProcessShare(78, None)),
+    )
+    check_device(found, found.memgraph.arenas, left)
+    with pytest.raises(MemoryTooSmall) as told:
+        check_device(found, {0: 2 * GIB, HOST: 500 * GIB}, left)
+    text = str(told.value)
+    for part in (
+        "of cuda:0 are needed",
+        "2.0 GiB for the arena",
+        "1.0 GiB of its 80.0 GiB are free",
+        "this process has 2.0 GiB, process 77 has 70.0 GiB, process 78 has an unknown part",
+        "give a smaller budget",
+    ):
+        assert part in text
+    assert (told.value.needed, told.value.left) == (2 * GIB + found.reserve, GIB)
+
+
+def test_without_nvml_the_sum_of_the_others_is_said() -> None:
+    left = DeviceLeft(CUDA, free=GIB, total=80 * GIB, ours=9 * GIB)
+    with pytest.raises(MemoryTooSmall, match=r"other processes and CUDA itself have 70.0 GiB"):
+        check_device(made(), {0: 2 * GIB}, left)
+
+
+def test_memory_that_is_refused_while_something_is_measured_is_told_with_who_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64.00 MiB.")
+
+    left = DeviceLeft(torch.device("cpu"), GIB, 80 * GIB, 0, (ProcessShare(77, 70 * GIB),))
+    monkeypatch.setattr(device_memory, "device_left", lambda device: left)
+    monkeypatch.setattr(profiling, "kept_bytes", full)
+    with pytest.raises(MemoryTooSmall, match="too little memory on cpu to measure") as told:
+        capture(torch.nn.ReLU(), torch.zeros(4))
+    assert "1.0 GiB of its 80.0 GiB are free" in str(told.value)
+    assert "process 77 has 70.0 GiB. End other programs on the device" in str(told.value)
+    assert told.value.left == GIB < told.value.needed
+
+
+def test_the_reader_leaves_this_process_out_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3, 10))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2)
+    shares = [ProcessShare(os.getpid(), 2), ProcessShare(1, 5)]
+    monkeypatch.setattr(device_memory, "device_processes", lambda device: shares)
+    assert device_left(CUDA) == DeviceLeft(CUDA, 3, 10, 2, (ProcessShare(1, 5),))
+
+
+def test_a_plan_for_a_device_asks_the_machine_for_its_host_arena_alone() -> None:
+    found = made()
+    check_memory(found, {0: 100 * GIB, HOST: MIB}, HostMemoryLeft(MIB, "a small machine"))
+    with pytest.raises(MemoryTooSmall, match=r"arena of the host.*a small machine") as told:
+        check_memory(found, {0: MIB, HOST: MIB}, HostMemoryLeft(MIB - 1, "a small machine"))
+    assert told.value.needed == MIB
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What CUDA was asked, in order; `refuse` among it: it says no to locking."""
+    found: list[str] = []
+
+    def register(address: int, nbytes: int, flags: int) -> int:
+        found.append(f"lock {nbytes}")
+        return 2 if "refuse" in found else 0
+
+    def unregister(address: int) -> int:
+        found.append("unlock")
+        return 0
+
+    runtime = Runtime(register, unregister, lambda code: "out of memory", lambda: None)
+    monkeypatch.setattr(memory, "cuda_runtime", lambda device: runtime)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: found.append("rest"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: found.append("empty cache"))
+    yield found
+
+
+def test_it_is_unlocked_when_all_copies_are_over_and_before_its_pages_go(calls: list[str]) -> None:
+    arenas = Arenas.allocate({HOST: 1 << 16}, CUDA)
+    kept = Place(HOST, 0, 4096)
+    arenas.tensors[HOST].fill_(5)
+    del calls[:]
+    arenas.forget(keep=[kept])
+    assert calls == ["rest", "unlock"]
+    assert int(arenas.bytes(kept).sum()) == 5 * 4096
+    arenas.forget(keep=[])
+    assert calls == ["rest", "unlock", "rest"]
+
+
+def test_a_refused_lock_is_a_note_of_the_arenas(calls: list[str]) -> None:
+    calls.append("refuse")
+    with pytest.warns(RuntimeWarning, match="could not be page-locked"):
+        arenas = Arenas.allocate({HOST: 4096}, CUDA)
+    assert "CUDA error 2: out of memory" in arenas.note
+    arenas.bytes(Place(HOST, 0, 4096)).fill_(1)

@@ -1,6 +1,5 @@
 """From samples to costs, by numbers worked out by hand; and calibrating by a fake clock."""
 
-import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +8,6 @@ import pytest
 import torch
 
 from offload.graph.rates import Sample, Samples, costs_of, fit_copies
-from offload.measuring import calibration
 from offload.measuring.calibration import ON_CPU, ON_GPU, Sizes, beyond_caches, cache_bytes, measure
 from offload.measuring.stopwatch import Run
 
@@ -32,10 +30,6 @@ def samples() -> Samples:
 
 def test_a_copy_has_a_part_that_grows_with_its_bytes_and_one_that_does_not() -> None:
     assert fit_copies(Sample(100, [3, 3, 90]), Sample(1000, [12])) == (100, 2)
-
-
-def test_a_large_copy_that_took_no_longer_than_a_small_one_is_noise() -> None:
-    assert fit_copies(Sample(100, [3]), Sample(1000, [2])) == (500, pytest.approx(2.8))
 
 
 def test_costs_are_of_the_median_repeat_and_of_the_programs_precision() -> None:
@@ -107,32 +101,6 @@ def test_what_is_measured_is_what_the_clock_says() -> None:
     assert (costs.flops, costs.memory) == (2 * 8**3, 3 * 4 * KIB)
     assert costs.launch == 1 / 32
     assert sorted(found.host) == [1, 2, 3]
-
-
-def test_a_second_gpu_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A context there would stay until the process ends."""
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    fake = Fake()
-    fake.device = torch.device("cuda", 0)
-    to, source = torch.zeros(KIB), torch.ones(KIB)
-    found = calibration._copies_on_device(fake, to, source, lambda run: [run()])
-    assert torch.equal(to, source) and found.amount == KIB
-
-
-@pytest.mark.parametrize(("workers", "sets", "there"), [(2, 4, 4), (3, 1, 3)])
-def test_an_update_meets_tensors_that_were_not_touched_since_all_others_were(
-    workers: int, sets: int, there: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From a cache, a host seemed three times as quick as it is."""
-    seen: list[int] = []
-    monkeypatch.setattr(calibration, "_update", lambda p, *state: seen.append(p.data_ptr()))
-    fake = Fake()
-    found = measure(fake, Sizes(KIB, KIB, update=KIB, sets=sets), 16.0, workers, fake.clock)
-    assert len(set(seen)) == len(set(seen[:there])) == there
-    # One worker comes first; the run before those that count is a turn too.
-    alone = 1 + len(found.host[1].seconds)
-    order = list(itertools.islice(itertools.cycle(seen[:there]), alone))
-    assert alone >= there and seen[:alone] == order
 
 
 GIB = 1 << 30

@@ -42,9 +42,3 @@ def test_one_of_several_tensors_over_a_storage_is_known_again() -> None:
     a, b = torch.zeros(1), torch.zeros(1)
     known: dict[str, Source] = {"tied": (a, b)}
     assert names(renamed_as(graph_of(one=b), known)) == ["tied"]
-
-
-def test_where_every_name_is_as_it_was_the_graph_is_the_same_object() -> None:
-    a = torch.zeros(1)
-    graph = graph_of(w=a)
-    assert renamed_as(graph, {"w": a, "other": torch.zeros(1)}) is graph

@@ -1,6 +1,5 @@
 """Optuna's pruners as stop rules: their decisions, a journal that is read again, bad input."""
 
-import math
 import random
 import sys
 from collections.abc import Mapping
@@ -119,26 +118,6 @@ def test_a_journal_that_is_read_again_gives_the_same_decisions_in_any_order_of_t
         assert again.gone == whole.gone
 
 
-def test_asking_twice_changes_nothing_and_the_pruner_that_was_given_stays_as_it_is() -> None:
-    pruner = pruners.SuccessiveHalvingPruner(reduction_factor=2)
-    before = dict(vars(pruner))
-    asked = rule(pruner)
-    seen = {"a": {10: 1.0}, "b": {10: 2.0}}
-    gone = {"c": "finished"}
-    assert asked.judge({**seen, "c": {10: 0.5}}, gone) == asked.judge(
-        {**seen, "c": {10: 0.5}}, gone
-    )
-    assert vars(pruner) == before
-
-
-def test_values_that_come_together_count_by_their_step_and_then_in_the_order_of_adding() -> None:
-    asha = pruners.SuccessiveHalvingPruner(min_resource=10, reduction_factor=2)
-    worse, better = {10: 2.0}, {10: 1.0}
-    assert set(rule(asha).judge({"a": worse, "b": better}, {})) == set()
-    assert set(rule(asha).judge({"b": better, "a": worse}, {})) == {"a"}
-    assert set(rule(asha).judge({"a": {20: 1.0}, "b": worse}, {})) == set()
-
-
 def test_a_job_that_failed_or_was_stopped_by_hand_is_no_measure_for_the_others() -> None:
     seen = {"a": {10: 0.1}, "b": {10: 0.2}, "c": {10: 5.0}}
     for phases, stopped in (
@@ -161,35 +140,6 @@ def test_the_larger_value_is_better_where_the_mode_says_so() -> None:
     median = pruners.MedianPruner(n_startup_trials=1)
     assert set(rule(median, "max").judge(seen, {"a": "finished"})) == {"b"}
     assert set(rule(median, "min").judge(seen, {"a": "finished"})) == set()
-
-
-@pytest.mark.filterwarnings("ignore:All-NaN slice")  # numpy tells Optuna so
-def test_nan_is_pruned_by_the_pruners_that_look_at_values() -> None:
-    seen = {"a": {10: 1.0}, "b": {10: math.nan}, "c": {10: 1.5}}
-    asha = pruners.SuccessiveHalvingPruner(min_resource=10, reduction_factor=2)
-    for pruner, gone in (
-        (pruners.ThresholdPruner(upper=9.0), {}),
-        (pruners.MedianPruner(n_startup_trials=1), {"a": "finished"}),
-        (asha, {}),
-    ):
-        assert "b" in rule(pruner).judge(seen, gone)
-    # A job that ends with NaN is a failed trial: its value is no measure.
-    assert rule(pruners.MedianPruner(n_startup_trials=1)).judge(seen, {"b": "finished"}) == {}
-
-
-def test_two_rules_with_other_settings_have_other_texts_and_no_text_has_an_address() -> None:
-    texts = [repr(rule(make())) for make in PRUNERS.values()]
-    texts.append(repr(rule(pruners.MedianPruner(n_startup_trials=3, n_warmup_steps=15))))
-    texts.append(repr(rule(pruners.PatientPruner(pruners.MedianPruner(2), patience=1))))
-    assert len(set(texts)) == len(texts)
-    assert texts == [*(repr(rule(make())) for make in PRUNERS.values()), *texts[-2:]]
-    assert "0x" not in "".join(texts)
-
-
-def test_it_looks_at_every_multiple_and_nobody_waits() -> None:
-    looks = rule(pruners.NopPruner())
-    assert [looks.next_look(step) for step in (0, 9, 10, 11)] == [10, 10, 20, 20]
-    assert not looks.waits("a", {"a": {10: 1.0}, "b": {}}, ["a", "b"])
 
 
 @pytest.mark.parametrize(

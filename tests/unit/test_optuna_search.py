@@ -2,7 +2,6 @@
 
 import json
 import math
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -172,21 +171,6 @@ def test_a_job_without_a_number_is_a_failed_trial(
     assert {t.user_attrs["why"] for t in search.study.trials} == {says}
 
 
-def test_the_mode_of_the_fleet_is_the_direction_of_the_study(tmp_path: Path) -> None:
-    search = search_of(Fleet(tmp_path, mode="max"))
-    search.fit()
-    values = [t.value for t in search.study.trials]
-    assert search.study.best_value == max(values)
-
-
-def test_jobs_that_the_user_added_beside_the_search_are_left_alone(tmp_path: Path) -> None:
-    fleet = Fleet(tmp_path)
-    FakeFleet.add_program(fleet, "baseline", lambda seat: {10: 0.5})
-    search = search_of(fleet, trials=2)
-    assert len(search.fit().jobs) == 3
-    assert len(search.study.trials) == 2
-
-
 def test_a_sampler_that_has_no_more_points_ends_the_search(tmp_path: Path) -> None:
     space = {"lr": Choice([0.1, 0.2]), "wide": Choice([False, True])}
     for number, sampler in enumerate(
@@ -249,15 +233,6 @@ def named(fleet: FakeFleet, **options: Any) -> OptunaSearch:
         **{"sampler": "TPESampler", "trials": 6, "at_once": 2, "seed": 0, **options},
     )
     return made
-
-
-@pytest.mark.parametrize("sampler", ["TPESampler", "RandomSampler", "GridSampler"])
-def test_a_grids_values_are_choices_whatever_they_are(sampler: str, tmp_path: Path) -> None:
-    fleet = Fleet(tmp_path)
-    result = named(fleet, sampler=sampler).fit()
-    assert {r.state for r in result.jobs.values()} == {"finished"}
-    lowest = {0.01 + 0.95, 0.01 + 0.99, 0.1 + 0.95, 0.1 + 0.99}
-    assert {r.metric for r in result.jobs.values()} <= lowest
 
 
 def test_a_grid_sampler_trains_every_combination_once(tmp_path: Path) -> None:
@@ -323,14 +298,6 @@ def test_a_damaged_storage_is_refused_by_its_name(data: bytes, tmp_path: Path) -
     search: dict[str, Any] = {"sampler": "TPESampler", "trials": 1, "at_once": 1, "seed": 3}
     with pytest.raises(FleetError, match=r"search\.db' cannot be used \(.*is not a database"):
         optuna_search_of(FakeFleet(tmp_path), VALUES, make, **search, storage=url).fit()
-
-
-def test_what_is_sent_to_a_device_can_be_pickled(tmp_path: Path) -> None:
-    fleet = FakeFleet(tmp_path)
-    optuna_search_of(fleet, VALUES, make, sampler="TPESampler", trials=1, at_once=1, seed=3).fit()
-    program = fleet.added["trial-0000"]
-    sent = pickle.loads(pickle.dumps(program))
-    assert (sent.seed, sent.params, sent.make.values) == (3, program.params, VALUES)
 
 
 def test_a_job_is_made_in_its_own_turn_with_its_own_seed(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from loaders import ReuseLoader
 from loaders.pixels.augmentation import CentreCrop
 from perfect.assembly.augmentation import build_augmentation, centre_crop, pictures_after
 from perfect.config.fields import AugmentConfig
-from perfect.config.yaml_reader import Source, read_config
+from perfect.config.yaml_reader import read_config
 from perfect.errors import ConfigError
 
 V2 = "torchvision.transforms.v2."
@@ -123,34 +123,6 @@ def test_what_does_not_fit_is_refused_with_its_key(
 def test_pictures_that_become_larger_than_those_of_evaluation_are_refused() -> None:
     _, [problem] = pictures_after(steps(transform("Resize", size=[9, 8])), 8)
     assert "pictures become 9 x 8, larger than the stored 8 x 8" in problem.reason
-
-
-def test_a_problem_has_the_line_of_its_own_step() -> None:
-    source = Source("run.yaml", {("augment",): 3, ("augment", 1, "class_path"): 7})
-    assert (
-        source.describe(("augment", "1", "class_path"), "x")
-        == "run.yaml:7: augment.1.class_path: x"
-    )
-
-
-@pytest.mark.parametrize(
-    ("step", "said"),
-    [
-        ("{name: flip, class_path: a.B}", "augment.0: give either name or class_path, not both"),
-        ("{p: 0.5}", "augment.0: name or class_path is missing: give it, to say which kind is"),
-        ("{name: flop}", "augment.0: unknown name 'flop'; did you mean 'flip'?"),
-        ("{class_path: a.B, args: {}}", "augment.0.args: unknown key 'args'; did you mean 'init_"),
-    ],
-)
-def test_a_step_that_names_nothing_is_refused(tmp_path: Path, step: str, said: str) -> None:
-    path = tmp_path / "run.yaml"
-    path.write_text(
-        "model: {name: pilot}\ndata: {name: cifar10}\nphases: [{name: a, passes: 1}]\n"
-        f"augment:\n  - {step}\n"
-    )
-    with pytest.raises(ConfigError) as error:
-        read_config(path)
-    assert f"run.yaml:5: {said}" in str(error.value)
 
 
 def test_worker_processes_have_an_effect_on_data_in_memory_through_own_steps(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from perfect.runs.record import RunLog, describe_run, environment, write_run
+from perfect.runs.record import RunLog, write_run
 
 
 class Clock:
@@ -26,16 +26,6 @@ def rows(folder: Path) -> list[dict[str, str]]:
 
 
 # ---- metrics.csv --------------------------------------------------------------------------------
-
-
-def test_a_row_has_its_step_its_time_and_what_was_logged(tmp_path: Path) -> None:
-    clock = Clock()
-    log = RunLog(tmp_path, clock)
-    clock.now += 2.5
-    log.log_metrics({"loss": 0.5, "epoch": 3}, step=10)
-    log.save()
-    assert rows(tmp_path) == [{"step": "10.0", "wall_seconds": "2.5", "loss": "0.5"}]
-    assert log.rows == [{"step": 10.0, "wall_seconds": 2.5, "loss": 0.5}]
 
 
 def test_a_column_that_turns_up_later_is_empty_before(tmp_path: Path) -> None:
@@ -65,13 +55,6 @@ def test_every_row_is_written_once_whatever_is_saved_when(tmp_path: Path) -> Non
     log.save()
     written = [float(r["step"]) for r in rows(tmp_path)]
     assert written == [*map(float, range(51)), 50.0, *map(float, range(51, 67))]
-
-
-def test_rows_reach_the_disk_while_the_run_goes_on(tmp_path: Path) -> None:
-    log = RunLog(tmp_path, Clock())
-    for step in range(100):
-        log.log_metrics({"loss": 1.0}, step=step)
-    assert len(rows(tmp_path)) >= 75
 
 
 def test_a_resume_cuts_the_rows_that_the_checkpoint_does_not_know(tmp_path: Path) -> None:
@@ -110,31 +93,6 @@ def test_the_clock_goes_on_after_a_resume_and_counts_no_lost_step_twice(tmp_path
     assert again.rows[-1]["wall_seconds"] == 15
 
 
-def test_a_resume_before_anything_was_logged_begins_at_zero(tmp_path: Path) -> None:
-    log = RunLog(tmp_path, Clock())
-    log.resume(5)
-    assert log.rows == []
-    assert log.wall_seconds == 0
-    log.log_metrics({"loss": 1.0}, step=5)
-    log.save()
-    again = RunLog(tmp_path, Clock())
-    again.resume(3)
-    assert again.rows == []
-    assert rows(tmp_path) == []
-
-
-def test_columns_survive_a_resume_also_those_without_a_value_left(tmp_path: Path) -> None:
-    log = RunLog(tmp_path, Clock())
-    log.log_metrics({"loss": 1.0}, step=0)
-    log.log_metrics({"accuracy": 0.5}, step=7)
-    log.save()
-    again = RunLog(tmp_path, Clock())
-    again.resume(3)
-    again.log_metrics({"loss": 1.0, "accuracy": 0.1}, step=3)
-    again.save()
-    assert list(rows(tmp_path)[0]) == ["step", "wall_seconds", "loss", "accuracy"]
-
-
 def test_what_is_no_number_survives_the_file(tmp_path: Path) -> None:
     log = RunLog(tmp_path, Clock())
     log.log_metrics({"loss": math.nan, "other": math.inf}, step=0)
@@ -162,13 +120,6 @@ def test_a_last_row_torn_by_a_kill_does_not_stop_the_resume(torn: str, tmp_path:
     again.log_metrics({"loss": 1.0}, step=100)
     again.save()
     assert float(rows(tmp_path)[-1]["step"]) == 100
-
-
-def test_the_log_is_named_after_its_folder(tmp_path: Path) -> None:
-    log = RunLog(tmp_path / "fig4-01")
-    assert log.name == "fig4-01"
-    assert str(log.version) == ""
-    assert log.log_hyperparams({"lr": 0.1}) is None
 
 
 # ---- run.json -----------------------------------------------------------------------------------
@@ -210,29 +161,3 @@ def test_run_json_is_whole_or_the_old_one(tmp_path: Path, monkeypatch: pytest.Mo
         with pytest.raises(OSError, match="No space"):
             write_run(path, {"status": "completed"})
     assert json.loads(path.read_text()) == {"status": "running"}
-
-
-def test_a_run_that_has_not_begun_has_everything_that_is_promised_but_the_numbers() -> None:
-    run = describe_run(name="x", seed=3, config={"seed": 3}, chosen={}, resumed_at=[7])
-    assert run["status"] == "running"
-    assert (run["seed"], run["steps"], run["resumed_at"]) == (3, 0, [7])
-    assert run["accuracy"] is None
-    assert run["best_accuracy"] is None
-    assert run["config"] == {"seed": 3}
-    assert run["environment"] == environment()
-
-
-def test_the_environment_says_versions_device_and_cores() -> None:
-    seen = environment()
-    assert {
-        "python",
-        "torch",
-        "lightning",
-        "numpy",
-        "perfect-training",
-        "device",
-        "cores",
-        "threads",
-        "platform",
-    } <= set(seen)
-    assert json.loads(json.dumps(seen)) == seen

@@ -1,7 +1,5 @@
 """Learning-rate curves: where they begin, where they end, and that two windows join."""
 
-import math
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -57,15 +55,6 @@ def test_a_decay_only_falls_and_is_half_way_down_at_half_time(kind: str) -> None
     assert schedule.at(0.5) == pytest.approx(0.2)
 
 
-def test_a_linear_decay_is_a_line_and_a_cosine_is_flat_at_both_ends() -> None:
-    assert Schedule("linear", 1.0).at(0.1) == pytest.approx(0.9)
-    cosine = Schedule("cosine", 1.0)
-    assert cosine.at(0.1) > 0.97
-    assert cosine.at(0.9) < 0.03
-    # At one third, cos(60 degrees): three quarters.
-    assert cosine.at(1 / 3) == pytest.approx(0.75)
-
-
 def test_a_onecycle_rises_to_the_peak_during_the_ramp_and_falls_after_it() -> None:
     schedule = Schedule("onecycle", 0.5, ramp=0.2)
     values = curve(schedule)
@@ -116,12 +105,6 @@ def test_a_rate_is_never_negative_nor_above_the_peak_wherever_one_asks(
     assert -1e-9 <= schedule.at(fraction) <= lr * (1 + 1e-9)
 
 
-def test_before_the_beginning_and_after_the_end_the_rate_stays() -> None:
-    schedule = Schedule("linear", 0.3, final=0.1)
-    assert schedule.at(-0.5) == pytest.approx(0.3)
-    assert schedule.at(1.5) == pytest.approx(0.1)
-
-
 @law
 @given(kind=st.sampled_from(KINDS), steps=st.integers(1, 300))
 def test_no_step_is_wasted_on_a_rate_of_zero(kind: str, steps: int) -> None:
@@ -131,20 +114,6 @@ def test_no_step_is_wasted_on_a_rate_of_zero(kind: str, steps: int) -> None:
     assert all(rate > 0 for rate in rates)
     assert rates[0] == pytest.approx(schedule.at(0.5 / steps))
     assert rates[-1] == pytest.approx(schedule.at(1 - 0.5 / steps))
-
-
-def test_the_steps_of_a_linear_decay_have_the_mean_of_the_line() -> None:
-    schedule = Schedule("linear", 0.4)
-    assert math.fsum(schedule.at_step(n, 7) for n in range(7)) / 7 == pytest.approx(0.2)
-
-
-def test_a_plateau_can_be_told_only_after_the_warm_up_of_a_constant_rate() -> None:
-    schedule = Schedule("constant", 0.3, warmup=0.1)
-    assert not schedule.is_constant_at(0.05)
-    assert schedule.is_constant_at(0.1)
-    assert schedule.is_constant_at(0.9)
-    for kind in ("cosine", "linear", "onecycle"):
-        assert not Schedule(kind, 0.3).is_constant_at(0.9)
 
 
 @law

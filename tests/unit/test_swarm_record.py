@@ -1,14 +1,20 @@
-"""What run.json and the report tell of a swarm, from lines as a peer logs them."""
+"""What run.json, the report, the terminal and loggers tell of a swarm and its members."""
 
 import json
 import re
+from io import StringIO
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
 
 from perfect.config.elastic_schema import shared_keys
 from perfect.config.schema import RunConfig, dump_config
 from perfect.report.report import write_report
-from perfect.runs.swarm_figures import PLANNED, swarm_record
+from perfect.runs.progress import Bar
+from perfect.runs.swarm_figures import PLANNED, board_of, figures_by_name, swarm_record, words_of
+from trainers.elastic.deciding.header import Header, LaneLogs, MemberPace
+from trainers.elastic.deciding.view import Member, View
 
 LINES: list[dict[str, Any]] = [
     {"run": {"lanes": 4, "sum": "fast", "micro": 2}, "time": 100.0},
@@ -102,11 +108,6 @@ def test_the_report_tells_gaps_by_phase(tmp_path: Path) -> None:
     assert cells_of(page, "one")[0] == cells_of(page, "three")[0] == "0"
 
 
-def test_a_run_without_a_swarm_has_no_such_section(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text(json.dumps({"status": "completed", "name": "a", "steps": 3}))
-    assert "The swarm" not in write_report(tmp_path).read_text()
-
-
 def test_peers_must_agree_on_all_keys_but_those_of_a_node() -> None:
     plain = {
         "model": {"name": "resnet18"},
@@ -126,3 +127,46 @@ def test_peers_must_agree_on_all_keys_but_those_of_a_node() -> None:
         dump_config(RunConfig.model_validate(plain | {"optimizer": {"name": "sgd", "lr": 0.3}}))
     )
     assert [key for key in one if one[key] != changed[key]] == ["config.optimizer.lr"]
+
+
+VIEW = View(3, (Member("a", "h", 1), Member("b", "h", 2), Member("c", "h", 3)))
+HEADERS = [
+    Header("a", 5, done=(0, 1, 2), pace=MemberPace(0.0, 0, 0.5, 3 << 20), logs=LaneLogs(48)),
+    Header("b", 5, done=(3,), pace=MemberPace(0.0, 0, 0.25, 1 << 20), logs=LaneLogs(16)),
+]
+"""Of c nothing was heard yet."""
+
+
+def test_the_line_tells_lanes_samples_a_second_and_bytes_of_each_member() -> None:
+    assert words_of(VIEW, HEADERS) == (
+        "generation 3: a 3 lanes 96 samples/s 3.0 MiB sent; b 1 lanes 64 samples/s 1.0 MiB sent;"
+        " c 0 lanes 0 samples/s 0.0 MiB sent"
+    )
+
+
+def test_the_table_has_a_row_for_each_member_with_its_state() -> None:
+    said = StringIO()
+    Console(file=said, width=100).print(board_of(VIEW, HEADERS, 1))
+    rows = [line.split() for line in said.getvalue().splitlines() if line.strip()]
+    assert rows[0] == ["generation", "3", "lanes", "samples/s", "sent", "state"]
+    assert rows[-3:] == [
+        ["a", "3", "96", "3.0", "MiB", "writes"],
+        ["b", "1", "64", "1.0", "MiB", "this", "peer"],
+        ["c", "0", "0", "0.0", "MiB", "computes", "nothing"],
+    ]
+
+
+def test_the_table_stands_below_the_bar_of_progress() -> None:
+    said = StringIO()
+    bar = Bar(console=Console(file=said, width=100))
+    bar.below = board_of(VIEW, HEADERS, 1)
+    bar.add_task("", total=10)
+    bar.console.print(bar.get_renderable())
+    assert "generation 3" in said.getvalue() and "writes" in said.getvalue()
+
+
+def test_loggers_are_given_the_figures_by_member() -> None:
+    told = figures_by_name(HEADERS)
+    assert told["elastic/a/samples_per_second"] == 96.0
+    assert told["elastic/b/sent_bytes"] == float(1 << 20)
+    assert told["elastic/b/lanes"] == 1.0

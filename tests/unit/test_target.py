@@ -12,7 +12,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from offload import Costs, OffloadError
 from offload.caching.plan_cache import PlanCache
 from offload.measuring import calibration
-from trainers import OffloadDDPStrategy, OffloadStrategy
+from trainers import OffloadStrategy
 from trainers.steps.target import Target, products_of, target_of
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -122,10 +122,3 @@ def test_lightning_tells_the_strategy_its_device() -> None:
     assert strategy.root_device == CUDA
     with pytest.raises(OffloadError, match=r"has 2: give Trainer\(devices=1\)"):
         strategy.parallel_devices = [CUDA, torch.device("cuda", 1)]
-
-
-def test_ranks_on_gpus_are_refused() -> None:
-    strategy: Any = OffloadDDPStrategy(accelerator=CUDAAccelerator(), parallel_devices=[CUDA])
-    strategy._local_rank = 0
-    with pytest.raises(OffloadError, match="runs on the CPU so far, and the trainer's device is"):
-        strategy.find_target()

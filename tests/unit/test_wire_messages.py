@@ -1,14 +1,19 @@
-"""A message as bytes, and back: any fields, any pieces, and everything that is no message."""
+"""Messages, addresses, manifests, secrets: what is read, what is refused, what is never told."""
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from support.wire_frames import received
 
+from trainers.elastic.anchor.kinds import difference
 from trainers.elastic.peer.donated_state import payloads_of, tensors_of
+from trainers.elastic.wire.address import parse_addresses
 from trainers.elastic.wire.message import (
     MAGIC,
     MOST_HEADER_BYTES,
@@ -17,7 +22,9 @@ from trainers.elastic.wire.message import (
     IncomingFrame,
     encode,
 )
-from trainers.elastic.wire.wire_errors import BadFrame
+from trainers.elastic.wire.secret import Secret
+from trainers.elastic.wire.stream import make_certificate
+from trainers.elastic.wire.wire_errors import AddressError, BadFrame, SecretError, WireError
 
 
 def frame_of(header: object, payloads: bytes = b"") -> bytes:
@@ -133,3 +140,122 @@ def test_only_dense_tensors_of_the_host_are_sent() -> None:
         payloads_of([torch.ones(1), torch.ones(1, device="meta")])
     with pytest.raises(BadFrame, match="only dense tensors"):
         payloads_of([torch.ones(2, 2).to_sparse()])
+
+
+@pytest.mark.parametrize(
+    ("text", "addresses"),
+    [
+        ("10.0.0.1:29400", [("10.0.0.1", 29400)]),
+        (" node-1:1 , node-2:65535", [("node-1", 1), ("node-2", 65535)]),
+        ("[::1]:80,[fe80::1%eth0]:81", [("::1", 80), ("fe80::1%eth0", 81)]),
+    ],
+)
+def test_addresses_are_read_and_written_alike(text: str, addresses: list[tuple[str, int]]) -> None:
+    read = parse_addresses(text)
+    assert [(a.host, a.port) for a in read] == addresses
+    assert parse_addresses(",".join(map(str, read))) == read
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "no address is given"),
+        ("a:1,", "has an empty address"),
+        ("node", "'node' has no port: write HOST:PORT"),
+        ("node:", "has no port"),
+        ("[::1]", "has no port"),
+        ("[::1]80", "has no port"),
+        (":80", "has no host"),
+        ("a b:80", "has no host"),
+        ("node:http", "the port 'http' is no number"),
+        ("node:-1", "the port '-1' is no number"),
+        ("node:²", "is no number"),
+        ("node:0", "the port 0 is not between 1 and 65535"),
+        ("node:65536", "the port 65536 is not between"),
+        ("node:99999999999", "is not between"),
+        ("::1:80", "write .* for IPv6"),
+        ("[::1:80", "no closing bracket"),
+        ("[node]:80", "only an IPv6 address stands in brackets"),
+        ("a:1,b:1,A:1", "names A:1 twice"),
+    ],
+)
+def test_what_is_no_address_is_refused_with_what_to_write(text: str, said: str) -> None:
+    with pytest.raises(AddressError, match=said):
+        parse_addresses(text)
+
+
+# ---- manifests ----------------------------------------------------------------------------------
+
+
+def test_the_first_keys_that_differ_are_named_with_both_short_values() -> None:
+    mine = {"same": "x", "config": "a" * 64, "torch": "2.15.0", "old": "1"}
+    theirs = {"same": "x", "config": "b" * 64, "torch": "2.11.0", "new": "2"}
+    assert difference(mine, theirs) == (
+        "config is aaaaaaaaaaaa... here and bbbbbbbbbbbb... there; torch is 2.15.0 here and 2.11.0"
+        " there; old is 1 here and missing there; 1 more differ: new"
+    )
+
+
+# ---- secrets and errors -------------------------------------------------------------------------
+
+
+def test_a_short_secret_is_refused_and_none_is_shown() -> None:
+    with pytest.raises(SecretError, match="has 15 bytes, and at least 16") as caught:
+        Secret(b"fifteen letters")
+    assert "fifteen" not in str(caught.value)
+    assert "sixteen" not in repr(Secret(b"sixteen letters!"))
+
+
+def test_a_proof_depends_on_everything_that_it_proves() -> None:
+    secret, nonces = Secret(b"s" * 16), (b"c" * 32, b"s" * 32)
+    proofs = {
+        secret.proof(b"client", nonces, b"der"),
+        secret.proof(b"server", nonces, b"der"),
+        secret.proof(b"client", (nonces[1], nonces[0]), b"der"),
+        secret.proof(b"client", (nonces[0], b"t" * 32), b"der"),
+        secret.proof(b"client", nonces, b"another"),
+        Secret(b"t" * 16).proof(b"client", nonces, b"der"),
+    }
+    assert len(proofs) == 6
+    assert secret.proof(b"client", nonces, b"der") in proofs
+
+
+def test_without_cryptography_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    with pytest.raises(WireError, match=r"pip install '\.\[elastic\]'"):
+        make_certificate()
+
+
+ANY_FIELDS = st.dictionaries(
+    st.text(),
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=8,
+    ),
+    max_size=4,
+)
+
+
+@given(
+    kind=st.text(min_size=1),
+    fields=ANY_FIELDS,
+    payloads=st.lists(st.binary(max_size=40)),
+    pieces=st.lists(st.integers(1, 30)),
+)
+def test_what_is_sent_in_any_pieces_is_what_arrives(
+    kind: str, fields: dict[str, Any], payloads: list[bytes], pieces: list[int]
+) -> None:
+    message = received(b"".join(encode(kind, fields, payloads)), pieces=pieces)
+    assert (message.kind, dict(message.fields)) == (kind, fields)
+    assert [bytes(payload.data) for payload in message.payloads] == payloads
+
+
+@given(st.binary(min_size=PREFIX.size, max_size=200))
+def test_no_garbage_gives_anything_but_a_wire_error(garbage: bytes) -> None:
+    header = garbage[PREFIX.size :] or b"x"
+    for data in (garbage, PREFIX.pack(MAGIC, VERSION, len(header)) + header):
+        with pytest.raises(WireError):
+            received(data)
