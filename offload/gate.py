@@ -36,7 +36,7 @@ def _closed_bell() -> threading.Lock:
 
 
 def _ring(bell: threading.Lock) -> None:
-    """Wake who waits for the bell. Call it under the gate's lock."""
+    """Wake the thread that waits for the bell. Call it under the gate's lock."""
     if bell.locked():
         bell.release()
 
@@ -73,7 +73,7 @@ class _StepSide:
 
 
 class Gate:
-    """One of each device. `closed` gates grant everything: no step comes any more."""
+    """Each device has one. A `closed` gate grants everything: no step comes any more."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.wanted = False

@@ -11,7 +11,7 @@ WRITTEN = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]+)\s*")
 
 
 def parse_size(given: object) -> int:
-    """Bytes, of a whole number or of text with a unit (capitals do not matter)."""
+    """Return the bytes of a whole number or of a text with a unit (in any case)."""
     if isinstance(given, int | float) and not isinstance(given, bool):
         if given >= 1 and given == given // 1:
             return int(given)
@@ -24,12 +24,12 @@ def parse_size(given: object) -> int:
 
 
 def is_share(given: object) -> bool:
-    """Text such as `80%`."""
+    """Whether this is a text such as `80%`."""
     return isinstance(given, str) and given.strip().endswith("%")
 
 
 def parse_share(given: str) -> float:
-    """0.8, of `80%`."""
+    """Return 0.8 for `80%`."""
     try:
         share = float(given.strip()[:-1]) / 100
     except ValueError:
@@ -40,7 +40,7 @@ def parse_share(given: str) -> float:
 
 
 def format_size(nbytes: int) -> str:
-    """For people: `147.0 MiB`."""
+    """Return a size for people: `147.0 MiB`."""
     size, unit = float(nbytes), 0
     while size >= 1024 and unit < 4:
         size, unit = size / 1024, unit + 1

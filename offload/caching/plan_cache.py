@@ -5,8 +5,8 @@
 
 A file is written under a name of its own and then renamed, so that several processes may share the
 folder. What cannot be read is not used, and one line of the log names it. When the files take more
-than `limit` bytes, those go first that were used least recently. Nothing here is code: a file holds
-numbers and texts, and who reads them checks what they say.
+than `limit` bytes, the least recently used ones are removed. Nothing here is code: a file holds
+numbers and texts, and its reader checks them.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ OURS = re.compile(r"[a-z]+-[0-9a-f]{32}(\.json|\w+\.part)")
 
 
 class PlanCache:
-    """What is kept in one folder. All who use it may be of several processes."""
+    """The entries of one folder. Several processes may use it."""
 
     def __init__(self, folder: str | Path, limit: int = LIMIT) -> None:
         self.folder = Path(folder).expanduser()
@@ -57,7 +57,7 @@ class PlanCache:
         return data
 
     def write(self, kind: str, key: Sequence[Any], data: Any) -> None:
-        """Keep `data`: numbers, texts, None, lists of such and dicts by text."""
+        """Keep `data`: numbers, texts, None, and lists and dicts (by text) of these."""
         path, text = self._path(kind, key), json.dumps(data)
         head = json.dumps({"kind": kind, "key": path.stem, "digest": _digest(text)})
         try:
@@ -76,7 +76,7 @@ class PlanCache:
                 log.warning("plans are not kept in %s: %s", self.folder, error)
 
     def refuse(self, kind: str, key: Sequence[Any], why: str) -> None:
-        """Say that what was read under this key is not used. Who calls this writes it anew."""
+        """Log that the entry of this key is not used. The caller writes a new one."""
         self._refuse(self._path(kind, key), why)
 
     def _refuse(self, path: Path, why: str) -> None:

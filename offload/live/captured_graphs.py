@@ -23,7 +23,7 @@ from offload.program.kernels import Call, Source, Value, values_in
 from offload.torch_seams import pytree
 
 LITERAL = "aten::lift_fresh.default"
-"""What `torch.tensor` makes of numbers comes with it."""
+"""`torch.tensor` calls it with what it has made of numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ def users_tensors(
     names: Mapping[torch.Tensor, str],
     ours: Collection[int],
 ) -> UsersTensors:
-    """Those with names, and, where others hold the same memory, all that there are. `ours`: the
-    ids of tensors that are none of the user's."""
+    """The named tensors, or all tensors where others hold the same memory. `ours`: the ids of
+    tensors that are not the user's."""
     named = Counter(slot for tensor in names for slot in tape.slots_of([tensor]))
     input_slots = tape.slots_of([*inputs])
     given = [s for s, o in enumerate(tape.origins) if o >= core.GIVEN and s not in input_slots]
@@ -176,7 +176,7 @@ def _source(tensors: Sequence[torch.Tensor]) -> Source:
 
 
 def tensors_alive() -> list[torch.Tensor]:
-    """All of Python's, but those of runners."""
+    """All tensors that Python knows, except those of runners."""
     is_frozen = gc.get_freeze_count() > 0
     gc.unfreeze()  # or the collector would not name them
     every = gc.get_objects()
@@ -203,7 +203,7 @@ def modules_among(reached: Mapping[str, Any]) -> dict[str, torch.nn.Module]:
 
 
 def names_of(reached: Mapping[str, Any]) -> dict[torch.Tensor, str]:
-    """Of tensors, and of those of modules and their gradients."""
+    """The names of tensors, of modules' tensors and of their gradients."""
     names = {each: name for name, each in reached.items() if isinstance(each, torch.Tensor)}
     modules = modules_among(reached)
     for prefix, module in modules.items():

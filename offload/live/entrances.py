@@ -42,7 +42,7 @@ EXPOSERS = ("__dlpack__", "share_memory_")
 _OF_CPU = ("get_rng_state", "set_rng_state", "manual_seed", "seed")
 _OF_CUDA = (*_OF_CPU, "get_rng_state_all", "set_rng_state_all", "manual_seed_all", "seed_all")
 FLAGS = ((torch, ("set_num_threads", "set_flush_denormal")), (SETTERS_OF, FLAG_SETTERS))
-"""Functions that set what all kernels go by."""
+"""Functions that set what all kernels depend on."""
 AT_ONCE = ((torch, ("ctc_loss", "save")), (torch.serialization, ("save",)))
 """Functions that read lengths or storages by address."""
 GENERATORS = (
@@ -51,7 +51,7 @@ GENERATORS = (
     (torch.cuda, _OF_CUDA),
     (torch.cuda.random, _OF_CUDA),
 )
-"""Functions that ask for what kernels draw from, or set it."""
+"""Functions that read or set the state that kernels draw from."""
 UNSEEN = tuple((owner, ("quantile", "nanquantile")) for owner in (torch, torch.Tensor))
 """Functions made of several operations, which read the results of some by address."""
 OF_LISTS = ((torch, ("tensor", "as_tensor", "asarray")), (torch.Tensor, ("new_tensor",)))
@@ -59,7 +59,7 @@ OF_LISTS = ((torch, ("tensor", "as_tensor", "asarray")), (torch.Tensor, ("new_te
 
 
 class Entrances:
-    """Those of the process, for all of its sessions."""
+    """The entrances of this process, for all of its sessions."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -218,8 +218,8 @@ def _settled(
 
 
 def _set_late(core: Any, setter: Callable[..., Any]) -> Callable[..., Any]:
-    """The setter, after all that was issued before it. Where that fails, the first one of a step
-    does not come, and the others do: they may put back what was."""
+    """The setter, after all that was issued before it. If that fails, the first setter of a
+    step does not run, but the others do: they may restore a flag."""
 
     def set_late(*args: Any, **kwargs: Any) -> Any:
         is_first = core.sets_first_flag()

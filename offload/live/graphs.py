@@ -54,7 +54,7 @@ class TapeEnds:
     outputs: tuple[int, ...]
     """The slots that it returns."""
     numbers: Any
-    """Those of the step that runs next."""
+    """The numbers of the step that runs next."""
 
     @property
     def input_bytes(self) -> int:

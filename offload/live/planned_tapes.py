@@ -85,7 +85,7 @@ class PlannedRun:
         return made, {slot: new(nbytes) for slot, nbytes in self.part.unwritten.items()}
 
     def finish(self, made: tuple[Sequence[torch.Tensor], Mapping[int, torch.Tensor]]) -> None:
-        """Whoever holds a tensor of the step gets its bytes."""
+        """Give all that hold a tensor of the step its bytes."""
         outputs, unwritten = made
         for slot, tensor in zip(self.part.ends.outputs, outputs, strict=True):
             self.tape.hand_over(slot, tensor)
@@ -153,7 +153,7 @@ class PlannedTapes:
         part = self._planned.get(key)
         if part is None or (copies and part.ends.input_bytes > MOST_COPIED):
             return None
-        tape.hide_shown()  # who has what crossed last time keeps it, in memory of its own
+        tape.hide_shown()  # holders of what crossed last time keep it, in their own memory
         self._core.vacate({number for number, _ in part.crossing.values()})
         return self._begin(key, tape, part, copies=copies) if part.serves(tape, held) else None
 
@@ -223,7 +223,7 @@ class PlannedTapes:
 
 
 def _seeds(tape: Any) -> frozenset[int]:
-    """Those of the lanes."""
+    """The seeds of the lanes."""
     begun = (node for node in tape.nodes[tape.begin :] if node.op == BEGINS)
     return frozenset(seed.index for node in begun for seed in node.arguments)
 

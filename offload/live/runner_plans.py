@@ -39,7 +39,7 @@ class TapePlanner(Protocol):
     def runner(self, plan: Plan, key: Hashable) -> Runner: ...
 
     def added(self, key: Hashable, plan: Plan) -> None:
-        """Know of a plan that is going to run under this key."""
+        """Note a plan that will run under this key."""
         ...
 
     def run(
@@ -89,8 +89,8 @@ class RunnerPlans:
 
     @property
     def plan(self) -> Plan | None:
-        """That of an update that ran again, or of any, and of these of the largest graph. The first
-        step of an optimizer makes its states, and does not come again."""
+        """The plan of the largest graph, if possible of an update that ran again. The first step of
+        an optimizer makes its states, and does not come again."""
 
         def worth(key: Hashable) -> tuple[bool, bool, int]:
             tasks = self._plans[key].graph.tasks
@@ -245,7 +245,7 @@ class UnrunPlans(RunnerPlans):
         return [*self._needs.values()]
 
     def count(self, needs: Iterable[tuple[int, int]]) -> None:
-        """Know of graphs that others have planned: a share is one of the largest."""
+        """Note graphs that others have planned: a share is one of the largest graph."""
         self._needs |= {object(): each for each in needs}
 
     def run(self, key: Hashable, batch: Collection[torch.Tensor]) -> Sequence[Any]:

@@ -43,7 +43,7 @@ _CAUGHT = (
 
 
 OnPart = Callable[["LiveSession", Any, set[int]], None]
-"""Is given a session, a tape whose kernels are about to run, and the slots held after them."""
+"""It gets a session, a tape whose kernels are about to run, and the slots held after them."""
 
 
 def _user_line() -> str:
@@ -56,7 +56,7 @@ class SessionHooks:
     """What a session calls. `perfect-step` sets them."""
 
     on_part: OnPart | None = None
-    """Is called with each part of a step before its kernels run."""
+    """It is called with each part of a step before its kernels run."""
     user_line: Callable[[], str] = _user_line
     """Returns the line that issues the present operation. It is read when the session opens."""
 
@@ -95,7 +95,7 @@ class LiveSession:
         may_overlap = overlaps and runs and self.weights.device.type == "cpu"
         self.kernels = KernelThread(self._core, may_overlap)
         self.name = ""
-        """What the latest step is called."""
+        """The name of the latest step."""
         self.hooks = SessionHooks()
         self.planned_steps = 0
         """How many steps ran by a plan."""

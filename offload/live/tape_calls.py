@@ -59,7 +59,7 @@ class NamedOp:
     op: Any
     name: str
     arguments: Sequence[Any]
-    """Those of its schema."""
+    """The arguments of its schema."""
     keywords: Sequence[str]
     """The last of these, which are given by name."""
 
@@ -84,7 +84,7 @@ class TapeReader:
         self.varying = {*varying}
         self.device = device
         self.numbers = core.StepNumbers()
-        """Those of the step that runs next."""
+        """The numbers of the step that runs next."""
         self.numbers.take(tape)  # kernels are measured with them
         self._tensors: dict[Any, torch.Tensor] = {}
         self._values: dict[Any, Value] = {}

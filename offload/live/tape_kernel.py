@@ -37,7 +37,7 @@ class TapeKernel:
     core: Any = field(compare=False, repr=False)
     node: Any = field(compare=False, repr=False)
     numbers: Any = field(compare=False, repr=False)
-    """Those of the step that runs next."""
+    """The numbers of the step that runs next."""
     varying: tuple[Any, ...] = field(compare=False)
     """Which arguments have a number that differs from step to step."""
     device: torch.device

@@ -22,7 +22,7 @@ OF_TORCH = ("aten::native_batch_norm", "aten::native_layer_norm", "aten::native_
 
 
 class TriedCosts(MeasuredCosts):
-    """Those of the calls that were watched, and those that were measured."""
+    """The costs of calls that were watched or measured."""
 
     times = False
 
@@ -36,7 +36,7 @@ class TriedCosts(MeasuredCosts):
 
 
 def costs_without_moves(core: Any, device: torch.device) -> MeasuredCosts:
-    """Those for plans in which nothing moves."""
+    """The costs for plans in which nothing moves."""
     shim = available() if device == CPU else None
     if shim is None:
         return MeasuredCosts()

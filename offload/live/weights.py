@@ -37,7 +37,7 @@ class LiveWeights:
         self._known: dict[int, Weight] = {}
         self._names: set[str] = set()
         self._places: set[int] = set()
-        """Those whose owner is another one in every step."""
+        """The places whose owner is another one in every step."""
         self._written: dict[int, dict[int, int]] = {}
         """By tape and slot."""
         self._claim_what_was_read()
@@ -130,7 +130,7 @@ class LiveWeights:
         return self._known[number]
 
     def _adopt_written(self, tape: Any, slot: int) -> None:
-        """Such as a batch, which is another one in every step."""
+        """Adopt what the step writes, such as a batch, which is another one in every step."""
         number, home = tape.adopt(slot)
         self._add((number, home), "tensor", Role.BUFFER)
         self._written.setdefault(tape.leaf, {})[slot] = number
@@ -190,7 +190,7 @@ def _local_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _count_references(tensors: Iterable[torch.Tensor]) -> int:
-    """How many there are to the first of them, where one walks over them."""
+    """The number of references to the first tensor in a walk over them."""
     for tensor in tensors:
         return getrefcount(tensor)
     raise ValueError("there is no tensor")

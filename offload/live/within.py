@@ -24,7 +24,7 @@ from offload.plans.plan import Budget, Plan
 
 
 class BudgetedLoop:
-    """A context manager, once."""
+    """A context manager that can be used once."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class BudgetedLoop:
         )
         self._open = ExitStack()
         self._calls = 0
-        """Of the model, within each other."""
+        """How many calls of the model are nested now."""
         self._is_in_update = False
         self._is_in_step = False
 

@@ -3,8 +3,8 @@
     all calls of a graph at zero -> one key -> costs-KEY.json: {call: workspace, seconds, ...}
 
 A cost belongs to a call, the device and what kernels depend on (caching/machine.py). A call that no
-text tells from all others, such as one of a user's own optimizer, is measured at every start. If a
-kernel should allocate otherwise than was kept, its results are copied (memory/placement.py).
+text identifies, such as one of a user's own optimizer, is measured at every start. If a
+kernel allocates differently than was kept, its results are copied (memory/placement.py).
 """
 
 import hashlib
@@ -83,7 +83,7 @@ class MeasuredCosts:
 
 
 class KeptCosts:
-    """The costs of calls in a cache. One for a fit."""
+    """The costs of calls in a cache. A fit has one."""
 
     times = True
 
@@ -119,7 +119,7 @@ class KeptCosts:
 
 
 def described(call: Call) -> str:
-    """Tell a call at zero from all others, in any process, by a digest; empty if no text can."""
+    """A digest that identifies a call at zero in any process; empty if no text can."""
     op = call.of_torch
     if not isinstance(op, OpOverload):
         return ""
@@ -170,5 +170,5 @@ def _cost(data: Any) -> Cost:
 def _whole(numbers: Iterable[Any]) -> list[int]:
     values = list(numbers)
     if any(type(number) is not int or number < 0 for number in values):
-        raise ValueError(f"{values} are no numbers of bytes")
+        raise ValueError(f"{values} are not numbers of bytes")
     return values

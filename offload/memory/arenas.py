@@ -236,7 +236,7 @@ class Arenas:
 
     @classmethod
     def allocate(cls, sizes: Mapping[int, int], device: torch.device = CPU) -> "Arenas":
-        """Both of them anew: `sizes` has bytes by device, and of the host."""
+        """Allocate both. `sizes`: bytes by device, and of the host."""
         on_device = {number: nbytes for number, nbytes in sizes.items() if number != HOST}
         return cls(DeviceArena(on_device, device), HostArena(sizes.get(HOST, 0), device))
 
@@ -285,12 +285,12 @@ class Arenas:
 
 
 def _give_back(begin: int, end: int) -> None:
-    """Whole pages between two addresses: what is in them is gone, and they take no memory."""
+    """Free the whole pages between two addresses. Their contents are lost."""
     begin, end = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
     if begin < end and sys.platform == "linux":
         madvise = CDLL(None).madvise
         madvise.argtypes = c_void_p, c_size_t, c_int
-        madvise(begin, end - begin, mmap.MADV_DONTNEED)  # refused, it only saves nothing
+        madvise(begin, end - begin, mmap.MADV_DONTNEED)  # if it is refused, nothing is saved
 
 
 def synchronize(device: torch.device) -> None:
@@ -300,7 +300,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def give_cached_back(device: torch.device) -> None:
-    """What PyTorch keeps for later and nobody uses: to whoever asks the device next."""
+    """Give the device back what PyTorch has cached and nobody uses."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 

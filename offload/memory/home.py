@@ -29,7 +29,7 @@ class Home:
         """The addresses of the views' first elements."""
 
     def add(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Have more tensors over this storage."""
+        """Add more tensors over this storage."""
         more = Home(self.key, self.memory, tensors)
         self.tensors += more.tensors
         self.layouts += more.layouts

@@ -17,7 +17,7 @@ def host_tail(memgraph: MemGraph) -> tuple[int, ...]:
     """The nodes of the tail, in the order of the plan. They hold everything that comes after any
     of them."""
     awaited: set[int] = set()
-    """Nodes for which one waits that is not in the tail."""
+    """Nodes that a node outside of the tail waits for."""
     tail: list[int] = []
     for number in range(len(memgraph.nodes) - 1, -1, -1):
         node = memgraph.nodes[number]

@@ -68,7 +68,7 @@ def _as_chosen(wanted: Wanted, choice: PlanChoice) -> FoundPlan:
         graph = other
     known = len(graph.buffers)
     if any(b >= known or not graph.buffers[b].persistent for b in choice.policy.resident):
-        raise GraphError("a buffer was chosen to stay that is none, or that does not persist")
+        raise GraphError("the choice keeps a buffer that is unknown or not persistent")
     memgraph = walked(wanted, {}, choice.policy, graph)
     simulation = simulate(memgraph, wanted.costs)
     return FoundPlan(memgraph, choice.policy, simulation, choice.tried, choice=choice, known=True)

@@ -57,7 +57,7 @@ class PlanChoice:
             and isinstance(tried, list)
             and all(isinstance(text, str) for text in [*tried, data["recomputed"]])
         ):
-            raise ValueError("a number or a text of the choice is none")
+            raise ValueError("a field of the choice has a wrong type")
         policy = Policy(frozenset(resident), **{name: data[name] for name in NUMBERS})
         return cls(data["graph"], data["recomputed"], policy, tuple(tried))
 

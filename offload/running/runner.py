@@ -85,7 +85,7 @@ class Runner:
         )
         """The stage whose tenant it is."""
         self.trace = Trace()
-        """The last step's."""
+        """The trace of the last step."""
         self.placed = PlacementCounts()
         """What became of the outputs of kernels: born at their address, or copied there."""
         self._plans = StepPlans(plan, key)

@@ -21,20 +21,20 @@ class StepPlans:
 
     def __init__(self, plan: RunnablePlan, key: Hashable = None) -> None:
         self._graphs: dict[Hashable, TaskGraph] = {}
-        """Those of other steps than the first plan's, to plan them again after a move."""
+        """The graphs of other steps, to plan them again after a move."""
         self._set(plan, key)
 
     def _set(self, plan: RunnablePlan, key: Hashable) -> None:
         self.plan = plan
-        """The first one."""
+        """The first plan."""
         self.program: Program = program_of(plan.graph)
-        """That of the first plan."""
+        """The program of the first plan."""
         self.first: Hashable = self._shape if key is None else key
-        """What its step is called."""
+        """The key of its step."""
         self._plans: dict[Hashable, RunnablePlan] = {self.first: plan}
 
     def go_over(self, plan: RunnablePlan, key: Hashable) -> None:
-        """Have another first plan. Other steps are planned again when they are run, but not those
+        """Replace the first plan. Other steps are planned again when they are run, but not those
         that were captured for another device."""
         if program_of(plan.graph).device != self.program.device:
             self._graphs.clear()
@@ -44,7 +44,7 @@ class StepPlans:
         return self._plans[key]
 
     def for_batch(self, batch: Sequence[torch.Tensor]) -> Hashable:
-        """What the plan for a batch of this shape is called. It is made at the first call."""
+        """The key of the plan for a batch of this shape, which is made at the first call."""
         shape = shape_of(batch, self.program)
         if not self._is_planned(shape):
             self._graphs[shape] = graph = self._capture(batch)

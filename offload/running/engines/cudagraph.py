@@ -4,7 +4,7 @@
     step 2   each piece captured on the streams            planning/cuts.py: where the host must act
     step 2.. replay | host tasks | replay | ...                            one launch a piece
 
-A graph is of torch's precision flags. They are compared before every replay: where one has changed,
+A graph keeps torch's precision flags. They are compared before every replay: where one has changed,
 that step runs as engine `cuda`, and the next one is captured again. Where a step cannot be captured
 it is said once, with the task and the user's line, and engine `cuda` runs it from then on.
 """
@@ -31,7 +31,7 @@ from offload.torch_seams import (
 PIECE_SECONDS = 2e-3
 """The compute seconds of a graph where guests are expected. All streams meet at its end."""
 ROW = "graph"
-"""In a trace."""
+"""The name of its row in a trace."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +46,7 @@ class CaptureState:
     cut: bool = False
     """Whether it is cut for guests, too."""
     flags: Hashable = None
-    """Those that its graphs are of."""
+    """The flags that its graphs were captured with."""
     graphs: Mapping[int, Run] | None = None
     """By the number of a piece."""
     impossible: bool = False

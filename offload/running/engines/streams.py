@@ -13,7 +13,7 @@ A trace shows when the host enqueued each node, and how long that took. With `me
 device's own times, which costs two events a node and a wait at the end.
 
 An exception of a node ends the step: nothing new is enqueued, the streams run dry, and it leaves
-`run` as it is. One that the device tells late cannot name its node; it names those under way.
+`run` as it is. An error that the device reports late names the nodes under way instead.
 """
 
 import random
