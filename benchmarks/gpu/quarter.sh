@@ -196,7 +196,7 @@ others() {
   mapfile -t ids < <(named canaries.txt; named alone.txt)
   for id in "${ids[@]}"; do without+=(--deselect "$id"); done
   local files=(tests)
-  $smoke && files=(tests/unit/test_color.py tests/integration/test_streams_faults.py)
+  $smoke && files=(tests/unit/test_color.py tests/integration/test_offload_runner_faults.py)
   tests "$workers" --tb=short "${without[@]}" "${files[@]}"
 }
 

@@ -15,6 +15,7 @@ from support.shared_streams import BATCHES, lone
 from support.wire_ends import LOOPBACK, SECRET, Pair
 
 from loaders import SharedStream
+from offload.live.core import why_no_core
 from trainers import OffloadStrategy
 from trainers.elastic.wire.listener import Listener, connect
 
@@ -29,6 +30,13 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def core() -> None:
+    """The core of live steps, which is compiled when it is asked for the first time."""
+    if why := why_no_core():
+        pytest.skip(why)
 
 
 @pytest.fixture(autouse=True)

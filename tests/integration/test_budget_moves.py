@@ -20,6 +20,7 @@ from trainers import OffloadStrategy
 
 pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]
 STEPS = 10
+Call = Callable[[OffloadStrategy, int], object]
 
 
 class Trained(L.LightningModule):
@@ -47,7 +48,7 @@ class Trained(L.LightningModule):
 class At(L.Callback):
     """Calls something of the strategy before some steps."""
 
-    def __init__(self, call: Callable[[OffloadStrategy, int], object]) -> None:
+    def __init__(self, call: Call) -> None:
         self._call = call
 
     def on_train_batch_start(
@@ -58,7 +59,7 @@ class At(L.Callback):
 
 
 def fit(
-    call: Callable[[OffloadStrategy, int], object],
+    call: Call,
     budget: str | int | None = "100%",
     callbacks: type[At] = At,
     optimizer: str | None = None,
@@ -217,19 +218,6 @@ def test_a_budget_that_no_plan_keeps_is_refused_at_once(undisturbed: Any) -> Non
     assert "budget: " in str(struck[1])
 
 
-def test_a_move_that_was_asked_for_cannot_be_cancelled(undisturbed: Any) -> None:
-    asked: list[Future[Any]] = []
-
-    def move(strategy: OffloadStrategy, step: int) -> None:
-        if step == 3:
-            asked.append(strategy.move_to("60%"))
-            assert not asked[0].cancel()
-
-    moves, _, _ = fit(move)
-    assert_same(undisturbed, moves)
-    assert asked[0].result(0).nbytes > 0
-
-
 def test_an_error_in_a_move_reaches_its_caller_and_refuses_the_later_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -265,20 +253,3 @@ def test_a_move_before_the_first_step_or_after_the_last_says_what_to_do() -> Non
     fit(no_move, callbacks=Late)
     with pytest.raises(OffloadError, match="the run ended before the step that would have moved"):
         asked[0].result(0)
-
-
-def test_a_run_that_trains_eagerly_has_nothing_to_move(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "trainers.offloading.planned_strategy.why_no_core", lambda: "no C++ compiler"
-    )
-    struck: list[str] = []
-
-    def move(strategy: OffloadStrategy, step: int) -> None:
-        if step == 3:
-            with pytest.raises(OffloadError, match="trains eagerly") as error:
-                strategy.move_to("60%")
-            struck.append(str(error.value))
-
-    with pytest.warns(UserWarning, match="eagerly"):
-        fit(move, None)
-    assert struck

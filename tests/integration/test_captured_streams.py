@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-import torch
+from support import offload_lightning as ol
 from support import stream_graphs as graphs
 from support import stream_runs
 from support.fake_gpu import (
@@ -31,26 +31,12 @@ from offload.graph.taskgraph import HOST
 from offload.memory.arenas import HostArena
 from offload.running.drivers.cuda_graph import GraphCuda
 from offload.running.drivers.device_loss import device_lost
-from offload.running.engines.cudagraph import CudaGraph
 from offload.running.runner import Runner
 
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Of captured graphs, from now on."""
-    found: list[Any] = []
-    launch = CudaGraph._launch
-
-    def launched(self: CudaGraph, graph: Any, *more: Any) -> None:
-        found.append(graph)
-        launch(self, graph, *more)
-
-    monkeypatch.setattr(CudaGraph, "_launch", launched)
-    return found
-
-
+launches = ol.replayed
 driver = partial(stream_runs.driver, kind=GraphCuda)
 
 
@@ -164,47 +150,6 @@ def test_a_device_that_is_lost_in_mid_replay_is_one_clear_error(
             runner(graphs.batch())
         runner.abandon()
     assert ours() == []
-
-
-def test_a_ctrl_c_in_mid_capture_ends_it_and_the_next_step_is_captured(launches: list[Any]) -> None:
-    graph = graphs.chain()
-    [kernel] = [t.kernel for t in graph.tasks if t.name == "backward1"]
-    calls: list[int] = []
-
-    def ends(reads: Bytes, writes: Bytes) -> None:
-        calls.append(len(calls))
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        kernel(reads, writes)
-
-    graph = graphs.bound(with_task(graph, "backward1", kernel=ends), CUDA)
-    tensors = graph.program.tensors
-    with Runner(planned(graph, smallest(graph)), "cudagraph") as runner:
-        runner(graphs.batch())
-        before = {k: v.clone() for k, v in tensors.items()}
-        with pytest.raises(KeyboardInterrupt):
-            runner(graphs.batch())
-        assert all(torch.equal(tensors[k], before[k]) for k in tensors)
-        assert works(runner, graph, tensors)
-        assert len(launches) == 1
-
-
-def test_a_ctrl_c_at_any_moment_of_a_replay_leaves_a_runner_that_works(launches: list[Any]) -> None:
-    graph = graphs.bound(graphs.chain(3), CUDA)
-    tensors = graph.program.tensors
-    made, struck = planned(graph, smallest(graph)), 0
-    with graphs.alarm() as strikes, Runner(made, "cudagraph") as runner:
-        seconds = 1.0
-        for _ in range(5):  # the quickest: a machine that was busy once would aim too far
-            runner(graphs.batch())
-            seconds = max(min(seconds, runner.trace.seconds), 1e-4)
-        for attempt in range(40):
-            struck += strikes(max(1e-6, seconds * attempt / 27), lambda: runner(graphs.batch()))
-            assert torch.is_grad_enabled()
-            launches.clear()
-            assert works(runner, graph, tensors), f"after {struck} strikes"
-            assert launches
-    assert struck > 10
 
 
 # ---- memory that a graph cannot copy ------------------------------------------------------------

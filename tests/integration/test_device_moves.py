@@ -4,17 +4,16 @@
 """
 
 import random
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
-from integration import test_budget_moves as budget_moves
+from integration.test_budget_moves import STEPS, At, Call, Trained, assert_same
 from lightning.pytorch.callbacks import ModelCheckpoint
 from support.accelerators import here
 from torch import nn
@@ -24,17 +23,13 @@ from benchmarks.jobs.fleet_jobs import QUIET
 from offload import BudgetTooSmall, MemoryTooSmall, OffloadError
 from offload.memory.host_memory import HostMemoryLeft
 from trainers import OffloadStrategy
-from trainers.offloading import devices
 from trainers.offloading.moves import target_on
 from trainers.offloading.run import StrategyRun
 from trainers.steps import target
 from trainers.steps.target import Target
 
-assert_same = budget_moves.assert_same
 pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]
-STEPS = 10
 ENGINES = ("threads", "serial", "threads")
-Call = Callable[[OffloadStrategy, int], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +56,7 @@ def set_gpus(monkeypatch: pytest.MonkeyPatch, make: type[Target]) -> None:
     monkeypatch.setattr("trainers.offloading.moves.target_on", target_of_gpu)
 
 
-class At(L.Callback):
-    def __init__(self, call: Call) -> None:
-        self._call = call
-
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        assert isinstance(trainer.strategy, OffloadStrategy)
-        self._call(trainer.strategy, batch_idx)
-
-
-class Logged(budget_moves.Trained):
+class Logged(Trained):
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         loss = super().training_step(batch, batch_idx)
         self.log("loss", loss, on_step=True, on_epoch=True)
@@ -160,59 +144,6 @@ def test_moves_in_any_order_keep_the_bits(seed: int, undisturbed: Any) -> None:
     assert sum(one.exception() is None for one in asked) >= 4
 
 
-def test_a_move_is_made_before_the_next_step(undisturbed: Any) -> None:
-    asked: list[Future[Any]] = []
-    seen: list[tuple[str, bool]] = []
-
-    def move(strategy: OffloadStrategy, step: int) -> None:
-        seen.append((strategy.target.engine, asked[-1].done() if asked else False))
-        if step in (2, 5):
-            asked.append(strategy.move_to(device=("cuda:1", "cuda:0")[step == 5]))
-        if step == 8:
-            assert "moved here from cpu" in strategy.explain()
-
-    moves, _ = fit(move)
-    assert_same(undisturbed, moves)
-    assert seen[:6] == [("threads", False)] * 3 + [("serial", True)] * 3
-    assert seen[6:] == [("threads", True)] * 4
-    assert asked[0].result(0).nbytes > 0 and asked[0].result(0).seconds > 0
-
-
-def test_any_thread_may_ask(undisturbed: Any) -> None:
-    asked: list[Future[Any]] = []
-    engines: list[str] = []
-
-    def move(strategy: OffloadStrategy, step: int) -> None:
-        engines.append(strategy.target.engine)
-        if step == 3:
-            ask = threading.Thread(target=lambda: asked.append(strategy.move_to(device="cuda:1")))
-            ask.start()
-            ask.join(60.0)
-
-    moves, _ = fit(move)
-    assert_same(undisturbed, moves)
-    assert asked[0].result(0).nbytes > 0 and engines[-1] == "serial"
-
-
-def test_budgets_and_devices_that_are_asked_for_at_once_are_made_one_after_the_other(
-    undisturbed: Any,
-) -> None:
-    asked: list[Future[Any]] = []
-    budgets: list[Any] = []
-
-    def move(strategy: OffloadStrategy, step: int) -> None:
-        budgets.append((strategy.target.engine, strategy._run.request.budget))
-        if step == 2:
-            asked.append(strategy.move_to(device="cuda:2"))
-            asked.append(strategy.move_to("70%"))
-            asked.append(strategy.move_to(device="cuda:1"))
-
-    moves, _ = fit(move)
-    assert_same(undisturbed, moves)
-    assert [one.exception(0) for one in asked] == [None] * 3
-    assert budgets[-1] == ("serial", "70%")
-
-
 def test_a_move_without_room_is_refused_before_anything_moves(
     undisturbed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,28 +167,6 @@ def test_a_move_without_room_is_refused_before_anything_moves(
     assert_same(undisturbed, moves)
     assert isinstance(asked[0].exception(0), MemoryTooSmall)
     assert len({id(plan) for plan in plans}) == 1
-
-
-def test_a_budget_that_no_plan_keeps_there_is_refused_before_anything_moves(
-    undisturbed: Any,
-) -> None:
-    asked: list[Future[Any]] = []
-
-    def move(strategy: OffloadStrategy, step: int) -> None:
-        if step == 3:
-            asked.append(strategy.move_to(device="cuda:1"))
-        if step == 4:  # there is no plan yet
-            asked.append(strategy.move_to(100))
-            asked.append(strategy.move_to("70%"))
-        if step == 7:
-            assert strategy._run.request.budget == "70%" and strategy.target.engine == "serial"
-
-    with pytest.warns(
-        UserWarning, match="stays where it is, because it cannot move: .* are needed"
-    ):
-        moves, _ = fit(move)
-    assert_same(undisturbed, moves)
-    assert [type(one.exception(0)) for one in asked] == [type(None), BudgetTooSmall, type(None)]
 
 
 def test_a_device_of_another_make_is_reported_to_have_other_bits(
@@ -307,51 +216,6 @@ def test_what_cannot_move_says_what_to_do() -> None:
         refused("end their blocks", lambda: strategy.move_to(device="cuda:1"))
         with guests:
             pass
-        of_fleet = replace(strategy._run.request.target, make_runner=lambda *_: None)
-        lent = replace(strategy._run.request, target=of_fleet)
-        own, strategy._run.request = strategy._run.request, lent
-        refused("a fleet gives its jobs their devices", lambda: strategy.move_to(device="cuda:1"))
-        strategy._run.request = own
 
     fit(move)
-    assert len(struck) == 7
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
-def test_a_device_that_is_not_there_is_refused_at_once() -> None:
-    struck: list[str] = []
-
-    def move(strategy: OffloadStrategy, step: int) -> None:
-        if step == 3:
-            with pytest.raises(OffloadError, match="CUDA") as error:
-                target_on(strategy._run, torch.device("cuda"))
-            struck.append(str(error.value))
-
-    fit(move)
-    assert struck
-
-
-def test_dice_go_with_the_steps_from_gpu_to_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    states = {"cuda:0": torch.ones(2), "cuda:1": torch.zeros(2)}
-    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: states[str(device)].clone())
-    monkeypatch.setattr(
-        torch.cuda, "set_rng_state", lambda state, device: states.update({str(device): state})
-    )
-    cpu, one, other = map(torch.device, ("cpu", "cuda:0", "cuda:1"))
-    devices.copy_generator_state(one, cpu)
-    devices.copy_generator_state(cpu, other)
-    assert not states["cuda:1"].any()
-    devices.copy_generator_state(one, other)
-    assert torch.equal(states["cuda:1"], states["cuda:0"])
-
-
-def test_the_end_of_the_run_ends_a_move_that_waits() -> None:
-    asked: list[Future[Any]] = []
-
-    def move(strategy: OffloadStrategy, step: int) -> None:
-        if step == STEPS - 1:
-            asked.append(strategy.move_to(device="cuda:1"))
-
-    fit(move)
-    with pytest.raises(OffloadError, match="the run ended before the step that would have moved"):
-        asked[0].result(0)
+    assert len(struck) == 6

@@ -6,15 +6,16 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from integration import test_budget_moves as budget_moves
+from integration.test_budget_moves import Trained, assert_same
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.jobs.fleet_jobs import QUIET
 from trainers import OffloadStrategy
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    *budget_moves.pytestmark,
+    *(pytest.mark.filterwarnings(line) for line in QUIET),
 ]
 STEPS = 12
 
@@ -45,7 +46,7 @@ class Moving(L.Callback):
 
 def fit(devices: dict[int, str], **more: Any) -> tuple[dict[str, torch.Tensor], Moving, L.Trainer]:
     torch.manual_seed(1)
-    module, moving = budget_moves.Trained(), Moving(devices)
+    module, moving = Trained(), Moving(devices)
     numbers = torch.Generator().manual_seed(3)
     x = torch.randn(8 * STEPS, 16, generator=numbers)
     data = DataLoader(TensorDataset(x, x[:, :4].argmax(1)), batch_size=8)
@@ -66,7 +67,7 @@ def test_a_run_goes_to_the_host_and_back(precision: Any) -> None:
     assert moving.batches == ["cuda"] * 4 + ["cpu"] * 4 + ["cuda"] * 4
     assert trainer.global_step == STEPS
     for after, begin in zip(moving.weights[1::2], moving.weights[2::2], strict=False):
-        budget_moves.assert_same(after, begin)  # no move changes a weight
+        assert_same(after, begin)  # no move changes a weight
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
@@ -75,4 +76,4 @@ def test_a_run_goes_to_another_gpu_with_the_bits_of_one_that_stays() -> None:
     moves, moving, _ = fit({3: "cuda:1", 7: "cuda:0"}, deterministic=True)
     assert all(one.result(0).nbytes > 0 for one in moving.asked)
     if torch.cuda.get_device_name(0) == torch.cuda.get_device_name(1):
-        budget_moves.assert_same(stays, moves)
+        assert_same(stays, moves)

@@ -1,7 +1,5 @@
 """Nets that cannot be served beside a training as they are: what is said, and what stays usable."""
 
-import copy
-import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -81,29 +79,6 @@ def test_guests_that_do_not_fit_together_are_told_what_is_needed_for_all() -> No
         validated("1MiB", "600KiB")
 
 
-def test_a_validation_beside_a_reserve_has_what_its_largest_task_needs() -> None:
-    kind = KINDS["adam"]
-    module, strategy = kind.module(), OffloadStrategy(budget="1%")
-    with strategy.high_priority(served(), 10):
-        found = trainer_with(strategy).validate(module, kind.val(), verbose=False)
-    assert found == trainer_with("auto").validate(module, kind.val(), verbose=False)
-
-
-@pytest.mark.parametrize("budget", [None, "64KiB"])
-def test_a_served_net_may_change_between_two_requests(budget: str | None) -> None:
-    net = served()
-    with OffloadStrategy(budget=budget).high_priority(net, budget) as serve:
-        for _ in range(3):  # as issued, then by a plan
-            assert torch.equal(serve(X), answers_alone(net))
-            with torch.no_grad():
-                net[0].weight.mul_(2)
-            net.load_state_dict({name: 0.5 * each for name, each in net.state_dict().items()})
-        net[0].weight = nn.Parameter(torch.ones(8, 6))
-        assert torch.equal(serve(X), answers_alone(net))
-        net[0].forward = torch.zeros_like
-        assert torch.equal(serve(X), torch.zeros_like(X))
-
-
 def test_a_net_that_draws_later_than_at_first_is_refused_once() -> None:
     net = served()
     with OffloadStrategy().high_priority(net, seed=4) as serve:
@@ -128,18 +103,6 @@ def test_inputs_that_are_no_tensors_or_of_another_type_leave_the_net_usable() ->
         with pytest.raises(RuntimeError, match="the same dtype"):
             serve(X.double())
         assert torch.equal(serve(X), answers_alone(net))
-
-
-def test_a_strategy_in_a_block_is_not_copied_and_one_outside_has_guests_of_its_own() -> None:
-    strategy = OffloadStrategy()
-    with (
-        strategy.high_priority(served()),
-        pytest.raises(OffloadError, match="cannot be copied or sent to another process"),
-    ):
-        copy.deepcopy(strategy)
-    other = copy.deepcopy(strategy)
-    assert other._run.gate is not strategy._run.gate
-    assert pickle.loads(pickle.dumps(strategy))._run.guests.all == ()
 
 
 def from_another_thread(ask: Callable[[], Any]) -> Any:

@@ -8,13 +8,8 @@ import torch
 from torch import nn
 
 import offload
-from offload.live.core import why_no_core
 
-
-@pytest.fixture(autouse=True)
-def core() -> None:
-    if why := why_no_core():
-        pytest.skip(why)
+pytestmark = pytest.mark.usefixtures("core")
 
 
 @contextmanager

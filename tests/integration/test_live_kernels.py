@@ -16,16 +16,11 @@ from torch.nn import functional
 
 import offload
 from offload.errors import GraphError
-from offload.live.core import load_core, why_no_core
 from offload.lowering.pointwise_groups import grouped
 
+pytestmark = pytest.mark.usefixtures("core")
+
 mse = functional.mse_loss
-
-
-@pytest.fixture(autouse=True)
-def core() -> None:
-    if why := why_no_core():
-        pytest.skip(why)
 
 
 def adam(model: nn.Module) -> torch.optim.Optimizer:
@@ -239,18 +234,6 @@ def test_a_kernel_whose_result_is_never_of_the_same_size_is_refused_by_name() ->
             LiveTraining(net, loss, optimizer) as step,
         ):
             step(torch.ones(2, 3), torch.ones(2, 3))
-
-
-def test_a_chain_of_calls_ends_at_the_first_error() -> None:
-    ran: list[int] = []
-
-    def fail() -> None:
-        raise KeyError("second")
-
-    chain = load_core().chain((lambda: ran.append(1), fail, lambda: ran.append(3)))
-    with pytest.raises(KeyError, match="second"):
-        chain()
-    assert ran == [1]
 
 
 def test_an_error_of_a_kernel_in_a_group_of_small_ones_leaves_the_step() -> None:

@@ -1,6 +1,5 @@
 """What a live session finds out about a new tape, and what it knows already."""
 
-import ctypes
 from typing import Any
 
 import pytest
@@ -10,17 +9,12 @@ from torch import nn
 
 from offload.graph.costs import Costs
 from offload.live import runner_plans
-from offload.live.core import why_no_core
 from offload.live.session import LiveSession
 from offload.memory import cpu_shim as shim
 
+pytestmark = pytest.mark.usefixtures("core")
+
 PLACED = pytest.mark.skipif(shim.available() is None, reason=shim.why_not() or "there is one")
-
-
-@pytest.fixture(autouse=True)
-def core() -> None:
-    if why := why_no_core():
-        pytest.skip(why)
 
 
 @PLACED
@@ -99,27 +93,3 @@ def test_operations_that_are_nearly_alike_are_not_taken_for_one_another(budget: 
         return [float(loss) for loss in found]
 
     assert losses(True) == losses(False)
-
-
-@PLACED
-def test_large_blocks_are_kept_as_long_as_their_thread_asks_for_it() -> None:
-    placed = shim.load()
-
-    def address(megabytes: float) -> int:
-        return torch.empty(int(megabytes * (1 << 20)), dtype=torch.uint8).data_ptr()
-
-    keep = ctypes.CFUNCTYPE(None, ctypes.c_int)(placed.reuser)
-    keep(1)
-    try:
-        first = address(3)
-        assert address(3) == first  # the block that the line above has freed
-        assert address(2.5) == first
-        held = torch.ones(3 << 20, dtype=torch.uint8)
-        assert address(3) != held.data_ptr()
-        with placed.counting() as passed:
-            taken = torch.empty(3 << 20, dtype=torch.uint8)
-        assert passed.allocations == 1
-        assert taken.data_ptr() != held.data_ptr()
-    finally:
-        keep(0)
-    assert bool((held == 1).all())

@@ -294,21 +294,6 @@ def test_kernels_beside_python_compute_as_its_thread_does() -> None:
     assert seen == [asked]
 
 
-def test_no_kernel_runs_after_another_thread_has_forbidden_it() -> None:
-    loop = Loop()
-    with overlapping(loop) as (within, overlapped):
-        loop.run(lambda *_: None)
-        loop.step()
-        assert overlapped[-1]
-        other = threading.Thread(target=within._session.kernels.forbid_overlap)
-        other.start()
-        other.join(60)
-        pending = within._session.kernels._pending
-        assert pending is not None and pending.result.done()
-        loop.step()
-        assert not overlapped[-1]
-
-
 def test_a_loop_that_looks_at_every_step_does_not_fly_for_a_while() -> None:
     loop = Loop()
     with overlapping(loop) as (_, overlapped):

@@ -3,7 +3,6 @@
 import copy
 import functools
 import signal
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,18 +16,13 @@ from support import offload_lightning as ol
 from support.accelerators import GPU, here, kept_of_each, on_each_accelerator, only_on_gpu
 from support.products import every_value
 
-from offload import BudgetTooSmall, CaptureError, OffloadError
-from offload.live.core import why_no_core
+from offload import CaptureError, OffloadError
 from trainers.offloading.strategy import OffloadStrategy
 
-pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
-
-
-@pytest.fixture(autouse=True)
-def core() -> None:
-    """It is compiled when the first of these tests runs."""
-    if why := why_no_core():
-        pytest.skip(why)
+pytestmark = [
+    pytest.mark.usefixtures("core"),
+    *(pytest.mark.filterwarnings(line) for line in ol.QUIET),
+]
 
 
 def live(budget: str | None = None, **options: Any) -> OffloadStrategy:
@@ -144,22 +138,6 @@ def test_an_exception_between_two_batches_leaves_whole_tensors(hook: str, accumu
     assert ol._unequal("", *seen) == []
 
 
-@on_each_accelerator
-@pytest.mark.parametrize("does", ["validate", "test", "predict"])
-def test_an_evaluation_has_plain_lightnings_results(does: str, accelerator: str) -> None:
-    def results(strategy: Any) -> Any:
-        torch.manual_seed(1)
-        trainer = L.Trainer(strategy=strategy, **{**ol.ONE_QUIET_EPOCH, **here()})
-        return getattr(trainer, does)(ol.Module(), ol.data(20))
-
-    theirs, ours = results("auto"), results(live("60%"))
-    assert len(theirs) == len(ours)
-    if does == "predict":
-        assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(theirs, ours, strict=True))
-    else:
-        assert theirs == ours
-
-
 class ReadsNorms(ol.Module):
     """It makes a tensor of a list of tensors, and reads a value, between two parts of a step."""
 
@@ -168,12 +146,6 @@ class ReadsNorms(ol.Module):
         self.log("norm", torch.tensor(norms).norm())
         if norms[0].item() > 1e6:
             raise RuntimeError("the run diverges")
-
-
-@pytest.mark.parametrize("budget", [None, "70%"])
-def test_a_step_may_read_values(budget: str | None) -> None:
-    ours = ol.train(live(budget), ReadsNorms)
-    assert ol.differences(ol.train("auto", ReadsNorms), ours) == []
 
 
 @only_on_gpu
@@ -255,13 +227,6 @@ def test_a_run_tells_its_plans() -> None:
     assert strategy.spent.planning_seconds > 0
 
 
-def test_a_budget_that_is_too_small_is_refused_with_what_is_needed() -> None:
-    with pytest.raises(BudgetTooSmall, match="raise the budget to"):
-        ol.train(live("64B"))
-    with pytest.raises(BudgetTooSmall, match=r"1% is a share of the .* give \d+%"):
-        ol.train(live("1%"), validate=False)
-
-
 def test_without_a_compiler_a_run_is_plain_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "trainers.offloading.planned_strategy.why_no_core", lambda: "no C++ compiler"
@@ -273,52 +238,7 @@ def test_without_a_compiler_a_run_is_plain_or_refused(monkeypatch: pytest.Monkey
         ol.train(live("1GiB"))
 
 
-# ---- moves --------------------------------------------------------------------------------------
-
-
-class Moves(L.Callback):
-    """Asks for a move before each of these steps, and waits for none."""
-
-    def __init__(self, asked: dict[int, dict[str, Any]]) -> None:
-        self.asked = asked
-        self.done: list[Any] = []
-
-    def on_train_batch_start(self, trainer: Any, *rest: Any) -> None:
-        if where := self.asked.get(trainer.global_step):
-            self.done.append(trainer.strategy.move_to(**where))
-
-
-@on_each_accelerator
-def test_a_run_goes_on_in_another_budget(accelerator: str) -> None:
-    moves = Moves({2: {"budget": "60%"}, 4: {"budget": None}, 7: {"budget": "80%"}})
-    ours = ol.train(live("100%"), callbacks=[moves])
-    assert ol.differences(plain("plain"), ours) == []
-    assert [done.result(0).nbytes >= 0 for done in moves.done] == [True] * 3
-
-
-@only_on_gpu
-def test_a_run_goes_on_on_another_device(accelerator: str) -> None:
-    moves = Moves({2: {"device": "cpu", "budget": "60%"}, 6: {"device": "cuda:0"}})
-    with pytest.warns(UserWarning, match="the weights are equal, and later bits"):
-        ours = ol.train(live("100%"), callbacks=[moves])
-    assert [done.result(0).nbytes > 0 for done in moves.done] == [True] * 2
-    assert ours.strategy.root_device.type == "cuda"
-    assert "moved here from cpu before step" in ours.strategy.explain()
-    # Masks of dropout are drawn on the device, so only the steps can be compared.
-    assert ours.trainer.global_step == plain("plain").trainer.global_step
-    assert all(p.isfinite().all() for p in ours.module.parameters())
-
-
-def test_a_move_that_cannot_be_is_refused_at_once() -> None:
-    with pytest.raises(OffloadError, match="comes before the first step"):
-        ol.train(live("100%"), callbacks=[Moves({0: {"budget": "60%"}})])
-    with pytest.raises(BudgetTooSmall):
-        ol.train(live("100%"), callbacks=[Moves({2: {"budget": 64}})])
-    with pytest.raises(OffloadError, match="names no other place"):
-        ol.train(live("100%"), callbacks=[Moves({2: {"device": "cpu"}})])
-
-
-# ---- Ctrl-C, guests -----------------------------------------------------------------------------
+# ---- Ctrl-C -----------------------------------------------------------------------------------
 
 
 class Interrupts(ol.Module):
@@ -353,35 +273,3 @@ def test_ctrl_c_in_mid_step_waits_for_its_end(make: type[ol.Module]) -> None:
     assert kept[0].trainer.global_step == 4
     pairs = zip(kept[0].state_dict().values(), four.module.state_dict().values(), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)
-
-
-class Asks(L.Callback):
-    """A thread that asks from the first step to the last one."""
-
-    def __init__(self, ask: Callable[[], torch.Tensor]) -> None:
-        self.ask, self.answers = ask, list[torch.Tensor]()
-        self.over, self.thread = threading.Event(), threading.Thread(target=self._run)
-
-    def _run(self) -> None:
-        while not self.over.is_set():
-            self.answers.append(self.ask())
-
-    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
-        if trainer.global_step == 0:
-            self.thread.start()
-
-    def on_train_end(self, *args: Any) -> None:
-        self.over.set()
-
-
-def test_a_guest_is_answered_beside_live_steps() -> None:
-    net, x = torch.nn.Linear(4, 4), torch.randn(3, 4)
-    expected, strategy = net(x), live("1MiB")
-    with strategy.high_priority(net, "64KiB") as serve:
-        asks = Asks(lambda: serve(x))
-        ours = ol.train(strategy, callbacks=[asks])
-        asks.thread.join(60)
-    assert not asks.thread.is_alive()
-    assert ol.differences(plain("plain"), ours) == []
-    assert asks.answers
-    assert all(answer.equal(expected) for answer in asks.answers)

@@ -24,18 +24,8 @@ KINDS: dict[str, tuple[Callable[[], L.LightningModule], Callable[[], Any]]] = {
     "gan that clears first": (om.ClearsFirst, om.pictures),
     "wasserstein gan": (om.Wasserstein, om.pictures),
     "accumulation, clipped by norm": (om.Accumulates, ol.data),
-    "accumulation, clipped by value": (om.AccumulatesByValue, ol.data),
     "deep q": (om.DeepQ, om.experience),
-    "hooks": (om.Hooked, om.pictures),
     "penalty": (om.Penalized, om.pictures),
-    "flags": (om.Flagged, om.pictures),
-    "torch's optimizers": (om.Raw, om.pictures),
-    "shared parameters": (om.Shared, om.pictures),
-    "two steps of one optimizer": (om.Twice, om.pictures),
-    "two schedules": (om.Scheduled, om.pictures),
-    "a schedule that is given a loss": (om.Plateaued, om.pictures),
-    "asks first": (om.AsksFirst, om.pictures),
-    "numbers": (om.Counting, om.pictures),
 }
 
 
@@ -50,7 +40,7 @@ def plain(name: str) -> ol.Result:
 
 
 ON_GPU = (
-    "gan that clears first", "accumulation, clipped by norm", "deep q", "penalty", "numbers",
+    "gan that clears first", "accumulation, clipped by norm", "deep q", "penalty",
 )  # fmt: skip
 """Those whose gradients, values and numbers go another way on a GPU: all within a budget."""
 

@@ -4,23 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import (
-    live_by_hand,
-    live_features,
-    live_gathers,
-    live_gradients,
-    live_holders,
-    live_hooks,
-    live_modules,
-    live_ops,
-    live_python,
-    live_runs,
-)
+from support import live_features, live_holders, live_hooks, live_modules, live_ops, live_runs
 from support import offload_lightning as ol
 from support.live_modules import Case
 
 from offload import OffloadError
-from offload.live.core import why_no_core
 from trainers.offloading.strategy import OffloadStrategy
 
 OTHERS = (
@@ -32,11 +20,11 @@ OTHERS = (
     "ignore:Using backward.. with create_graph=True",
 )
 """Warnings that the cases have with plain Lightning, too."""
-pytestmark = [pytest.mark.filterwarnings(line) for line in (*ol.QUIET, *OTHERS)]
-MODULES = (
-    live_modules, live_holders, live_python, live_hooks, live_features, live_runs, live_gradients,
-    live_gathers, live_by_hand,
-)  # fmt: skip
+pytestmark = [
+    pytest.mark.usefixtures("core"),
+    *(pytest.mark.filterwarnings(line) for line in (*ol.QUIET, *OTHERS)),
+]
+MODULES = (live_modules, live_holders, live_hooks, live_features, live_runs)
 CASES = [
     each
     for module in MODULES
@@ -52,12 +40,6 @@ ROWS = [
     for n, each in enumerate(CASES)
     for budget in each.only or [(None, "70%")[n % 2]]
 ]
-
-
-@pytest.fixture(autouse=True)
-def core() -> None:
-    if why := why_no_core():
-        pytest.skip(why)
 
 
 def trained(case: type[Case], strategy: Any, folder: Path) -> ol.Result:

@@ -14,20 +14,14 @@ from support.live_loops import Loop
 from torch import nn
 
 from offload.graph.costs import Costs
-from offload.live.core import why_no_core
 from offload.live.session import LiveSession
+
+pytestmark = pytest.mark.usefixtures("core")
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SECONDS = 120
 """After which a thread has lost the others."""
 NOT_THERE = "the bytes of this tensor are not there yet"
-
-
-@pytest.fixture(autouse=True)
-def core() -> None:
-    """It is compiled when the first of these tests runs."""
-    if why := why_no_core():
-        pytest.skip(why)
 
 
 def session_of(loop: Loop, device: str, budget: str = "100%") -> LiveSession:
@@ -95,10 +89,9 @@ def together(found: Sequence[Loop], sessions: Sequence[LiveSession]) -> None:
 KINDS = (
     (cuts.Item, loops.Scheduled),
     (loops.Loop, cuts.AnotherWayAfterACut),
-    (loops.Asking, cuts.ArrayForAWhile),
+    (loops.Checkpointed, cuts.ArrayForAWhile),
     (loops.Lengths, loops.Explicit, cuts.Numpy),
     (loops.Held, loops.Lengths, cuts.Item),
-    (loops.Checkpointed, cuts.PrintsAWeight),
 )
 """Of 6, 12 and 18 steps, so that the first, the last or the one between ends first."""
 

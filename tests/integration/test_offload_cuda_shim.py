@@ -6,14 +6,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from offload.memory import cuda_shim
-from offload.memory.compilation import COMPILERS, build_and_load
-from offload.memory.cpu_shim import Shim
+from offload.memory.compilation import COMPILERS
 from offload.memory.cuda_shim import headers
 
 HEADERS = headers(cuda_shim._header_folders())
@@ -85,22 +83,3 @@ def test_missing_headers_are_named_with_the_places_that_were_sought(tmp_path: Pa
 
 def test_a_pytorch_without_cuda_has_no_shim_for_it(tmp_path: Path) -> None:
     assert "was built without CUDA" in str(headers([tmp_path], None))
-
-
-def test_an_allocator_that_cannot_be_wrapped_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Library:
-        def __getattr__(self, name: str) -> Any:
-            function = type("F", (), {"__call__": lambda self, *a: 1})()
-            setattr(self, name, function)
-            return function
-
-    def load(path: Path) -> Shim:
-        return Shim(Library(), path)  # pyright: ignore[reportArgumentType]
-
-    fake = tmp_path / "c++"
-    fake.write_text('#!/bin/sh\nfor last; do :; done\necho x > "$last"\n')
-    fake.chmod(0o755)
-    why = build_and_load(cuda_shim.recipe(tmp_path), load, [str(fake)], tmp_path)
-    assert "caching allocator is not in use" in str(why)

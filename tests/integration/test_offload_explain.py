@@ -1,33 +1,32 @@
-"""The table before the run: every number in it, counted a second time here."""
+"""The table and the picture of a plan before the run: what they say, counted a second time here."""
 
-import re
 from dataclasses import replace
+from pathlib import Path
 
+import matplotlib
+import matplotlib.image
 import numpy as np
 import pytest
+import torch
+from matplotlib.colors import to_rgb
+from support.counted_calls import calls_of
+from support.live_training import training_graph
 
-from offload.errors import BudgetTooSmall
+from offload.errors import BudgetTooSmall, GraphError
 from offload.graph.builder import GraphBuilder
 from offload.graph.costs import Costs
+from offload.graph.memgraph import Access, Block, MemGraph, Node, Place
 from offload.graph.taskgraph import HOST, Role, TaskGraph
+from offload.lowering.passes import lower
 from offload.memory import cuda_shim
+from offload.planning.planner import Policy
 from offload.planning.recompute import recomputed
-from offload.planning.wanted import peak_bytes
-from offload.plans.account import (
-    at_home,
-    dropped,
-    format_seconds,
-    format_share,
-    highest,
-    lives,
-    moved,
-    total,
-    unmoved,
-    usage,
-)
+from offload.planning.simulator import simulate
+from offload.planning.wanted import FoundPlan, peak_bytes
 from offload.plans.explain import WIDTH, explain
+from offload.plans.palette import COLOURS
+from offload.plans.picture import draw
 from offload.plans.plan import Plan, plan
-from offload.plans.role_table import aligned
 from offload.sizes import format_size
 
 KIB = 1024
@@ -75,14 +74,6 @@ def line(text: str, label: str) -> str:
     return next(each for each in text.splitlines() if each.startswith(label))
 
 
-def test_columns_of_the_table_keep_apart_whatever_is_in_them() -> None:
-    usual = [("", "all", "b", "c", "d", "e", "f"), ("inputs", "5 1.0 MiB", *[""] * 5)]
-    assert aligned(usual)[1] == f"{'inputs':16}{'5 1.0 MiB':>16}"
-    cells = ["123,456,789 1023.9 MiB"] * 3 + ["1023.9 MiB"] * 3
-    [*_, last] = aligned([*usual, ("a role with a long name", *cells)])
-    assert re.split(r"\s{2,}", last) == ["a role with a long name", *cells]
-
-
 def row(text: str, role: str) -> dict[str, str]:
     """A row of the table by the headings' right edges."""
     lines = text.splitlines()
@@ -114,15 +105,6 @@ def test_a_plan_without_a_budget_says_that_only_the_inputs_move() -> None:
     assert row(text, "parameters")["streamed"] == ""
 
 
-def test_a_plan_without_inputs_and_copies_says_that_nothing_moves() -> None:
-    builder = GraphBuilder()
-    made = builder.buffer("y", 100)
-    builder.task("make", [], [made])
-    builder.output(made)
-    graph = builder.graph()
-    assert line(planned(graph).explain(), "moves") == "moves       nothing: everything is resident"
-
-
 def test_the_bytes_of_each_role_are_those_of_its_buffers_and_of_its_copies() -> None:
     made = planned(layers(), 0.5)
     text = made.explain()
@@ -139,26 +121,6 @@ def test_the_bytes_of_each_role_are_those_of_its_buffers_and_of_its_copies() -> 
         assert row(text, name)["all"].startswith(f"{count} ")
 
 
-def test_what_persists_is_either_resident_or_streamed() -> None:
-    made = planned(layers(), 0.6)
-    here, there = (total(at_home(made.memgraph, [arena])) for arena in (0, HOST))
-    assert here.count + there.count == 16
-    assert here.nbytes + there.nbytes == 16 * 128 * KIB
-    assert here.nbytes < 16 * 128 * KIB
-
-
-def test_the_budget_and_the_share_of_the_peak_are_said() -> None:
-    graph = layers()
-    made = planned(graph, 0.5, host_budget="64MiB")
-    budget = made.budget[0]
-    assert budget is not None
-    text = made.explain()
-    assert f"budget {format_size(budget)}" in line(text, "device")
-    share = round(100 * made.device_bytes / peak_bytes(graph, 0))
-    assert f"{share} % of the {format_size(peak_bytes(graph, 0))}" in line(text, "device")
-    assert line(text, "host") == f"host        {format_size(made.host_bytes)}, host_budget 64.0 MiB"
-
-
 def test_the_smallest_budget_is_the_one_that_a_refusal_names() -> None:
     graph = layers()
     graph = graph.with_tasks(
@@ -171,14 +133,6 @@ def test_the_smallest_budget_is_the_one_that_a_refusal_names() -> None:
     assert refused.value.task in said
 
 
-def test_every_device_has_a_line() -> None:
-    text = planned(layers(devices=2), 0.6).explain()
-    assert line(text, "device 0")
-    assert line(text, "device 1")
-    assert "of device" in line(text, "at least")
-    assert "d2d0-1" in line(text, "busy")
-
-
 def test_what_is_recomputed_is_named_and_counted() -> None:
     graph = layers()
     again = recomputed(graph, [b for b, buffer in enumerate(graph.buffers) if buffer.name == "a0"])
@@ -187,17 +141,6 @@ def test_what_is_recomputed_is_named_and_counted() -> None:
     said = line(explain(made), "recomputed")
     assert said == "recomputed  1 task, 1.01 ms more, 64.0 KiB less to keep: f0"
     assert line(planned(layers()).explain(), "recomputed") == "recomputed  nothing"
-
-
-def test_the_predicted_seconds_stand_beside_the_bound_and_the_resident_step() -> None:
-    made = planned(layers(), 0.4, costs=Costs(h2d=1e7, d2h=1e7))
-    text = made.explain()
-    ratio = made.predicted_seconds / made.resident_seconds
-    assert f"{format_seconds(made.predicted_seconds)} predicted: {ratio:.2f}x" in line(text, "step")
-    assert f"{made.bound.lane} binds" in line(text, "bound")
-    for lane, seconds in made.simulation.busy.items():
-        share = format_share(seconds, made.predicted_seconds)
-        assert f"{lane} {share}" in line(text, "busy")
 
 
 def test_a_pass_that_changes_bits_is_named() -> None:
@@ -209,95 +152,81 @@ def test_a_pass_that_changes_bits_is_named() -> None:
     assert said == "bits        NOT bit-equal to eager: host_updates"
 
 
-def test_the_placement_and_why_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = planned(layers())
-    assert "copy; no C++ compiler was found" in line(made.explain(), "outputs")
-    monkeypatch.setattr(cuda_shim, "why_not_on", lambda _: "")
-    assert "copy; as asked for" in line(made.explain(), "outputs")
-    assert "placement: shim" in line(replace(made, placement="shim").explain(), "outputs")
+def has(path: Path, colour: str) -> bool:
+    """A hundred pixels of it, so that no letter and no edge counts."""
+    pixels = matplotlib.image.imread(path)[..., :3]
+    return int((np.abs(pixels - np.array(to_rgb(colour))).max(axis=-1) < 0.01).sum()) > 100
 
 
-def test_the_number_of_plans_that_were_tried_is_said() -> None:
-    made = planned(layers(), 0.4)
-    assert f"fastest of {len(made.found.tried)} plans" in line(made.explain(), "chosen")
-    assert "nothing to choose" in line(planned(layers()).explain(), "chosen")
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".PNG"])
+@pytest.mark.parametrize("share", [None, 0.5])
+def test_a_picture_is_written_by_the_suffix(
+    tmp_path: Path, suffix: str, share: float | None
+) -> None:
+    path = tmp_path / f"plan{suffix}"
+    draw(planned(layers(), share), path)
+    begin = path.read_bytes()[:200]
+    assert begin.startswith(b"\x89PNG") if suffix != ".svg" else b"<?xml" in begin
 
 
-def test_an_empty_graph_has_a_table_too() -> None:
-    assert "0 tasks" in planned(TaskGraph()).explain()
+@pytest.mark.parametrize("name", ["plan.pdf", "plan", "plan.png.txt"])
+def test_another_suffix_is_refused_with_the_two_that_there_are(tmp_path: Path, name: str) -> None:
+    with pytest.raises(GraphError, match=r"\.png or \.svg, not '.*" + name):
+        planned(layers()).draw(str(tmp_path / name))
+    assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("share", [None, 0.6, 0.35])
-def test_use_is_what_the_blocks_at_hand_hold_at_that_moment(share: float | None) -> None:
-    made = planned(layers(), share)
-    lived = lives(made.memgraph, made.simulation.timeline)
-    for arena in (0, HOST):
-        use = usage(made.memgraph, lived, arena)
-        for moment, held in zip(use.times, use.total, strict=True):
-            there = {
-                (life.block.place.offset, life.block.place.nbytes)
-                for life in lived
-                if life.block.place.arena == arena and life.start <= moment < life.end
-            }
-            if moment < made.predicted_seconds:
-                assert held == sum(nbytes for _, nbytes in there)
-        assert use.total.max() <= made.memgraph.arenas[arena]
+def test_the_same_plan_gives_the_same_picture(tmp_path: Path) -> None:
+    made = planned(layers(), 0.5)
+    for name in ("one.svg", "two.svg", "one.png", "two.png"):
+        draw(made, tmp_path / name)
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+    assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()
 
 
-@pytest.mark.parametrize("share", [None, 0.35])
-def test_the_curve_without_offload_peaks_where_the_search_says(share: float | None) -> None:
-    graph = layers()
-    again = recomputed(graph, [b for b, buffer in enumerate(graph.buffers) if buffer.name == "a0"])
-    made = replace(planned(again, share), source=graph)
-    times, levels = unmoved(graph, made.memgraph, made.simulation.timeline, 0)
-    assert len(times) == len(levels) == len(graph.tasks)
-    assert max(levels) == peak_bytes(graph, 0)
-    assert times == sorted(times)
+def test_every_device_has_a_panel(tmp_path: Path) -> None:
+    draw(planned(layers(devices=3)), tmp_path / "plan.svg")
+    text = (tmp_path / "plan.svg").read_text(encoding="utf-8")
+    assert all(f">device {device}, " in text for device in range(3))
 
 
-def test_what_is_only_read_is_dropped_as_often_as_it_is_reloaded() -> None:
+def long_plan(count: int) -> Plan:
+    """Without a planner: `count` tasks, each reads what the one before has written."""
     builder = GraphBuilder()
-    weights = [builder.buffer(f"w{n}", 64 * KIB, Role.PARAMETER) for n in range(4)]
-    for turn in range(2):
-        for n, weight in enumerate(weights):
-            made = builder.buffer(f"y{turn}.{n}", KIB)
-            builder.task(f"t{turn}.{n}", [weight], [made])
-            builder.output(made)
+    nodes, blocks = [], []
+    for n in range(count):
+        builder.buffer(f"a{n}", 64, Role.ACTIVATION)
+        builder.task(f"t{n}", [n - 1] if n else [], [n], traffic=64)
+        place = Place(0, n % 100 * 64, 64)
+        accesses = (Access(place, n, False, True),)
+        nodes.append(Node("task", "compute", accesses, (n - 1,) if n else (), n))
+        blocks.append(Block(place, n, (n, n + 1) if n + 1 < count else (n,)))
     graph = builder.graph()
-    found = plan(graph, "80KiB", placement="copy").memgraph
-    clean = total(moved(found, "reload"))
-    assert clean.count >= 4
-    assert dropped(found).nbytes == clean.count * 64 * KIB
-    assert moved(found, "offload").get(Role.PARAMETER) is None
+    memgraph = MemGraph(graph, tuple(nodes), {0: 6400, HOST: 0}, {}, {}, tuple(blocks), {})
+    found = FoundPlan(memgraph, Policy(), simulate(memgraph, Costs()))
+    return Plan(graph, found, {0: 6400}, None, Costs(), "copy", False)
 
 
-def test_a_curve_with_more_moments_than_columns_keeps_its_peak() -> None:
-    times = np.linspace(0.0, 1.0, 5000)
-    sizes = np.zeros(5000, dtype=np.int64)
-    sizes[[17, 4321]] = 9, 7
-    kept = highest(times, sizes, 100)
-    assert len(kept) <= 100
-    assert {17, 4321} <= {*kept.tolist()}
-    assert list(kept) == sorted(kept)
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_ten_thousand_tasks_are_one_small_picture(tmp_path: Path, suffix: str) -> None:
+    few, many = (long_plan(count) for count in (1_000, 10_000))
+
+    def drawn(made: Plan) -> int:
+        return calls_of(lambda: draw(made, tmp_path / f"plan{suffix}"))
+
+    assert drawn(few) * 13 >= drawn(many)
+    assert (tmp_path / f"plan{suffix}").stat().st_size < 4e6
 
 
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [
-        (0.0, "0 us"),
-        (2.5e-6, "2.5 us"),
-        (0.0123, "12.3 ms"),
-        (0.99961, "1 s"),
-        (1.5, "1.5 s"),
-        (4000.0, "4000 s"),
-    ],
-)
-def test_seconds_are_said_in_the_unit_that_fits(seconds: float, said: str) -> None:
-    assert format_seconds(seconds) == said
+def captured() -> TaskGraph:
+    module = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 40, bias=False))
+    optimizer = torch.optim.AdamW(module.parameters())
+    batch = torch.randn(12, 8), torch.randint(0, 40, (12,))
+    return training_graph(module, torch.nn.functional.cross_entropy, optimizer, *batch)
 
 
-def test_a_share_that_is_not_nothing_is_not_said_to_be_nothing() -> None:
-    assert format_share(1, 1000) == "<1 %"
-    assert format_share(0, 1000) == "0 %"
-    assert format_share(600, 1000) == "60 %"
-    assert format_share(1, 0) == "0 %"
+def test_a_captured_step_is_explained_and_drawn(tmp_path: Path) -> None:
+    made = plan(lower(captured()), placement="copy")
+    assert "as eager" in made.explain()
+    made.draw(tmp_path / "plan.png")
+    assert has(tmp_path / "plan.png", COLOURS[Role.STATE])

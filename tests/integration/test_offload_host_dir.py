@@ -4,7 +4,7 @@ import errno
 import os
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,9 @@ from lightning.pytorch.accelerators import CUDAAccelerator
 from support.stage_jobs import Job as jobs
 
 from offload.errors import MemoryTooSmall, OffloadError
-from offload.graph.taskgraph import HOST
-from offload.memory import room
 from offload.memory.arenas import DeviceArena, HostArena
 from offload.memory.file_memory import checked_folder
-from offload.memory.host_memory import HostMemoryLeft, memory_left
+from offload.memory.host_memory import memory_left
 from offload.program.kernels import CPU
 from offload.running.runner import Runner
 from offload.running.stage import Stage
@@ -115,34 +113,6 @@ def test_a_forked_process_does_not_share_the_bytes(tmp_path: Path) -> None:
         os._exit(mappings(tmp_path))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert arena.region.nbytes == 4096
-
-
-def test_what_lies_in_a_file_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = small().plan
-    arenas = plan.memgraph.arenas
-    needed = sum(arenas.values())
-    monkeypatch.setattr(room, "memory_left", lambda data=True: HostMemoryLeft(needed, "a test"))
-    for check in (room.check_room, room.check_move):
-        with pytest.raises(MemoryTooSmall):
-            check(plan, arenas, 10 * needed)
-        check(plan, arenas, 10 * needed, host_dir=Path("/proc"))  # which is no tmpfs
-
-
-def test_what_lies_in_a_tmpfs_takes_memory_but_not_of_the_limit_of_data(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    plan = small().plan
-    arenas, needed = plan.memgraph.arenas, sum(plan.memgraph.arenas.values())
-    on_device = needed - arenas[HOST]
-    for of_machine, refused in ((10 * needed, False), (needed, True)):
-        left = {True: 10 * on_device, False: of_machine}
-        monkeypatch.setattr(
-            room, "memory_left", lambda data=True, left=left: HostMemoryLeft(left[data], "a test")
-        )
-        for check in (room.check_room, room.check_move):
-            said = pytest.raises(MemoryTooSmall, match=r"host_dir='/dev/shm' are memory")
-            with said if refused else nullcontext():
-                check(plan, arenas, 5 * needed, host_dir=Path("/dev/shm"))
 
 
 def test_it_does_not_count_for_the_limit_of_data_which_is_what_is_left(tmp_path: Path) -> None:

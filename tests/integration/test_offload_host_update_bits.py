@@ -11,9 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import offload
-from offload.errors import BudgetTooSmall
 from offload.graph.costs import Costs
-from offload.graph.taskgraph import HOST
 from offload.lowering.host_updates import moves
 from offload.plans.plan import Plan
 
@@ -87,35 +85,6 @@ def test_parameters_of_half_precision_are_updated_on_the_device() -> None:
     assert "host" not in {task.lane for task in plan.graph.tasks}
     assert "none can run on the host" in plan.explain()
     trained.compare(plan)
-
-
-def test_workspaces_of_the_host_lie_in_the_host_arena_and_count() -> None:
-    trained = Trained(None)
-    if offload.plan(trained.graph).placement == "copy":
-        pytest.skip("without the shim, kernels allocate elsewhere")
-    plan = offload.plan(trained.graph, least(trained.graph, optimizer="host"), optimizer="host")
-    places = [
-        node.accesses[-1].place
-        for node in plan.memgraph.nodes
-        if node.lane == "host" and len(node.accesses) > len(plan.graph.tasks[node.task].touches)
-    ]
-    assert places
-    assert {place.arena for place in places} == {HOST}
-    assert all(place.offset + place.nbytes <= plan.host_bytes for place in places)
-    with pytest.raises(BudgetTooSmall, match="host memory") as refused:
-        offload.plan(trained.graph, plan.device_bytes, host_budget=1000, optimizer="host")
-    offload.plan(
-        trained.graph, plan.device_bytes, host_budget=refused.value.needed, optimizer="host"
-    )
-
-
-@pytest.mark.parametrize("optimizer", ["auto", "host"])
-def test_a_batch_of_another_shape_is_planned_with_everything_where_it_is(optimizer: str) -> None:
-    trained = Trained(True)
-    budget = int(1.5 * least(trained.graph, optimizer=optimizer))
-    x, y = trained.batches[1]
-    trained.batches[1] = (x[:5], y[:5])
-    trained.compare(offload.plan(trained.graph, budget, optimizer=optimizer))
 
 
 @pytest.mark.gpu

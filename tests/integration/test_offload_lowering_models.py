@@ -2,21 +2,18 @@
 
 import copy
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
+from support.offload_reference import Reference
 from torch import nn
 from torch.nn import functional as F
-from torch.utils import _pytree as pytree
 
 from offload.graph.costs import Costs
-from offload.graph.taskgraph import TaskGraph
 from offload.live.function_capture import captured
 from offload.lowering.passes import lower
 from offload.lowering.sums import add_in_place
 from offload.planning.recompute import candidates, recomputed
-from offload.program.kernels import Value
 
 
 class Language(nn.Module):
@@ -44,39 +41,6 @@ def language() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return Language(), (torch.randint(500, (2, 32)), torch.randint(500, (64,)))
 
 
-def run(graph: TaskGraph, *batch: torch.Tensor) -> Any:
-    """One step in program order, in buffers of its own, then written back."""
-    program = graph.program
-    memory = [torch.full((b.nbytes,), 0xFF, dtype=torch.uint8) for b in graph.buffers]
-
-    def view(value: Value) -> torch.Tensor:
-        raw = memory[value.buffer].untyped_storage()
-        return torch.empty(0, dtype=value.dtype).set_(raw, value.offset, value.size, value.stride)
-
-    homes: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for number, buffer in enumerate(graph.buffers):
-        if buffer.persistent:
-            source = program.tensors[buffer.tensor]
-            tensor = source() if callable(source) else source
-            home = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-            homes.append((memory[number], home[buffer.start : buffer.start + buffer.nbytes]))
-            memory[number].copy_(homes[-1][1])
-    for value, tensor in zip(program.inputs, batch, strict=True):
-        view(value).copy_(tensor)
-    for task in graph.tasks:
-        for b in {*task.writes} - {*task.reads}:
-            memory[b].fill_(0xFF)
-        for call in task.kernel.calls:
-            args, kwargs = call.arguments(view)
-            made = pytree.tree_leaves(call.op(*args, **kwargs))
-            for value, tensor in zip(call.outputs, made, strict=False):
-                if value is not None:
-                    view(value).copy_(tensor)
-    for mine, home in homes:
-        home.copy_(mine)
-    return view(program.outputs[0]).clone()
-
-
 def backward(module: nn.Module, *batch: torch.Tensor) -> torch.Tensor:
     """Adds to the gradients that are there."""
     loss = F.cross_entropy(module(*batch[:-1]), batch[-1])
@@ -100,7 +64,7 @@ def test_after_all_passes_the_bits_are_eagers(
     assert len(again.tasks) > len(lowered.tasks)
     for made in (graph, lowered, again):
         torch.manual_seed(1)
-        found = run(made, *batch)
+        found = Reference(made)(*batch)[0]
         torch.manual_seed(1)
         assert torch.equal(found, backward(twin, *batch))
     pairs = zip(module.parameters(), twin.parameters(), strict=True)

@@ -3,7 +3,6 @@
 import gc
 import mmap
 import os
-import resource
 import struct
 import weakref
 from dataclasses import dataclass, field
@@ -104,17 +103,6 @@ def test_one_that_is_dropped_is_unlocked_before_its_memory_goes() -> None:
     assert not fake.locked
 
 
-def test_a_view_that_outlives_it_is_still_memory() -> None:
-    fake = Fake()
-    pinned = PinnedArena(mmap.PAGESIZE, fake.runtime())
-    view = tensor(pinned)
-    pinned.close()
-    del pinned
-    gc.collect()
-    view.fill_(3)
-    assert int(view[-1]) == 3
-
-
 def test_memory_that_cannot_be_unlocked_is_told_and_stays() -> None:
     fake = Fake(keeps=4)
     pinned = PinnedArena(mmap.PAGESIZE, fake.runtime())
@@ -136,42 +124,6 @@ def test_more_than_there_is_left_is_refused_before_anything_is_mapped(
         PinnedArena(2048, fake.runtime())
     assert (told.value.needed, told.value.left) == (2048, 1024)
     assert not fake.calls
-
-
-def test_what_the_machine_refuses_to_map_is_told_with_its_words(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    fake = Fake()
-    with pytest.raises(MemoryTooSmall, match=r"this machine refused .* for the arena of the host"):
-        monkeypatch.setattr(pinned_arena, "memory_left", lambda: HostMemoryLeft(1 << 62, "a dream"))
-        PinnedArena(1 << 60, fake.runtime())
-    assert not fake.calls
-
-
-def test_nothing_is_locked_for_an_arena_of_no_bytes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    fake = Fake()
-    monkeypatch.setattr(pinned_arena, "memory_left", lambda: HostMemoryLeft(0, "nothing"))
-    pinned = PinnedArena(0, fake.runtime())
-    pinned.close()
-    assert not fake.calls
-    assert len(pinned.bytes) == 0
-
-
-def test_no_power_of_two_is_taken() -> None:
-    """The address space grows by what was asked, and a page."""
-
-    def mapped() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-
-    if os.name != "posix" or not Path("/proc/self/statm").is_file():
-        pytest.skip("needs /proc")
-    nbytes = (1 << 30) + 12345
-    before = mapped()
-    pinned = PinnedArena(nbytes, Fake().runtime())
-    assert mapped() - before < nbytes + (1 << 22)
-    pinned.close()
 
 
 def mapped(address: int) -> bool:
@@ -220,13 +172,3 @@ def test_a_forked_process_has_not_got_what_is_locked(device: str) -> None:
     pinned.close()  # ordinary memory from now on
     assert in_a_child(memory) == (7, 7)
     assert int(memory.min()) == 7
-
-
-@pytest.mark.skipif(not MAPS.is_file(), reason="needs /proc/self/maps")
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_process_reads_what_could_not_be_locked() -> None:
-    with pytest.warns(RuntimeWarning, match="could not be page-locked"):
-        pinned = PinnedArena(1 << 20, Fake(refuses=2).runtime())
-    memory = tensor(pinned)
-    memory.fill_(7)
-    assert in_a_child(memory) == (7, 7)

@@ -1,6 +1,7 @@
 """Ops at planned addresses: the bits of the plain op, nothing copied, nothing allocated."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,12 +9,9 @@ import torch
 from support import placed_ops
 from support.placed_ops import MODES, PLACED, bound, rigged, t
 
-from offload.graph.builder import GraphBuilder
-from offload.graph.memgraph import ALIGNMENT, SMALL_WORKSPACE, Access, Node, Place
-from offload.measuring.profiling import measured
+from offload.errors import GraphError
 from offload.memory import cpu_shim as shim
-from offload.memory.placement import COPY, SHIM, bind_task, choose_placement
-from offload.program.kernels import Call, Calls, Value
+from offload.memory.placement import SHIM, Allocation
 
 without_gradients = placed_ops.without_gradients
 aten = torch.ops.aten
@@ -162,86 +160,50 @@ def test_an_op_at_its_planned_address_allocates_nothing(case: str) -> None:
         assert (passed.allocations, passed.peak) == (0, 0)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_what_lies_around_the_places_of_a_task_stays_as_it_was(mode: str) -> None:
-    rig, graph = rigged(*convolution_backward([True, True, True]))
-    there = bound(graph, mode)
-    there.fill(rig.begin)
-    there.run()
-    covered = torch.zeros_like(there.arena, dtype=torch.bool)
-    for place in there.places:
-        covered[place.offset : place.offset + place.nbytes] = True
-    end = max(place.offset + place.nbytes for place in there.places)
-    assert (there.arena[:end][~covered[:end]] == 255).all()
+@PLACED
+def test_an_op_that_allocates_unlike_its_record_is_copied_to_its_place() -> None:
+    rig, graph = rigged(aten.mm.default, t(4, 8), t(8, 4))
+    [task] = graph.tasks
+    for wrong in ((Allocation(65, output=0),), (), (Allocation(64, output=0), Allocation(64))):
+        broken = replace(task, kernel=replace(task.kernel, allocations=wrong))
+        there = bound(graph.with_tasks([broken]), SHIM)
+        for _ in range(2):
+            there.fill(rig.begin)
+            there.run()
+            assert torch.equal(there.view(rig.outputs[0]), rig.results[0])  # type: ignore[arg-type]
+        placed = len(wrong) == 2
+        assert (there.bindings.placed, there.bindings.copied) == (placed, not placed)
+        assert there.bindings.missed == placed
 
 
 @PLACED
-def test_a_large_workspace_without_a_place_stays_outside() -> None:
-    args = t(64, 64, 16, 16), t(64, 64, 3, 3), None, *CONVOLUTION
-    rig, graph = rigged(aten.convolution.default, *args)
-    assert graph.tasks[0].workspace > SMALL_WORKSPACE
-    there = bound(graph, SHIM, workspace=False)
-    there.fill(rig.begin)
-    there.run()
-    with shim.load().counting() as passed:
-        there.run()
-        assert 0 < passed.peak <= graph.tasks[0].workspace
-    [value] = [v for v in rig.outputs if v]
-    assert torch.equal(there.view(value), rig.results[0])
-    assert (there.bindings.placed, there.bindings.missed) == (1, 0)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_several_calls_of_a_task_share_its_workspace(mode: str) -> None:
-    builder = GraphBuilder()
-    x, y, z = (builder.buffer(name, 4 * 64) for name in "xyz")
-    values = [Value(b, torch.float32, (64,), (1,)) for b in (x, y, z)]
-    calls = (
-        Call(aten.mul.Tensor, (values[0], 0.5), outputs=(values[1],)),
-        Call(aten.add.Tensor, (values[1], 3.0), outputs=(values[2],)),
+def test_outputs_that_were_born_at_each_others_places_are_put_right() -> None:
+    rig, graph = rigged(aten.var_mean.correction, t(6, 7), [1], correction=1)
+    [task] = graph.tasks
+    first, second = (v for v in rig.outputs if v)
+    swapped = replace(task.kernel, allocations=None)
+    places = {0: 1, 1: 0}
+    crossed = tuple(
+        replace(a, output=places[a.output]) if a.output is not None else a
+        for a in task.kernel.allocations
     )
-    builder.task("both", (x,), (y, z), kernel=Calls(calls))
-    graph = builder.graph()
-    graph = measured(graph)
-    there = bound(graph, mode)
-    there.fill({0: torch.ones(64).view(torch.uint8)})
-    there.run()
-    assert (there.view(values[2]) == 3.5).all()
-    assert graph.tasks[0].workspace == (2 * ALIGNMENT if shim.available() else 0)
+    swapped = replace(task.kernel, allocations=crossed)
+    there = bound(graph.with_tasks([replace(task, kernel=swapped)]), SHIM)
+    for _ in range(2):
+        there.fill(rig.begin)
+        there.run()
+        assert torch.equal(there.view(first), rig.results[0])
+        assert torch.equal(there.view(second), rig.results[1])
+    assert there.bindings.copied == 2
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_plain_function_gets_the_bytes_of_what_it_reads_and_writes(mode: str) -> None:
-    def double(reads: list[torch.Tensor], writes: list[torch.Tensor]) -> None:
-        writes[0].copy_(reads[0] * 2)
-
-    builder = GraphBuilder()
-    a, b = builder.buffer("a", 10), builder.buffer("b", 10)
-    builder.task("double", [a], [b], kernel=double)
-    builder.task("nothing", [a])
-    graph = builder.graph()
-    graph = measured(graph)
-    there = bound(graph.with_tasks(graph.tasks[:1]), mode)
-    there.fill({0: torch.arange(10, dtype=torch.uint8)})
-    there.run()
-    begin = there.places[1].offset
-    assert there.arena[begin : begin + 10].tolist() == [*range(0, 20, 2)]
-    bound(graph.with_tasks(graph.tasks[1:]), mode).run()
-
-
-def test_a_task_from_device_to_device_copies_the_buffer() -> None:
-    builder = GraphBuilder()
-    a, b = builder.buffer("a", 10, device=0), builder.buffer("b", 10, device=1)
-    builder.task("move", [a], [b], lane="d2d")
-    graph = builder.graph()
-    arenas = {n: torch.full((128,), n, dtype=torch.uint8) for n in (0, 1)}
-    accesses = (Access(Place(0, 0, 10), a, True, False), Access(Place(1, 64, 10), b, False, True))
-    bind_task(graph, Node("task", "d2d0-1", accesses, (), task=0), arenas, COPY)()
-    assert arenas[1].tolist() == [1] * 64 + [0] * 10 + [1] * 54
-
-
-@PLACED
-def test_the_shim_may_be_had_by_name_or_by_default() -> None:
-    assert [choose_placement(mode) for mode in ("auto", SHIM, COPY)] == [SHIM, SHIM, COPY]
-    with pytest.raises(ValueError, match="'out'"):
-        choose_placement("out")
+def test_an_output_of_another_shape_or_type_is_an_error(mode: str) -> None:
+    _, graph = rigged(aten.mm.default, t(4, 8), t(8, 4))
+    [task] = graph.tasks
+    value = task.kernel.outputs[0]
+    for wrong in (replace(value, size=(4, 2)), replace(value, dtype=torch.int32)):
+        other = replace(task, kernel=replace(task.kernel, outputs=(wrong,)))
+        there = bound(graph.with_tasks([other]), mode)
+        with pytest.raises(GraphError, match=r"aten\.mm\.default: output 0 is torch\.float32"):
+            there.run()

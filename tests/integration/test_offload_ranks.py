@@ -12,7 +12,6 @@ from torch._C._distributed_c10d import HashStore
 from offload.errors import StepError
 from offload.graph.costs import Costs
 from offload.graph.taskgraph import RANKS
-from trainers.offloading import ranks
 from trainers.offloading.ranks import Ranks, difference
 
 
@@ -46,33 +45,6 @@ def averaging(module: nn.Module) -> LiveTraining:
 
 
 BATCH = torch.zeros(8, 32), torch.ones(8, 32)
-
-
-def test_a_bucket_holds_neighbours_of_one_type_from_the_last_to_the_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    told: list[str] = []
-    monkeypatch.setattr(ranks, "compare", lambda _, contents: told.append(contents))
-    wide = [nn.Parameter(torch.ones(n)) for n in (100, 100, 100, 1000, 100)]
-    half = nn.Parameter(torch.ones(7, dtype=torch.bfloat16))
-    names = {p: f"p{n}" for n, p in enumerate((*wide, half))}
-    # The order in which they are averaged, an optimizer's say, means nothing.
-    for asked in ([*wide[1:], half], [half, *reversed(wide[1:])]):
-        Ranks(2, [*wide, half], 900).average({p: torch.ones_like(p) for p in asked}, names)
-    assert told[0].splitlines() == [
-        "100 torch.float32 of p4", "1000 torch.float32 of p3", "7 torch.bfloat16 of p5",
-        "200 torch.float32 of p2, p1",
-    ]  # fmt: skip
-    assert told[1] == told[0]
-
-
-def test_averages_are_divided_by_all_ranks() -> None:
-    module = network()
-    module(torch.ones(8, 32)).sum().backward()
-    gradients = {p: p.grad.clone() for p in module.parameters() if p.grad is not None}
-    expected = {p: g / 2 for p, g in gradients.items()}  # a second rank had zeros
-    Ranks(2, tuple(module.parameters()), 10_000).average(gradients, named(module))
-    assert all(torch.equal(gradients[p], expected[p]) for p in expected)
 
 
 def test_a_plan_counts_and_tells_what_goes_to_the_other_ranks() -> None:

@@ -1,101 +1,29 @@
-"""A runner over hand-made graphs: orders, engines, lanes, devices, what it refuses."""
+"""A runner over hand-made graphs: lanes, batches and outputs, and what it refuses."""
 
+import copy
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from support import offload_hand_made as hand
-from support.graph_edits import with_task
+from support import stream_graphs as graphs
+from support.stream_runs import planned
+from torch import nn
 
+import offload
 from offload.errors import GraphError, OffloadError, StepError
 from offload.graph.builder import GraphBuilder
 from offload.graph.taskgraph import HOST, TaskGraph
 from offload.live.function_capture import capture
-from offload.memory import room
-from offload.memory.host_memory import HostMemoryLeft
+from offload.planning.refusal import smallest_budget
 from offload.plans.plan import plan
 from offload.running.runner import Runner
 
 ENGINES = ("serial", "threads")
 Bytes = Sequence[torch.Tensor]
 WAIT = 20.0
-
-
-def some(nbytes: int, seed: int = 0) -> torch.Tensor:
-    return torch.randint(0, 256, (nbytes,), dtype=torch.uint8, generator=torch.manual_seed(seed))
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("order", ["priority", "random"])
-@pytest.mark.parametrize("share", [None, 0.7, 0.0])
-def test_every_order_of_a_plan_gives_the_bytes_of_program_order(
-    engine: str, order: str, share: float | None
-) -> None:
-    graph = hand.bind(hand.layers(), [0])
-    tensors = graph.program.tensors
-    held = {key: tensor.clone() for key, tensor in tensors.items()}
-    least = 4 * 640 + 64  # a task's operands, and the scratch
-    whole = hand.planned(graph)
-    budget = None if share is None else max(least, int(whole.peak_bytes * share))
-    with Runner(hand.planned(graph, budget), engine, order, seed=3, poison=True) as runner:
-        for step in range(8):
-            x = some(640, step)
-            [loss] = runner(x)
-            [expected] = hand.plainly(graph, [x], held)
-            assert torch.equal(loss, expected)
-            assert all(torch.equal(tensors[key], held[key]) for key in held)
-    assert all(torch.equal(tensors[key], held[key]) for key in held)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_the_streaming_plans_of_these_tests_do_move_bytes(engine: str) -> None:
-    graph = hand.bind(hand.layers(), [0])
-    made = hand.planned(graph, 4 * 640 + 64)
-    assert {node.kind for node in made.memgraph.nodes} == {"task", "reload", "offload"}
-    with Runner(made, engine) as runner:
-        runner(some(640))
-        assert {"compute", "h2d", "d2h"} <= runner.trace.busy().keys()
-
-
-@pytest.mark.parametrize("missing", [False, True])
-def test_a_missing_edge_is_a_difference_that_poison_shows(missing: bool) -> None:
-    """The host task is held back until the compute task has read, if nothing orders them."""
-    read = threading.Event()
-    builder = GraphBuilder()
-    a, b = builder.buffer("a", 64, device=HOST), builder.buffer("b", 64)
-    c = builder.buffer("c", 64)
-
-    def write(reads: Bytes, writes: Bytes) -> None:
-        assert not missing or read.wait(WAIT)
-        writes[0].fill_(7)
-
-    def copy(reads: Bytes, writes: Bytes) -> None:
-        writes[0].copy_(reads[0])
-        read.set()
-
-    builder.task("write", [], [a], lane="host", device=HOST, kernel=write)
-    builder.task("unrelated", [], [b], kernel=lambda reads, writes: writes[0].fill_(1))
-    builder.task("read", [b], [c], kernel=copy)
-    builder.output(c)
-    graph = hand.bind(builder.graph())
-    made = hand.planned(graph).memgraph
-    # Let `read` read the host task's bytes, and order it after that task, or not.
-    node = made.nodes[2]
-    there = made.nodes[0].accesses[0]
-    seen = replace(node.accesses[0], place=there.place)
-    deps = node.deps if missing else (0, *node.deps)
-    nodes = (*made.nodes[:2], replace(node, accesses=(seen, node.accesses[1]), deps=deps))
-    # For poison, both touch the block.
-    blocks = tuple(
-        replace(block, nodes=(0, 2)) if block.buffer == a else block for block in made.blocks
-    )
-    with Runner(
-        hand.HandPlan(replace(made, nodes=nodes, blocks=blocks)), "threads", poison=True
-    ) as runner:
-        [out] = runner()
-    assert set(out.tolist()) == ({0xFF} if missing else {7})
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -107,103 +35,13 @@ def test_poison_shows_a_use_after_free(engine: str, poison: bool) -> None:
     builder.task("use", [a], [b], kernel=lambda reads, writes: writes[0].copy_(reads[0]))
     builder.task("late", [a, b], [c], kernel=lambda reads, writes: writes[0].copy_(reads[0]))
     builder.output(c)
-    graph = hand.bind(builder.graph())
-    made = hand.planned(graph).memgraph
+    graph = graphs.bound(builder.graph())
+    made = planned(graph).memgraph
     early = tuple(
         replace(block, nodes=(0, 1)) if block.buffer == a else block for block in made.blocks
     )
-    with Runner(hand.HandPlan(replace(made, blocks=early)), engine, poison=poison) as runner:
+    with Runner(graphs.HandPlan(replace(made, blocks=early)), engine, poison=poison) as runner:
         assert set(runner()[0].tolist()) == ({0xFF} if poison else {5})
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_under_poison_nothing_of_the_step_before_is_found_anywhere(engine: str) -> None:
-    builder = GraphBuilder()
-    x = builder.buffer("x", 64, "input")
-    a, b = builder.buffer("a", 256), builder.buffer("b", 64)
-    found: list[set[int]] = []
-
-    def look(reads: Bytes, writes: Bytes) -> None:
-        found.append({*writes[0].tolist()})
-        writes[0].fill_(1)
-
-    builder.task("make", [x], [a], kernel=look)
-    builder.task("use", [a], [b], kernel=look)
-    builder.output(b)
-    graph = hand.bind(builder.graph(), [0])
-    with Runner(hand.planned(graph), engine, poison=True) as runner:
-        for _ in range(3):
-            runner(some(64))
-    assert found == [{0xFF}] * 6
-
-
-def two_devices() -> TaskGraph:
-    """Device 0 and 1 work on their own weights, and hand each other what they made."""
-    builder = GraphBuilder()
-    x = builder.buffer("x", 320, "input")
-    here = builder.buffer("w0", 320, "parameter")
-    there = builder.buffer("w1", 320, "parameter", device=1)
-    state = builder.buffer("m1", 320, "state", device=HOST)
-    last = x
-    for n in range(3):
-        made = builder.buffer(f"a{n}", 320, "activation")
-        moved = builder.buffer(f"moved{n}", 320, "activation", device=1)
-        other = builder.buffer(f"b{n}", 320, "activation", device=1)
-        back = builder.buffer(f"back{n}", 320, "activation")
-        builder.task(f"first{n}", [last, here], [made], kernel=hand.mix(n))
-        builder.task(f"send{n}", [made], [moved], lane="d2d", device=0)
-        builder.task(f"second{n}", [moved, there], [other, there], device=1, kernel=hand.mix(n))
-        builder.task(f"return{n}", [other], [back], lane="d2d", device=1)
-        builder.task(f"host{n}", [state], [state], lane="host", device=HOST, kernel=hand.mix(n))
-        last = back
-    builder.output(last)
-    builder.output(state)
-    return builder.graph()
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("order", ["priority", "random"])
-def test_several_devices_and_the_host_work_in_one_graph(engine: str, order: str) -> None:
-    graph = hand.bind(two_devices(), [0])
-    tensors = graph.program.tensors
-    held = {key: tensor.clone() for key, tensor in tensors.items()}
-    x = some(320)
-    moves = {n for n, task in enumerate(graph.tasks) if task.lane == "d2d"}
-
-    def move(reads: Bytes, writes: Bytes) -> None:
-        writes[0].copy_(reads[0])
-
-    spelled = [replace(t, kernel=move) if n in moves else t for n, t in enumerate(graph.tasks)]
-    plain = [hand.plainly(graph.with_tasks(spelled), [x], held) for _ in range(3)]
-    budget = {0: 1024, 1: 1024}
-    made = hand.planned(graph, budget)
-    assert {"compute", "compute1", "d2d0-1", "d2d1-0", "host"} <= {
-        node.lane for node in made.memgraph.nodes
-    }
-    with Runner(made, engine, order, poison=True) as runner:
-        for expected in plain:
-            assert all(map(torch.equal, runner(x), expected))
-    assert all(torch.equal(tensors[key], held[key]) for key in held)
-
-
-def test_the_caller_computes_and_every_other_lane_has_a_thread() -> None:
-    names: dict[str, str] = {}
-    graph = two_devices()
-    for number, task in enumerate(graph.tasks):
-        if task.lane != "d2d":
-
-            def kernel(reads: Bytes, writes: Bytes, name: str = task.name) -> None:
-                names[name] = threading.current_thread().name
-                assert not torch.is_grad_enabled()
-
-            graph = with_task(graph, number, kernel=kernel)
-    graph = hand.bind(graph, [0])
-    with Runner(hand.planned(graph), "threads") as runner:
-        runner(some(320))
-        assert threading.current_thread().name == names["first1"]
-        assert names["second1"] == "perfect-offload-compute1"
-        assert names["host1"] == "perfect-offload-host"
-        assert torch.is_grad_enabled()
 
 
 def test_host_workers_run_at_the_same_time_and_beside_compute() -> None:
@@ -217,8 +55,8 @@ def test_host_workers_run_at_the_same_time_and_beside_compute() -> None:
         made = builder.buffer(name, 64, device=device)
         builder.task(name, [], [made], lane=lane, device=device, kernel=meet)
         builder.output(made)
-    graph = hand.bind(builder.graph())
-    with Runner(hand.planned(graph), "threads", host_workers=2) as runner:
+    graph = graphs.bound(builder.graph())
+    with Runner(planned(graph), "threads", host_workers=2) as runner:
         runner()
         assert {span.row for span in runner.trace.spans} == {"compute", "host-0", "host-1"}
 
@@ -238,8 +76,8 @@ def test_a_lane_runs_one_node_at_a_time(engine: str) -> None:
     for n in range(40):
         made = builder.buffer(f"h{n}", 1 << 16, device=HOST)
         builder.task(f"h{n}", [], [made], lane="host", device=HOST, kernel=alone)
-    graph = hand.bind(builder.graph())
-    with Runner(hand.planned(graph), engine, "random") as runner:
+    graph = graphs.bound(builder.graph())
+    with Runner(planned(graph), engine, "random") as runner:
         runner()
 
 
@@ -254,49 +92,15 @@ def test_a_step_that_is_added_anew_takes_the_place_of_the_first_one() -> None:
 
 
 def test_arenas_larger_than_the_machine_are_refused_before_anything_moves() -> None:
-    graph = hand.bind(hand.layers(1), [0])
+    graph = graphs.bound(graphs.chain(1))
     tensors = graph.program.tensors
-    made = hand.planned(graph).memgraph
+    made = planned(graph).memgraph
     at = tensors["w0"].data_ptr()
     for arena in (0, HOST):
         huge = replace(made, arenas={**made.arenas, arena: 1 << 50})
         with pytest.raises(OffloadError, match=r"1024\.0 TiB of memory are needed, but only "):
-            Runner(hand.HandPlan(huge))
+            Runner(graphs.HandPlan(huge))
     assert tensors["w0"].data_ptr() == at
-
-
-def test_memory_that_the_machine_refuses_is_an_error_that_says_how_much_for_what(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # A machine with as much memory, of which this process may not have so much.
-    monkeypatch.setattr(room, "memory_left", lambda: HostMemoryLeft(1 << 62, "a dream"))
-    graph = hand.bind(hand.layers(1), [0])
-    tensors = graph.program.tensors
-    made = hand.planned(graph).memgraph
-    at = tensors["w0"].data_ptr()
-    for arena, said in ((0, "device 0.*lower the budget"), (HOST, "the host.*give a host_budget")):
-        huge = replace(made, arenas={**made.arenas, arena: 1 << 60})
-        with pytest.raises(OffloadError, match=f"{1 << 60} bytes .*{said}"):
-            Runner(hand.HandPlan(huge))
-    assert tensors["w0"].data_ptr() == at
-
-
-@pytest.mark.parametrize("wrong", [{"engine": "gpu"}, {"order": "backwards"}])
-def test_an_unknown_engine_or_order_is_refused(wrong: dict[str, str]) -> None:
-    graph = hand.bind(hand.layers(1), [0])
-    with pytest.raises(ValueError, match="one of"):
-        Runner(hand.planned(graph), **wrong)  # type: ignore[arg-type]
-
-
-def test_pieces_that_do_not_lie_side_by_side_are_refused() -> None:
-    builder = GraphBuilder()
-    for start in (0, 128):
-        b = builder.buffer(f"w[{start}]", 64, "parameter")
-        builder.buffers[b] = replace(builder.buffers[b], tensor="w", start=start)
-        builder.task(f"use{start}", [b], [b], kernel=hand.mix(1))
-    graph = hand.bind(builder.graph())
-    with pytest.raises(GraphError, match="pieces of tensor w do not lie side by side"):
-        Runner(hand.HandPlan(hand.planned(graph).memgraph))
 
 
 def test_a_task_that_writes_without_a_kernel_is_refused_before_a_step() -> None:
@@ -308,13 +112,111 @@ def test_a_task_that_writes_without_a_kernel_is_refused_before_a_step() -> None:
         Runner(plan(graph, placement="copy"))
 
 
-@pytest.mark.parametrize(("share", "beside"), [(None, False), (0.0, True)])
-def test_a_step_in_which_nothing_but_inputs_moves_runs_on_the_callers_thread_alone(
-    share: float | None, beside: bool
+@pytest.mark.parametrize("engine", ENGINES)
+def test_outputs_are_a_tuple_of_new_tensors(engine: str) -> None:
+    graph = graphs.bound(graphs.chain(2))
+    with Runner(planned(graph), engine) as runner:
+        first = runner(graphs.batch())
+        kept = first[0].clone()
+        second = runner(graphs.batch())
+        assert isinstance(first, tuple)
+        assert torch.equal(first[0], kept) and not torch.equal(first[0], second[0])
+        assert first[0].untyped_storage().nbytes() == 64
+        first[0].zero_()
+        assert second[0].any()
+
+
+def test_what_is_no_tensor_comes_out_as_it_is_and_nested_outputs_are_flat() -> None:
+    graph = graphs.bound(graphs.chain(1))
+    value = graph.program.outputs[0]
+    outputs = (value, {"loss": value, "epoch": 3}, None)
+    graph = replace(graph, program=replace(graph.program, outputs=outputs))
+    with Runner(planned(graph), "serial") as runner:
+        loss, again, epoch, nothing = runner(graphs.batch())
+    assert torch.equal(loss, again) and epoch == 3 and nothing is None
+
+
+@pytest.mark.parametrize(
+    ("batch", "said"),
+    [
+        ((), "0 tensors were given; the step takes 1"),
+        ((torch.zeros(640), torch.zeros(1)), "2 tensors were given; the step takes 1"),
+        ((torch.zeros(640),), "input 0 is torch.float32 on cpu; torch.uint8 on cpu is expected"),
+        ((torch.zeros(640, device="meta"),), "on meta"),
+        (([1] * 640,), "input 0 is a list; a tensor is expected"),
+        ((torch.zeros(641, dtype=torch.uint8),), r"inputs of shape \(\(640,\),\)"),
+    ],
+)
+def test_a_batch_that_does_not_fit_is_refused_and_the_next_one_runs(
+    batch: tuple[Any, ...], said: str
 ) -> None:
-    graph = hand.bind(hand.layers(), [0])
-    budget = None if share is None else 4 * 640 + 64
-    with Runner(hand.planned(graph, budget), "threads") as runner:
-        runner(some(640))
-        names = [thread.name for thread in threading.enumerate()]
-        assert any(name.startswith("perfect-offload") for name in names) == beside
+    graph = graphs.bound(graphs.chain(1))
+    tensors = graph.program.tensors
+    before = tensors["w0"].clone()
+    with Runner(planned(graph), "serial") as runner:
+        with pytest.raises(StepError, match=said):
+            runner(*batch)
+        assert torch.equal(tensors["w0"], before)
+        runner(graphs.batch())
+        assert not torch.equal(tensors["w0"], before)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("other", [40, 400])
+def test_a_batch_of_another_shape_is_captured_once_and_works_on_the_same_tensors(
+    engine: str, other: int
+) -> None:
+    """A smaller one shares the arenas; a larger one makes them anew."""
+    captured: list[int] = []
+    tensors = {"w": torch.arange(128, dtype=torch.uint8)}
+    held = {"w": tensors["w"].clone()}
+
+    def graph_for(nbytes: int) -> TaskGraph:
+        builder = GraphBuilder()
+        x, w = builder.buffer("x", nbytes, "input"), builder.buffer("w", 128, "parameter")
+        y = builder.buffer("y", nbytes)
+        builder.task("forward", [x, w], [y], kernel=graphs.mixed(1))
+        builder.task("update", [y, w], [w], kernel=graphs.mixed(2))
+        builder.output(y)
+        graph = graphs.bound(builder.graph())
+        program = replace(graph.program, tensors=tensors, recapture=recapture)
+        return replace(graph, program=program)
+
+    def recapture(*batch: torch.Tensor) -> TaskGraph:
+        assert torch.is_grad_enabled()
+        captured.append(batch[0].numel())
+        return graph_for(batch[0].numel())
+
+    with Runner(planned(graph_for(160)), engine, poison=True) as runner:
+        for step, nbytes in enumerate((160, other, 160, other, other, 160)):
+            x = graphs.batch(nbytes, step)
+            [expected] = graphs.Plainly(graph_for(nbytes), held).step(x)
+            assert torch.equal(runner(x)[0], expected)
+            assert torch.equal(tensors["w"], held["w"])
+    assert captured == [other]
+
+
+def test_a_larger_batch_is_planned_though_what_stays_on_the_device_is_in_its_way() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(*(part for _ in range(4) for part in (nn.Linear(32, 32), nn.ReLU())))
+    for p in net.parameters():
+        p.grad = torch.zeros_like(p)
+    twin = copy.deepcopy(net)
+    for p in twin.parameters():
+        p.grad = torch.zeros_like(p)
+
+    def step(x: torch.Tensor, of: nn.Module = net) -> torch.Tensor:
+        loss = of(x).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    small, large = (torch.randn(n, 32) for n in (4, 512))
+    both = [offload.capture(step, x) for x in (small, large)]
+    made = offload.plan(both[0], max(smallest_budget(graph, 0)[0] for graph in both))
+    stays = [b for b, place in made.memgraph.starts.items() if place.arena != HOST]
+    assert any(made.graph.buffers[b].persistent for b in stays), "nothing is in the way"
+    with Runner(made) as runner:
+        for x in (small, large, large, small, large, small):
+            assert torch.equal(runner(x)[0], step(x, twin))
+        for p, q in zip(net.parameters(), twin.parameters(), strict=True):
+            assert torch.equal(p.grad, q.grad)

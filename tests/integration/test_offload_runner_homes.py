@@ -1,15 +1,13 @@
 """The user's tensors while a runner has them: they are its arenas' bytes, and stay the user's."""
 
 import gc
-import io
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
-from support import offload_hand_made as hand
-from support.graph_edits import grown
+from support.stream_runs import planned
 from torch import nn
 
 import offload
@@ -84,7 +82,7 @@ def test_a_parameter_stays_the_object_that_it_was_and_shows_the_values_of_now(
 ) -> None:
     made = case()
     before, seen = made.w.detach().clone(), made.w.data_ptr()
-    with Runner(hand.planned(made.graph, budget), engine) as runner:
+    with Runner(planned(made.graph, budget), engine) as runner:
         assert torch.equal(made.w, before) and made.w.data_ptr() != seen
         at = made.w.data_ptr()
         for step in range(3):
@@ -94,27 +92,12 @@ def test_a_parameter_stays_the_object_that_it_was_and_shows_the_values_of_now(
     assert made.m.tolist() == [3.0] * 7
 
 
-def test_a_checkpoint_holds_the_tensors_and_not_the_arena() -> None:
-    made = case()
-    module = nn.Module()
-    module.register_parameter("w", made.w)
-    plan = hand.planned(made.graph)
-    large = replace(plan.memgraph, arenas={**plan.memgraph.arenas, 0: 1 << 20})
-    with Runner(hand.HandPlan(large), "serial") as runner:
-        runner(torch.ones(4, 5))
-        file = io.BytesIO()
-        torch.save(module.state_dict(), file)
-        assert len(file.getvalue()) < 10_000
-        file.seek(0)
-        assert torch.equal(torch.load(file)["w"], made.w)
-
-
 def test_values_loaded_in_place_are_what_the_next_step_starts_from() -> None:
     made = case()
     module = nn.Module()
     module.register_parameter("w", made.w)
     saved = {"w": torch.randn(5, 5)}
-    with Runner(hand.planned(made.graph, 400), "threads") as runner:
+    with Runner(planned(made.graph, 400), "threads") as runner:
         check_step(runner, made)
         at = made.w.data_ptr()
         module.load_state_dict(saved)
@@ -137,7 +120,7 @@ def test_a_tensor_that_was_pointed_elsewhere_comes_home_with_its_new_values(
     engine: str, other: Callable[[], torch.Tensor]
 ) -> None:
     made = case()
-    with Runner(hand.planned(made.graph), engine) as runner:
+    with Runner(planned(made.graph), engine) as runner:
         check_step(runner, made)
         home, new = made.w.data_ptr(), other()
         kept = new.clone()
@@ -156,7 +139,7 @@ def test_two_tensors_that_changed_places_come_home_with_each_others_values() -> 
         call = Call(torch.Tensor.add_, (value(b, tensor), 10.0))
         builder.task(f"add {name}", [b], [b], kernel=call)
     graph = builder.graph(Program((), (), dict(tensors)))
-    with Runner(hand.planned(graph), "serial") as runner:
+    with Runner(planned(graph), "serial") as runner:
         runner()
         a, b = tensors["a"], tensors["b"]
         a.data, b.data = b.data, a.data
@@ -167,7 +150,7 @@ def test_two_tensors_that_changed_places_come_home_with_each_others_values() -> 
 @pytest.mark.parametrize("wrong", [torch.zeros(5, 6), torch.zeros(5, 5, dtype=torch.float64)])
 def test_a_tensor_of_another_kind_is_refused_and_a_right_one_runs(wrong: torch.Tensor) -> None:
     made = case()
-    with Runner(hand.planned(made.graph), "serial") as runner:
+    with Runner(planned(made.graph), "serial") as runner:
         values = made.w.detach().clone()
         made.w.data = wrong.clone()
         with pytest.raises(StepError, match=r"tensor w is .* Capture it again"):
@@ -182,7 +165,7 @@ def test_tensors_that_share_a_storage_still_share_it(engine: str) -> None:
     w, rest = nn.Parameter(flat[:25].view(5, 5)), flat[25:]
     made = case(w=w, tensors=lambda: {"w": (w, flat, rest), "m": torch.zeros(7)})
     made.m = made.graph.program.tensors["m"]
-    with Runner(hand.planned(made.graph), engine) as runner:
+    with Runner(planned(made.graph), engine) as runner:
         check_step(runner, made)
         assert torch.equal(flat[:25].view(5, 5), w)
         rest.fill_(3.0)
@@ -195,37 +178,23 @@ def test_tensors_that_share_a_storage_still_share_it(engine: str) -> None:
     assert w[0, 0] == 77.0 and w.untyped_storage().nbytes() == flat.nbytes
 
 
-def test_close_gives_every_tensor_memory_of_its_own_size() -> None:
-    made = case(w=nn.Parameter(torch.randn(5, 5).T))
-    stride = made.w.stride()
-    runner = Runner(hand.planned(made.graph, 400), "threads")
-    check_step(runner, made)
-    values, arenas = made.w.detach().clone(), runner._memory.arenas
-    runner.close()
-    runner.close()
-    assert torch.equal(made.w, values) and made.w.stride() == stride
-    assert made.w.untyped_storage().nbytes() == 100 and made.w.untyped_storage().resizable()
-    assert not any(arenas.contain(t.data_ptr()) for t in (made.w, made.m))
-    assert made.w.requires_grad
-
-
 def test_a_runner_that_is_dropped_leaves_the_values() -> None:
     made = case()
-    runner = Runner(hand.planned(made.graph), "serial")
+    runner = Runner(planned(made.graph), "serial")
     check_step(runner, made)
     values = made.w.detach().clone()
     del runner
     gc.collect()
     assert torch.equal(made.w, values)
-    with Runner(hand.planned(made.graph), "serial") as runner:
+    with Runner(planned(made.graph), "serial") as runner:
         check_step(runner, made)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_two_runners_over_the_same_tensors_can_take_turns(engine: str) -> None:
     made = case()
-    first = Runner(hand.planned(made.graph), engine)
-    second = Runner(hand.planned(made.graph, 400), engine)
+    first = Runner(planned(made.graph), engine)
+    second = Runner(planned(made.graph, 400), engine)
     for step, runner in enumerate((first, second, second, first, second, first, first)):
         check_step(runner, made, step)
     second.close()
@@ -240,53 +209,13 @@ def test_two_runners_over_the_same_tensors_can_take_turns(engine: str) -> None:
 def test_a_gradient_from_before_a_step_is_refused_by_autograd() -> None:
     """The step changed what the backward pass would read, as `optimizer.step()` would have."""
     made = case()
-    with Runner(hand.planned(made.graph), "serial") as runner:
+    with Runner(planned(made.graph), "serial") as runner:
         loss = (made.w * made.w).sum()
         runner(torch.ones(4, 5))
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
         (made.w * made.w).sum().backward()
         assert made.w.grad is not None and torch.equal(made.w.grad, 2 * made.w)
-
-
-def test_an_autocast_around_the_call_changes_nothing() -> None:
-    made = case()
-    with Runner(hand.planned(made.graph), "serial") as runner, torch.autocast("cpu"):
-        x = torch.randn(4, 5)
-        with torch.autocast("cpu", enabled=False):
-            y, w, _ = made.eagerly(x)
-        assert torch.equal(runner(x)[0], y)
-        assert torch.equal(made.w, w) and torch.is_autocast_enabled("cpu")
-
-
-def test_a_tensor_that_no_task_touches_is_left_where_it_is() -> None:
-    made = case()
-    unused = torch.ones(3)
-    builder, program = grown(made.graph), made.graph.program
-    builder.buffer("unused", unused.nbytes, "buffer")
-    builder.buffer("empty", 0, "parameter")
-    tensors = {**program.tensors, "unused": unused, "empty": torch.empty(0)}
-    graph = builder.graph(replace(program, tensors=tensors))
-    at = unused.data_ptr()
-    with Runner(hand.planned(graph), "serial") as runner:
-        check_step(runner, made)
-        assert unused.tolist() == [1.0] * 3
-        assert unused.data_ptr() == at or runner._memory.arenas.contain(unused.data_ptr())
-
-
-def test_a_step_over_pieces_of_a_tensor_changes_the_one_tensor() -> None:
-    builder, tensor = GraphBuilder(), torch.zeros(48)
-    for start in (0, 64, 128):
-        b = builder.buffer(f"m[{start}]", 64, "state")
-        builder.buffers[b] = replace(builder.buffers[b], tensor="m", start=start)
-        piece = Value(b, torch.float32, (16,), (1,))
-        call = Call(torch.Tensor.add_, (piece, start))
-        builder.task(f"add{start}", [b], [b], kernel=call, phase="update")
-    graph = builder.graph(Program((), (), {"m": tensor}))
-    with Runner(hand.planned(graph, 320), "threads", poison=True) as runner:
-        runner()
-        runner()
-        assert tensor.tolist() == [0.0] * 16 + [128.0] * 16 + [256.0] * 16
 
 
 @pytest.mark.parametrize("mode", [False, True])

@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import multiprocessing
 import stat
 import subprocess
 import sys
@@ -65,29 +64,6 @@ def test_each_allocation_of_a_call_gets_the_address_of_its_slot(
 
 
 @PLACED
-def test_a_slot_without_an_address_is_allocated_as_ever(placed: Shim, arena: torch.Tensor) -> None:
-    results: list[torch.Tensor] = []
-
-    def call() -> None:
-        results.extend([torch.full((16,), 1.0), torch.full((16,), 2.0)])
-
-    placed.bind(call, [(64, 0), (64, arena.data_ptr())], never)()
-    assert results[1].data_ptr() == arena.data_ptr()
-    assert results[0].tolist() == [1.0] * 16
-
-
-@PLACED
-def test_empty_tensors_take_no_slot(placed: Shim, arena: torch.Tensor) -> None:
-    def call() -> list[torch.Tensor]:
-        return [torch.empty(0), torch.full((16,), 2.0), torch.empty(3, 0)]
-
-    settled: list[Any] = []
-    placed.bind(call, [(64, arena.data_ptr())], lambda result: bool(settled.append(result)))()
-    assert content_is(arena, 0, 2.0)
-    assert len(settled) == 1
-
-
-@PLACED
 @pytest.mark.parametrize("slots", [[(65, 0)], [(63, 0)], [], [(64, 0), (64, 64)]])
 def test_a_call_that_allocates_unlike_its_slots_is_told_every_time(
     slots: list[tuple[int, int]], placed: Shim, arena: torch.Tensor
@@ -105,30 +81,6 @@ def test_a_call_that_allocates_unlike_its_slots_is_told_every_time(
     assert told == [[5.0] * 16] * 3
     fitting = len(slots) == 2
     assert content_is(arena, 0, 5.0 if fitting else 0.0)
-
-
-@PLACED
-def test_after_the_first_allocation_that_does_not_fit_nothing_is_served(
-    placed: Shim, arena: torch.Tensor
-) -> None:
-    def call() -> list[torch.Tensor]:
-        return [torch.full((16,), 1.0), torch.full((20,), 2.0), torch.full((16,), 3.0)]
-
-    base = arena.data_ptr()
-    placed.bind(call, [(64, base), (64, base + 64), (64, base + 128)], never)()
-    assert content_is(arena, 0, 1.0)
-    assert not arena[64:].any()
-
-
-@PLACED
-def test_a_result_is_looked_at_once_or_for_as_long_as_asked(
-    placed: Shim, arena: torch.Tensor
-) -> None:
-    answers = [True, True, False]
-    run = placed.bind(fill(1.0), [(64, arena.data_ptr())], lambda result: answers.pop(0))
-    for _ in range(5):
-        run()
-    assert answers == []
 
 
 @PLACED
@@ -153,20 +105,6 @@ def test_an_exception_of_a_call_arrives_and_leaves_nothing_served(
     with pytest.raises(ZeroDivisionError):
         refused()
     assert not arena[64:].any()
-
-
-@PLACED
-def test_a_bound_call_inside_another_has_slots_of_its_own(
-    placed: Shim, arena: torch.Tensor
-) -> None:
-    base = arena.data_ptr()
-    inner = placed.bind(fill(2.0), [(64, base + 64)], never)
-
-    def call() -> list[Any]:
-        return [torch.full((16,), 1.0), inner(), torch.full((16,), 3.0)]
-
-    placed.bind(call, [(64, base), (64, base + 128)], never)()
-    assert [content(arena, at)[0] for at in (0, 64, 128)] == [1.0, 2.0, 3.0]
 
 
 @PLACED
@@ -199,39 +137,6 @@ def test_two_threads_are_served_at_once_each_its_own(placed: Shim) -> None:
 
 
 @PLACED
-def test_memory_that_nobody_watched_lives_on_through_the_shim(
-    placed: Shim, arena: torch.Tensor
-) -> None:
-    kept = torch.full((16,), 7.0)
-    run = placed.bind(fill(1.0), [(64, arena.data_ptr())], never)
-    with placed.counting() as passed:
-        inside = torch.full((1000,), 8.0)
-        run()
-        assert (passed.allocations, passed.live) == (1, 4000)
-    del run
-    assert kept.tolist() == [7.0] * 16
-    assert (inside == 8.0).all()
-
-
-@PLACED
-def test_what_the_base_gives_out_is_counted_of_all_threads(placed: Shim) -> None:
-    kept: list[torch.Tensor] = []
-    with placed.counting() as passed:
-        first = torch.full((1000,), 1.0)
-        other = threading.Thread(target=lambda: kept.append(torch.full((500,), 1.0)))
-        other.start()
-        other.join(60)
-        del first
-        assert passed.live == 2000
-        assert passed.peak == 6000
-    later = torch.full((10,), 1.0)
-    with placed.counting() as passed:
-        kept.clear()
-        del later
-        assert (passed.live, passed.peak, passed.allocations) == (0, 0, 0)
-
-
-@PLACED
 def test_a_record_tells_allocations_and_frees_in_order(placed: Shim) -> None:
     def call() -> torch.Tensor:
         hidden = torch.full((16,), 1.0)
@@ -245,17 +150,6 @@ def test_a_record_tells_allocations_and_frees_in_order(placed: Shim) -> None:
     assert (third.address, last.address) == (first.address, second.address)
     assert second.address == where
     assert (log.returned, log.elsewhere) == (3, 0)
-
-
-@PLACED
-def test_a_record_ends_with_an_exception(placed: Shim) -> None:
-    def call() -> None:
-        raise LookupError("of the kernel")
-
-    with pytest.raises(LookupError):
-        placed.record(call, never)
-    _, log = placed.record(lambda: None, never)
-    assert log.events == ()
 
 
 @PLACED
@@ -317,19 +211,6 @@ def test_a_compiler_that_fails_is_told_with_its_own_words(tmp_path: Path) -> Non
     assert not [*(tmp_path / "cache").iterdir()]
 
 
-def test_a_compiler_that_makes_nothing_of_use_is_told(tmp_path: Path) -> None:
-    why = shim.built([compiler(tmp_path, "exit 0")], tmp_path)
-    assert isinstance(why, str)
-    assert "cannot be built or loaded" in why
-
-
-def test_no_compiler_is_told_with_the_names_that_were_sought(tmp_path: Path) -> None:
-    why = shim.built(["no-such-compiler-1", "no-such-compiler-2"], tmp_path)
-    assert why == (
-        "no C++ compiler was found (no-such-compiler-1, no-such-compiler-2); install one"
-    )
-
-
 def test_without_a_shim_outputs_are_copied_and_the_reason_is_shown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -353,16 +234,6 @@ def test_what_was_built_is_found_by_the_next_process(tmp_path: Path) -> None:
 
 
 @PLACED
-def test_a_home_that_cannot_be_written_does_not_matter() -> None:
-    found = shim.built(shim.COMPILERS, None)
-    assert isinstance(found, Shim)
-    assert not found.path.exists()
-    arena = torch.zeros(64, dtype=torch.uint8)
-    found.bind(fill(4.0), [(64, arena.data_ptr())], never)()
-    assert content_is(arena, 0, 4.0)
-
-
-@PLACED
 def test_several_processes_may_build_at_once(tmp_path: Path) -> None:
     script = f"""
 from pathlib import Path
@@ -378,9 +249,3 @@ assert not isinstance(found, str), found
         _, errors = build.communicate()
         assert build.returncode == 0, errors
     assert len([*tmp_path.iterdir()]) == 1
-
-
-@PLACED
-def test_a_spawned_process_finds_it_built(placed: Shim) -> None:
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert pool.apply(shim.why_not) == ""

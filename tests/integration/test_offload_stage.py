@@ -1,13 +1,21 @@
-"""Several runners on one stage: each has the bits that it has alone, whoever is in between."""
+"""Several runners on one stage: each has the bits that it has alone, whoever is in between.
 
+one .. other .. one .. other       hand-overs; each parks the job before it on the host
+"""
+
+import gc
 import threading
+import weakref
+from typing import Any
 
 import pytest
 import torch
 from support import stage_jobs as jobs
 
-from offload.errors import StepError
-from offload.graph.taskgraph import HOST
+from offload.errors import MemoryTooSmall, StepError
+from offload.memory import room
+from offload.memory.homes import Home
+from offload.memory.host_memory import HostMemoryLeft
 from offload.running.engines.work import Record, StepWork
 from offload.running.runner import Runner
 from offload.running.stage import Stage
@@ -58,44 +66,6 @@ def test_steps_of_two_threads_take_turns_on_a_stage(runners: int) -> None:
         for runner, _ in tenants:
             runner.close()
     assert together == [False, False]
-
-
-def test_a_parked_job_keeps_its_host_arena_and_has_nothing_on_the_device() -> None:
-    one, other = jobs.Job.chain(4, 4096, 24_000), jobs.Job.chain(3, 1024)
-    with jobs.stage("threads") as stage:
-        first = Runner(one.plan, stage=stage)
-        one.step(first)
-        resident = jobs.on_device(first, one)
-        at = {n: t.data_ptr() for n, t in one.tensors.items() if n not in resident}
-        assert resident and at
-        second = Runner(other.plan, stage=stage)
-        other.step(second)
-        assert jobs.on_device(second, one) == [] and jobs.on_device(second, other)
-        assert {n: one.tensors[n].data_ptr() for n in at} == at
-        assert one.is_right()
-        one.step(first)
-        assert jobs.on_device(first, one) == resident and jobs.on_device(first, other) == []
-        first.close()
-        second.close()
-
-
-def test_the_arena_grows_for_the_largest_job_and_is_taken_once() -> None:
-    small, large = jobs.Job.chain(2, 1024), jobs.Job.chain(6, 4096)
-    with jobs.stage("serial") as stage:
-        first = Runner(small.plan, stage=stage)
-        small.step(first)
-        second = Runner(large.plan, stage=stage)
-        large.step(second)
-        assert stage.lender.arena is not None
-        arena = stage.lender.arena
-        assert arena.sizes[0] == large.plan.memgraph.arenas[0]
-        small.step(first)
-        large.step(second)
-        assert stage.lender.arena is arena
-        first.close()
-        second.close()
-        assert stage.lender.arena is None
-    assert small.is_right() and large.is_right()
 
 
 @pytest.mark.parametrize("there", ["large", "small"])
@@ -169,11 +139,130 @@ def test_what_a_stage_decides_cannot_be_asked_of_its_tenant() -> None:
         Runner(job.plan, stage=elsewhere)
 
 
-def test_the_device_arena_and_the_host_arena_are_two_objects() -> None:
-    job = jobs.Job.chain(4, 4096, 24_000)
-    with Runner(job.plan, "serial") as runner:
+BUDGET = 24_000
+"""Of `chain(4, 4096)`: some tensors are resident, the others are streamed."""
+
+
+@pytest.fixture
+def pair() -> Any:
+    """Two jobs on a stage, of which the first one is parked."""
+    one, other = jobs.Job.chain(4, 4096, BUDGET), jobs.Job.chain(3, 1024)
+    with jobs.stage("threads") as stage:
+        first, second = Runner(one.plan, stage=stage), Runner(other.plan, stage=stage)
+        one.step(first)
+        resident = jobs.on_device(first, one)
+        assert resident and len(resident) < len(one.tensors)
+        other.step(second)
+        yield one, first, other, second, resident
+        first.close()
+        second.close()
+
+
+def test_what_the_user_writes_to_a_parked_tensor_is_what_the_next_step_reads(pair: Any) -> None:
+    one, first, _, _, resident = pair
+    changed, pointed = resident[:2]
+    one.tensors[changed].add_(1)
+    one.plain[changed].add_(1)
+    new = torch.flip(one.plain[pointed], (0,))
+    kept = new.clone()
+    one.tensors[pointed].data = new
+    one.plain[pointed].copy_(kept)
+    one.step(first)
+    assert one.is_right()
+    assert torch.equal(new, kept)  # the user's memory is the user's
+
+
+def test_a_stage_that_grows_frees_the_arena_that_was_too_small() -> None:
+    small, large = jobs.Job.chain(2, 1024), jobs.Job.chain(6, 4096)
+    with jobs.stage("serial") as stage:
+        first = Runner(small.plan, stage=stage)
+        small.step(first)
+        old = weakref.ref(stage.lender.arena)
+        second = Runner(large.plan, stage=stage)
+        gc.collect()
+        assert old() is None
+        assert sorted(jobs.waiting(first, small)) == sorted(small.tensors)
+        large.step(second)
+        small.step(first)
+        first.close()
+        second.close()
+    assert small.is_right() and large.is_right()
+
+
+def test_another_step_of_a_parked_job_begins_with_the_values_that_wait() -> None:
+    """Its plan may have other residents, or lack some of the tensors."""
+    one, other = jobs.Job.chain(4, 4096, BUDGET), jobs.Job.chain(3, 1024)
+    with jobs.stage("threads") as stage:
+        first, second = Runner(one.plan, stage=stage), Runner(other.plan, stage=stage)
+        first.add("again", jobs.part(one, 2))
+        for _ in range(2):
+            one.step(first)
+            other.step(second)
+            first.run("again", one.batch)
+            jobs.part_of_plain(one, 2)
+            assert one.is_right()
+            other.step(second)
+        first.close()
+        second.close()
+    assert one.is_right() and other.is_right()
+
+
+def test_a_tensor_that_has_changed_since_the_last_hand_over_takes_another_way(pair: Any) -> None:
+    one, first, other, second, [name, *_] = pair
+    tensor = one.tensors[name]
+    one.step(first)
+    tensor.data = tensor.data.clone()  # while it is at home
+    other.step(second)
+    assert one.is_right()
+    one.step(first)
+    other.step(second)
+    tensor.data = tensor.data.clone()  # while it waits
+    one.step(first)
+    assert one.is_right() and other.is_right()
+
+
+def test_a_step_that_is_hit_while_tensors_come_home_loses_none(
+    pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, first, other, second, [name, *_] = pair
+    one.tensors[name].data = one.tensors[name].data.clone()  # so each comes by itself
+    brought: list[str] = []
+    bring = Home.bring
+
+    def once(home: Any, live: Any, **more: Any) -> None:
+        if brought:
+            raise KeyboardInterrupt
+        brought.append(home.key)
+        bring(home, live, **more)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Home, "bring", once)
+        first(one.batch)
+    assert one.is_right()
+    other.step(second)
+    assert one.is_right()
+    one.step(first)
+    assert one.is_right() and other.is_right()
+
+
+def test_a_runner_that_is_alone_takes_the_place_when_it_is_parked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = jobs.Job.chain(4, 4096, BUDGET)
+    with Runner(job.plan, "threads") as runner:
         job.step(runner)
-        arenas = runner._memory.arenas
-        assert arenas is not None and arenas.lent is runner.stage.lender.arena
-        assert arenas.host is runner._memory.host and HOST not in arenas.lent.regions
+        resident = jobs.on_device(runner, job)
+        with monkeypatch.context() as patched:
+            patched.setattr(room, "memory_left", lambda: HostMemoryLeft(100, "a small machine"))
+            with pytest.raises(
+                MemoryTooSmall, match=r"parked.*a small machine|a small machine.*parked"
+            ):
+                runner.park()
+        assert jobs.on_device(runner, job) == resident
+        for _ in range(2):
+            runner.park()
+            runner.park()
+            assert jobs.on_device(runner, job) == []
+            assert sorted(jobs.waiting(runner, job)) == sorted(resident)
+            job.step(runner)
     assert job.is_right()

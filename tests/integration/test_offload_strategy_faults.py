@@ -1,141 +1,32 @@
-"""What Python does in a step, and what goes wrong under OffloadStrategy."""
+"""Bad input, bad luck, errors and Ctrl-C under OffloadStrategy: told, or as in plain Lightning."""
 
-import random
+import os
 import re
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
 from support import offload_lightning as ol
-from support import own_optimizers as own
-from support.products import every_value
 from torch import nn
 from torch.utils.data import DataLoader
 
 from offload import BudgetTooSmall, OffloadError
+from offload.running.stage import Stage
 from trainers import OffloadStrategy
 
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
 
 
-# ---- whatever Python does ------------------------------------------------------------------------
+NOTHING: Any = []
 
 
-class Backward(ol.Module):
-    def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        (loss * 2).backward()
-
-
-class Stepped(ol.Module):
-    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        super().optimizer_step(*args, **kwargs)
-
-
-class Values(ol.Module):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
-        if loss.item() > 100:
-            loss = loss * 2
-        return loss
-
-
-class Indexed(ol.Module):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
-        return loss * 2 if batch_idx % 2 else loss
-
-
-class Scaled(ol.Module):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return nn.functional.cross_entropy(self(batch[0]), batch[1]) * (batch_idx * 1.0 or 1.0)
-
-
-class Tensored(ol.Module):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        weight = torch.tensor(batch_idx) + 1.0
-        return nn.functional.cross_entropy(self(batch[0]), batch[1]) * weight
-
-
-class Steps(ol.Module):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        weight = 1.0 + self.global_step
-        return nn.functional.cross_entropy(self(batch[0]), batch[1]) * weight
-
-
-class LaterSteps(ol.Module):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
-        return loss * 2 if self.trainer.global_step == 3 else loss
-
-
-class Rate(ol.Module):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
-        self.log("rate", self.trainer.optimizers[0].param_groups[0]["lr"] * 2)
-        return loss
-
-
-class Keeps(ol.Module):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
-        self.last_loss = loss.detach()
-        return loss
-
-
-class Other(ol.Module):
-    def configure_optimizers(self) -> Any:
-        return own.Branching(self.parameters(), 1e-3)
-
-
-class Later(ol.Module):
-    """It asks for a value from the fourth batch on, in the middle of a window of three."""
-
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        self.late = batch_idx >= 4
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
-        if self.late:
-            float(loss.detach())
-        return loss
-
-
-class Rolls(ol.Module):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        dice = random.Random(batch_idx)
-        return nn.functional.cross_entropy(self(batch[0]), batch[1]) * dice.random()
-
-
-class Thing:
-    def __init__(self, samples: Any) -> None:
-        self.x, self.y = (torch.stack(part) for part in zip(*samples, strict=True))
-
-
-class Objects(ol.Module):
-    """Its batch holds an object."""
-
-    def train_dataloader(self) -> Any:
-        return DataLoader(ol.data().dataset, ol.BATCH, collate_fn=lambda one: [Thing(one)])
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return nn.functional.cross_entropy(self(batch[0].x), batch[0].y)
-
-
-MAKES = [
-    Backward, Stepped, Values, Indexed, Scaled, Tensored, Steps, LaterSteps, Rate, Keeps, Other,
-    Later, Rolls, Objects,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("make", "budget"), every_value(MAKES, [None, "70%"]))
-def test_whatever_python_does_in_a_step_is_trained_as_in_plain_lightning(
-    make: Any, budget: str | None
-) -> None:
-    options: dict[str, Any] = {"accumulate_grad_batches": 3 if make is Later else 1}
-    options |= {"loader": make().train_dataloader()} if make is Objects else {}
-    ours = ol.train(OffloadStrategy(budget=budget), make, **options)
-    assert ol.differences(ol.train("auto", make, **options), ours) == []
+def planned() -> OffloadStrategy:
+    return OffloadStrategy(budget="70%")
 
 
 # ---- bad input ---------------------------------------------------------------------------------
@@ -143,10 +34,6 @@ def test_whatever_python_does_in_a_step_is_trained_as_in_plain_lightning(
 
 def test_options_are_checked_at_once() -> None:
     for options, said in (
-        ({"budget": "much"}, "budget"),
-        ({"budget": "0%"}, "budget"),
-        ({"budget": "x%"}, "80%"),
-        ({"budget": -1}, "budget"),
         ({"host_budget": "x"}, "host_budget"),
         ({"recompute": "always"}, "recompute='always'"),
         ({"optimizer": "gpu"}, "optimizer='gpu'"),
@@ -183,12 +70,9 @@ class Fails(ol.Module):
 
 
 class Stopped(L.Callback):
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
         if args[-1] == 2:
-            raise self.error
+            raise ZeroDivisionError
 
 
 def own_memory(module: torch.nn.Module) -> bool:
@@ -212,7 +96,7 @@ def test_a_target_that_is_none_fails_in_the_kernel_between_the_lines_that_are_na
     loader = ol.data()
     loader.dataset.tensors[1][20] = 99  # type: ignore[attr-defined]
     with pytest.raises(IndexError) as failed:
-        ol.train(OffloadStrategy(budget="60%"), loader=loader)
+        ol.train(planned(), loader=loader)
     where = re.compile(r"in task .* \(offload_lightning.py:\d+ in \w+ to .* in backward\)")
     assert any(where.match(note) for note in failed.value.__notes__)
 
@@ -220,26 +104,7 @@ def test_a_target_that_is_none_fails_in_the_kernel_between_the_lines_that_are_na
 def test_an_exception_of_a_callback_ends_the_fit_with_tensors_in_memory_of_their_own() -> None:
     module = ol.Module()
     with pytest.raises(ZeroDivisionError):
-        ol.train(
-            OffloadStrategy(budget="60%"), lambda: module, callbacks=[Stopped(ZeroDivisionError())]
-        )
-    assert own_memory(module)
-
-
-def test_ctrl_c_ends_the_fit_with_tensors_in_memory_of_their_own() -> None:
-    import signal
-
-    module = ol.Module()
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        with pytest.raises(SystemExit):
-            ol.train(
-                OffloadStrategy(budget="60%"),
-                lambda: module,
-                callbacks=[Stopped(KeyboardInterrupt())],
-            )
-    finally:
-        signal.signal(signal.SIGINT, before)
+        ol.train(planned(), lambda: module, callbacks=[Stopped()])
     assert own_memory(module)
 
 
@@ -250,17 +115,159 @@ def test_a_loss_that_is_nan_goes_through_as_it_does_in_lightning() -> None:
             module.head.weight[0, 0] = float("nan")
         return module
 
-    ours = ol.train(OffloadStrategy(budget="60%"), broken, gradient_clip_val=0.1)
-    theirs = ol.train("auto", broken, gradient_clip_val=0.1)
-    for one, other in zip(
-        ours.module.state_dict().values(), theirs.module.state_dict().values(), strict=True
-    ):
-        assert torch.equal(torch.nan_to_num(one.float()), torch.nan_to_num(other.float()))
+    found = [
+        ol.train(strategy, broken, gradient_clip_val=0.1).module.state_dict()
+        for strategy in (planned(), "auto")
+    ]
+    torch.testing.assert_close(*found, rtol=0, atol=0, equal_nan=True)
     with pytest.raises(ValueError, match="not finite"):
-        ol.train(OffloadStrategy(budget="60%"), broken, callbacks=[Finite()])
+        ol.train(planned(), broken, callbacks=[Finite()])
 
 
 class Finite(L.Callback):
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
         if not torch.isfinite(outputs["loss"]):
             raise ValueError("not finite")
+
+
+@pytest.mark.parametrize(
+    "budget", [0, -1, True, 1.5, float("nan"), float("inf"), "0", "8", "", "1e9", "0 %", "-5%"]
+)
+def test_what_is_no_budget_is_told_at_once(budget: Any) -> None:
+    with pytest.raises(ValueError, match="budget") as refused:
+        OffloadStrategy(budget=budget)
+    assert repr(budget) in str(refused.value)
+    assert "8GiB" in str(refused.value) or "80%" in str(refused.value)
+
+
+@pytest.mark.parametrize("budget", ["NaN%", "nan %", "inf%", "x%", "%"])
+def test_what_is_no_share_is_told_at_once(budget: str) -> None:
+    with pytest.raises(ValueError, match="such as 80%"):
+        OffloadStrategy(budget=budget)
+
+
+def test_a_gigabyte_is_less_than_a_gibibyte_and_more_than_all_is_all() -> None:
+    budgets = [
+        ol.train(OffloadStrategy(budget=b), max_steps=1).strategy.plan.budget[0]
+        for b in ("8GB", "8GiB", "110%", "100%")
+    ]
+    assert budgets[0] == 8 * 10**9 < budgets[1] == 8 * 2**30
+    assert budgets[2:] == [None, None]
+
+
+def test_a_share_that_is_too_small_says_which_one_is_enough() -> None:
+    with pytest.raises(BudgetTooSmall, match=r"1% is a share of .*: give \d+%$") as refused:
+        ol.train(OffloadStrategy(budget="1%"))
+    (least,) = re.findall(r"give (\d+)%", str(refused.value))
+    assert ol.train(OffloadStrategy(budget=f"{least}%"), max_steps=1).strategy.plans
+    with pytest.raises(BudgetTooSmall):
+        ol.train(OffloadStrategy(budget=f"{int(least) - 1}%"))
+
+
+class NoOptimizer(ol.Module):
+    def configure_optimizers(self) -> Any:
+        return None
+
+
+class Foreign(ol.Module):
+    """Trains nothing that the loss depends on."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD([nn.Parameter(torch.ones(2))], 0.1)
+
+
+class Empty(ol.Module):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD([{"params": []}], 0.1)
+
+
+@pytest.mark.filterwarnings("ignore:.*will run with no optimizer")
+@pytest.mark.parametrize("make", [Foreign, Empty, NoOptimizer])
+def test_an_optimizer_without_the_modules_parameters_is_no_trouble(make: Any) -> None:
+    found = []
+    for strategy in (planned(), "auto"):
+        torch.manual_seed(0)
+        module = make()
+        trainer = L.Trainer(strategy=strategy, **ol.ONE_QUIET_EPOCH)
+        trainer.fit(module, ol.data())
+        found.append((module.state_dict(), trainer.callback_metrics))
+    assert ol._unequal("", *found) == []
+
+
+@pytest.mark.filterwarnings("ignore:.*Total length of")
+@pytest.mark.filterwarnings("ignore:.*No training batches|.*limit_train_batches")
+@pytest.mark.parametrize("options", [{"limit_train_batches": 0}, {"loader": DataLoader(NOTHING)}])
+def test_a_run_without_batches_ends_as_it_began(options: dict[str, Any]) -> None:
+    strategy = planned()
+    ours = ol.train(strategy, **options)
+    assert ol.differences(ol.train("auto", **options), ours) == []
+    with pytest.raises(Exception, match="it is made in the first step"):
+        strategy.explain()
+
+
+# ---- Ctrl-C ------------------------------------------------------------------------------------
+
+
+class Saves(L.Callback):
+    """What is there when the run is stopped."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        trainer.save_checkpoint(self.file)
+
+
+@contextmanager
+def struck(monkeypatch: pytest.MonkeyPatch, at: int, times: int = 1) -> Iterator[None]:
+    """Ctrl-C within the run of a step's nodes."""
+    real, count = Stage.run, 0
+
+    def run(stage: Stage, *given: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == at:
+            for _ in range(times):
+                os.kill(os.getpid(), signal.SIGINT)
+        return real(stage, *given)
+
+    monkeypatch.setattr(Stage, "run", run)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
+@pytest.mark.parametrize("at", [3, 6])
+def test_ctrl_c_in_mid_step_leaves_a_checkpoint_of_whole_steps(
+    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategy = OffloadStrategy(budget="70%")
+    with struck(monkeypatch, at), pytest.raises(SystemExit):
+        ol.train(strategy, callbacks=[Saves(tmp_path / "struck.ckpt")], max_epochs=3)
+    found = torch.load(tmp_path / "struck.ckpt", weights_only=False)
+    steps = found["global_step"]
+    assert 0 < steps <= at
+    plain = ol.train("auto", max_steps=steps, max_epochs=3)
+    assert ol._unequal("", found["state_dict"], plain.module.state_dict()) == []
+    optimizer = plain.trainer.optimizers[0].state_dict()
+    assert ol._unequal("", found["optimizer_states"][0], optimizer) == []
+    # From there it goes on as plain Lightning does.
+    goes_on = {"ckpt_path": tmp_path / "struck.ckpt", "seed": 8}
+    assert ol.differences(ol.train("auto", **goes_on), ol.train(planned(), **goes_on)) == []
+
+
+def test_a_second_ctrl_c_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ol.Module()
+    with struck(monkeypatch, 3, times=2), pytest.raises(SystemExit):
+        ol.train(planned(), lambda: module)
+    assert own_memory(module)
+    assert torch.is_grad_enabled()
+
+
+def test_the_handler_of_the_user_is_there_again_after_every_step() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    ol.train(planned())
+    assert signal.getsignal(signal.SIGINT) is before

@@ -14,10 +14,11 @@ import lightning as L
 import pytest
 import torch
 from support import offload_lightning as ol
+from support.fake_gpu import losable_device, lose_device, only_on_a_fake_gpu
 from support.products import every_value
 from torch import nn
 
-from offload import OffloadError
+from offload import DeviceLost, OffloadError
 from trainers import OffloadDDPStrategy, OffloadStrategy
 
 pytestmark = [
@@ -76,40 +77,6 @@ def test_replayed_steps_are_plain_lightnings_to_the_last_bit(
         assert strategy.plan.device_bytes <= limit
 
 
-class Saves(L.Callback):
-    """In the middle of the fit, where some tensors are on the device and some only seem to be."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        self.devices: set[str] = set()
-
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        if trainer.current_epoch == 0:
-            trainer.save_checkpoint(self.file)
-            self.devices = {p.device.type for p in pl_module.parameters()}
-
-
-def test_checkpoints_have_plain_lightnings_keys_and_values_and_go_on_with_any_budget(
-    tmp_path: Path,
-) -> None:
-    ours, theirs = Saves(tmp_path / "ours.ckpt"), Saves(tmp_path / "theirs.ckpt")
-    strategy = offloading("60%")
-    train(strategy, callbacks=[ours])
-    train(callbacks=[theirs])
-    one, other = (
-        torch.load(saves.file, map_location="cpu", weights_only=False) for saves in (ours, theirs)
-    )
-    for part in ("state_dict", "optimizer_states", "lr_schedulers", "loops"):
-        assert ol._unequal(part, other[part], one[part]) == []
-    assert other.keys() == one.keys()
-    assert ours.devices == {"cuda"}
-    results = [
-        train(strategy, ckpt_path=ours.file, seed=8)
-        for strategy in ("auto", offloading("60%"), offloading())
-    ]
-    assert ol.differences(results[0], results[1]) == ol.differences(results[0], results[2]) == []
-
-
 class Looks(ol.Module):
     """It reads values where it validates, and its backward pass and its optimizer, which counts on
     the host, are its own."""
@@ -165,3 +132,42 @@ class Wide(ol.Module):
         super().__init__("sgd")
         self.enter = nn.Linear(12, width)
         self.blocks = nn.Sequential(nn.Linear(width, width), nn.Linear(width, ol.WIDTH))
+
+
+class Loses(L.Callback):
+    """The device falls off its bus before a step; then callbacks want to save."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.refused: list[BaseException] = []
+
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if batch_idx == 2:
+            trainer.save_checkpoint(self._folder / "good.ckpt")
+        if batch_idx == 4:
+            lose_device()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        with pytest.raises(DeviceLost) as refused:
+            trainer.save_checkpoint(self._folder / "bad.ckpt")
+        self.refused.append(refused.value)
+
+
+@only_on_a_fake_gpu("the test loses the device")
+@pytest.mark.parametrize("budget", [None, "60%"])
+def test_a_lost_device_ends_the_run_and_nothing_is_saved_of_it(
+    budget: str | None, tmp_path: Path
+) -> None:
+    loses = Loses(tmp_path)
+    with (
+        losable_device(),
+        pytest.raises(DeviceLost, match="is lost: a kernel used an address") as ended,
+    ):
+        train(offloading(budget), callbacks=[loses])
+    assert loses.refused and "checkpoint" in str(ended.value)
+    assert not (tmp_path / "bad.ckpt").exists()
+    good = torch.load(tmp_path / "good.ckpt", weights_only=False, map_location="cpu")
+    plainly = train("auto", max_steps=good["global_step"])
+    assert ol._unequal("", good["state_dict"], plainly.module.state_dict()) == []

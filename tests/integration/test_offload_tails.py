@@ -7,15 +7,11 @@ other        | body ... | tail
 import random
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
-import torch
 from support import stage_jobs as jobs
-from support.fake_gpu import host_function
 
-from offload.errors import StepError
 from offload.planning.host_tails import host_tail
 from offload.running.runner import Runner
 
@@ -232,95 +228,7 @@ def test_a_tail_that_fails_says_so_and_the_runner_can_be_used_again(engine: str)
         second.close()
 
 
-@pytest.mark.parametrize("engine", jobs.ENGINES)
-@pytest.mark.parametrize("early", [False, True])
-def test_a_failure_before_the_tail_hands_nothing_on(engine: str, early: bool) -> None:
-    """Of a kernel on the device, or of a node of the tail that runs beside it."""
-    job, calls = hosted(engine=engine), Calls()
-    nodes = job.plan.memgraph.nodes
-    tail = host_tail(job.plan.memgraph)
-    device = [n for n, node in enumerate(nodes) if node.lane == "compute"]
-    held = jobs.Held(job, [tail[0] if early else device[-1]])
-    if early:  # the last kernel of the device waits until the early one has failed
-
-        def late(kernel: Any, reads: Any, writes: Any) -> None:
-            waits = partial(held.struck.wait, LONG if held.error else 0)
-            if reads[0].is_cuda:
-                host_function(waits)
-            else:
-                waits()
-            kernel(reads, writes)
-
-        held.plan = jobs.with_kernels(job, {nodes[device[-1]].task: late})
-    with jobs.stage(engine) as stage, Runner(held.plan, stage=stage) as runner:
-        runner.tails = calls
-        held.error = OSError("broken")
-        with pytest.raises(OSError, match="broken"):
-            runner(job.batch)
-        assert calls.log == []
-        held.error = None
-        job.restart()
-        job.step(runner)
-        assert job.is_right() and calls.log == ["on_tail", "tail_over"]
-
-
-def test_an_error_of_on_tail_ends_the_step_and_the_stage_is_free() -> None:
-    job = hosted()
-
-    def fails() -> None:
-        raise KeyboardInterrupt
-
-    with jobs.stage("threads") as stage, Runner(job.plan, stage=stage) as runner:
-        runner.tails = calls = Calls(fails)
-        with pytest.raises(KeyboardInterrupt):
-            runner(job.batch)
-        assert calls.log == ["on_tail", "tail_over"] and not stage.lock.locked()
-        job.restart()
-        runner.tails = Calls()
-        job.step(runner)
-        assert job.is_right()
-
-
 # ---- the ends -----------------------------------------------------------------------------------
-
-
-def test_a_step_without_a_tail_hands_nothing_on() -> None:
-    job, calls = jobs.Job.chain(3, 1024), Calls()
-    assert host_tail(job.plan.memgraph) == ()
-    with Runner(job.plan, "threads") as runner:
-        runner.tails = calls
-        job.step(runner)
-        assert job.is_right() and runner.trace.whole
-    assert calls.log == []
-
-
-def test_close_waits_for_the_tail_of_another_thread_and_joins_the_crew() -> None:
-    job, begun, go_on = hosted(), threading.Event(), threading.Event()
-    held = jobs.Held(job, host_tail(job.plan.memgraph), begun, go_on)
-    before = {thread.name for thread in threading.enumerate()}
-    closed = threading.Event()
-
-    def close() -> None:
-        runner.close()
-        closed.set()
-
-    with jobs.stage("serial") as stage:
-        runner = Runner(held.plan, stage=stage)
-        held.hold()
-        runner.tails = Calls()
-        steps = threading.Thread(target=job.step, args=(runner,))
-        steps.start()
-        assert begun.wait(LONG)
-        closer = threading.Thread(target=close)
-        closer.start()
-        assert not closed.wait(0.2)
-        go_on.set()
-        steps.join(LONG)
-        closer.join(LONG)
-        assert closed.is_set() and job.is_right()
-        with pytest.raises(StepError, match="closed"):
-            runner(job.batch)
-    assert {thread.name for thread in threading.enumerate()} <= before
 
 
 def test_a_second_thread_waits_for_the_tail_of_the_same_runner() -> None:
@@ -347,17 +255,3 @@ def test_a_second_thread_waits_for_the_tail_of_the_same_runner() -> None:
         for _ in range(2):
             job.plainly()
         assert sorted(done) == [0, 1] and job.is_right()
-
-
-def test_a_runner_that_is_dropped_ends_the_threads_of_its_tails() -> None:
-    job = hosted()
-    runner = Runner(job.plan, "serial")
-    runner.tails = Calls()
-    job.step(runner)
-    mine = [t for t in threading.enumerate() if t.name.startswith("perfect-offload")]
-    assert mine
-    del runner
-    for thread in mine:
-        thread.join(LONG)
-        assert not thread.is_alive()
-    assert torch.is_grad_enabled()

@@ -17,30 +17,7 @@ from offload.planning.residency import most_resident
 from offload.plans.plan import Plan
 
 KIB, MIB = 1 << 10, 1 << 20
-LAYERS, WIDTH = 4, 64
-GRADIENTS = LAYERS * (WIDTH * WIDTH + WIDTH) * 4
-
-
-def step_of(clip: str) -> TaskGraph:
-    """A net, its gradients, scaled by their norm in one of several ways, and plain descent."""
-    torch.manual_seed(0)
-    parts = [part for _ in range(LAYERS) for part in (nn.Linear(WIDTH, WIDTH), nn.GELU())]
-    model = nn.Sequential(*parts)
-    parameters = list(model.parameters())
-
-    def step(x: torch.Tensor) -> torch.Tensor:
-        loss = functional.mse_loss(model(x), x)
-        gradients = list(torch.autograd.grad(loss, parameters))
-        with torch.no_grad():
-            if clip:
-                total = nn.utils.get_total_norm(gradients, foreach=False)
-                scale = (1 / (total + 1e-6)).clamp(max=1.0)
-                gradients = [g.mul_(scale) if clip == "in place" else g * scale for g in gradients]
-            for p, g in zip(parameters, gradients, strict=True):
-                p.sub_(g, alpha=0.1)
-        return loss.detach()
-
-    return offload.capture(step, torch.randn(8, WIDTH))
+WIDTH = 64
 
 
 def tight(graph: TaskGraph) -> Plan:

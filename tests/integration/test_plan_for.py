@@ -10,16 +10,12 @@ from support import offload_lightning as ol
 from support.accelerators import GPU, here, on_each_accelerator
 
 from offload import BudgetTooSmall, Plan, Runner
-from offload.live.core import why_no_core
 from trainers import OffloadStrategy
 
-pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
-
-
-@pytest.fixture(autouse=True)
-def core() -> None:
-    if why := why_no_core():
-        pytest.skip(why)
+pytestmark = [
+    pytest.mark.usefixtures("core"),
+    *(pytest.mark.filterwarnings(line) for line in ol.QUIET),
+]
 
 
 class Manual(ol.Module):

@@ -7,8 +7,7 @@ from contextlib import contextmanager, suppress
 import pytest
 from support import stage_jobs as jobs
 
-from offload.errors import MemoryTooSmall, OffloadError, StepError
-from offload.memory.arenas import Loan
+from offload.errors import MemoryTooSmall
 from offload.running.runner import Runner
 from offload.running.stage import Stage
 
@@ -84,60 +83,6 @@ def test_steps_of_another_job_in_the_middle_of_a_step_change_no_bit(engine: str)
     assert one.is_right() and other.is_right()
 
 
-def test_another_job_waits_until_the_bytes_of_the_step_are_out() -> None:
-    one, other = jobs.Job.chain(4, 4096, 24_000), jobs.Job.chain(3, 4096, 20_000)
-    with jobs.stage("threads") as stage:
-        runner, later = Runner(one.plan, stage=stage), Runner(other.plan, stage=stage)
-        one.step(runner)
-        waited: list[bool] = []
-
-        def aside() -> None:
-            with stage.gate.granted(inside=True):
-                if stage.step_thread is None or waited:
-                    return
-                with stage.let_others_step() as copies:
-                    thread = threading.Thread(target=other.step, args=(later,))
-                    thread.start()
-                    thread.join(0.1)
-                    waited.append(thread.is_alive())
-                    copies.make()
-                    thread.join()
-
-        asker = threading.Thread(target=lambda: [aside() for _ in range(20) if not waited])
-        asker.start()
-        for _ in range(20):
-            one.step(runner)
-        stage.gate.close()
-        asker.join()
-        assert waited == [True]
-        one.step(runner)
-        for each in (runner, later):
-            each.close()
-    assert one.is_right() and other.is_right()
-
-
-def test_bytes_that_cannot_be_copied_out_keep_the_arena_from_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    one, other = jobs.Job.chain(4, 4096, 24_000), jobs.Job.chain(3, 4096, 20_000)
-    told: list[str] = []
-    with jobs.stage("threads") as stage:
-        runner = Runner(one.plan, stage=stage)
-        monkeypatch.setattr(Loan, "keep", lambda self: (_ for _ in ()).throw(MemoryError("full")))
-
-        def meanwhile() -> None:
-            with pytest.raises(OffloadError) as raised:
-                Runner(other.plan, stage=stage)
-            told.append(str(raised.value))
-
-        with bystander(stage, meanwhile):
-            for _ in range(4):
-                one.step(runner)
-        runner.close()
-    assert told and "could not be copied to the host (full)" in told[0]
-    assert one.is_right() and other.is_right()
-
-
 def test_the_job_that_comes_in_between_cannot_have_a_larger_arena() -> None:
     one, larger = jobs.Job.chain(4, 4096, 24_000), jobs.Job.chain(4, 1 << 16, 1 << 20)
     found: list[str] = []
@@ -195,12 +140,3 @@ def test_a_step_that_fails_in_between_leaves_the_other_one_whole() -> None:
                 one.step(runner)
         runner.close()
     assert failures and one.is_right()
-
-
-def test_without_a_step_nothing_can_stand_aside() -> None:
-    with (
-        Stage() as stage,
-        pytest.raises(StepError, match="no step runs here"),
-        stage.let_others_step(),
-    ):
-        raise AssertionError("nobody stands aside")

@@ -54,7 +54,7 @@ HEADERS: list[Any] = [
 ]  # fmt: skip
 NO_TENSORS = [
     [4, "", []], [4, "load", []], [4, "float32", [2]], [4, "float32", [1 << 61]],
-    [0, "float32", [0, 1 << 61, 1 << 61]], 
+    [0, "float32", [0, 1 << 61, 1 << 61]],
     [4, "Tensor", []], [4, "__name__", []], [4, "\ud7ff", []],
 ]  # fmt: skip
 

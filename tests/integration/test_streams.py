@@ -3,10 +3,8 @@
 A stream of the fake GPU is late with FAKE_CUDA_ASYNC=1 (fakecuda/).
 """
 
-import gc
 import threading
 import time
-import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -22,19 +20,16 @@ from support.stream_runs import (
     SHAPES,
     driver,
     faulty,
-    ours,
     planned,
     same,
     smallest,
-    works,
 )
 
-from offload.errors import OffloadError, RaceFound, StepError
+from offload.errors import OffloadError, RaceFound
 from offload.graph.memgraph import TASK
 from offload.memory.arenas import Arenas
 from offload.planning.verify import verify
 from offload.running.runner import Runner
-from offload.running.stage import Stage
 
 LATE_SECONDS = 0.02
 
@@ -116,42 +111,6 @@ def test_without_a_device_engine_cuda_says_so_before_anything_is_allocated(
 
 
 @pytest.mark.gpu
-def test_a_stage_of_the_present_device_takes_a_graph_that_names_it() -> None:
-    graph = graphs.bound(graphs.chain(), "cuda:0")
-    with Stage(CUDA) as stage, Runner(planned(graph), stage=stage) as runner:
-        assert stage.device == torch.device("cuda", 0)
-        assert works(runner, graph, graph.program.tensors)
-
-
-@pytest.mark.gpu
-def test_close_ends_all_threads_and_a_closed_runner_says_so() -> None:
-    graph = graphs.bound(graphs.chain(host_updates=True), CUDA)
-    runner = Runner(planned(graph, smallest(graph)), "cuda")
-    runner(graphs.batch())
-    assert ours()
-    runner.close()
-    runner.close()
-    assert ours() == []
-    with pytest.raises(StepError, match="closed"):
-        runner(graphs.batch())
-
-
-@pytest.mark.gpu
-def test_a_runner_that_is_dropped_ends_its_threads_and_frees_its_arenas() -> None:
-    graph = graphs.bound(graphs.chain(host_updates=True), CUDA)
-    runner = Runner(planned(graph, smallest(graph)), "cuda")
-    runner(graphs.batch())
-    mine = [t for t in threading.enumerate() if t.name.startswith("perfect-offload")]
-    arenas, gone = weakref.ref(runner._memory.arenas), weakref.ref(runner)
-    del runner
-    gc.collect()
-    assert gone() is None and arenas() is None
-    for thread in mine:
-        thread.join(60)
-    assert mine and ours() == []
-
-
-@pytest.mark.gpu
 def test_a_trace_has_the_hosts_times_until_it_is_asked_for_the_nodes_own() -> None:
     graph = graphs.bound(graphs.chain(host_updates=True), CUDA)
     made = planned(graph, smallest(graph))
@@ -177,17 +136,6 @@ def test_a_trace_has_the_hosts_times_until_it_is_asked_for_the_nodes_own() -> No
         runner.measure(False)
         runner(x)
         assert not runner.trace.timed
-
-
-@pytest.mark.gpu
-def test_a_step_where_nothing_moves_waits_for_its_inputs_alone() -> None:
-    """Once the copies of a step are enqueued, the rest is, without a look at the device."""
-    graph = graphs.bound(graphs.chain(8), CUDA)
-    tensors = graph.program.tensors
-    plainly = graphs.Plainly(graph, {k: v.cpu().clone() for k, v in tensors.items()})
-    with Runner(planned(graph), "cuda", driver=driver()) as runner:
-        assert same(runner, plainly, tensors, graphs.batch())
-        assert len(runner.stage.engine._events._of_nodes) == 1  # type: ignore[union-attr]
 
 
 @pytest.mark.gpu

@@ -1,6 +1,5 @@
 """`offload.within` around loops of others: their bits, and their steps run by plans."""
 
-import copy
 import gc
 import re
 import subprocess
@@ -18,21 +17,15 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import offload
-from offload.live.core import why_no_core
 from offload.live.within import BudgetedLoop
+
+pytestmark = pytest.mark.usefixtures("core")
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 STEPS = 8
 Run = Callable[[str, Callable[..., Any]], list[Any]]
 """A loop on a device, within what the second argument makes of a model and its optimizers. Returns
 what is compared."""
-
-
-@pytest.fixture(autouse=True)
-def core() -> None:
-    """It is compiled when the first of these tests runs."""
-    if why := why_no_core():
-        pytest.skip(why)
 
 
 def batches(device: str, count: int = STEPS) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -262,29 +255,6 @@ def test_a_step_that_the_loop_does_not_end_has_happened_all_the_same() -> None:
         return values(net, *gradients)
 
     compared(half, "cpu")
-
-
-def test_a_gradient_is_refused_by_name_after_its_update() -> None:
-    net, optimizer = made("cpu")
-    with offload.within("100%", net, optimizer):
-        for x, y in batches("cpu"):
-            optimizer.zero_grad()
-            F.cross_entropy(net(x), y).backward()
-            optimizer.step()
-        gradient = next(net.parameters()).grad
-        assert gradient is not None
-        with pytest.raises(RuntimeError, match="it is a gradient"):
-            gradient.sum()
-
-
-def test_nothing_is_left_on_the_model_and_the_optimizer() -> None:
-    net, optimizer = made("cpu")
-    before = copy.deepcopy((len(net._forward_pre_hooks), len(net._forward_hooks)))
-    with offload.within("100%", net, optimizer):
-        pass
-    assert (len(net._forward_pre_hooks), len(net._forward_hooks)) == before
-    assert not optimizer._optimizer_step_pre_hooks
-    assert not optimizer._optimizer_step_post_hooks
 
 
 @pytest.mark.parametrize("name", ["plain_loop", "accelerate", "transformers"])

@@ -25,12 +25,6 @@ class Item(Longer):
         return loss
 
 
-class ItemAtTheEnd(Longer):
-    def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        super().step(x, y)
-        self.seen.append(self.seen[-1].item())
-
-
 class NothingFound(Longer):
     """A mask finds no row: a column of none begins behind the end of their memory."""
 
@@ -87,12 +81,6 @@ class RaisesAfterACut(Longer):
         except ValueError:
             self.seen.append("raised")
         self.optimizer.zero_grad()
-
-
-class PrintsAWeight(Longer):
-    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        self.seen.append(str(self.net.last.weight))
-        return super().loss(x, y)
 
 
 class WritesAfterACut(Longer):

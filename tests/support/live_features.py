@@ -1,4 +1,4 @@
-"""Cases of Lightning's own callbacks and options, and of modules that change (live_modules.py)."""
+"""Cases of Lightning's own callbacks and options, and of modules that change."""
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 
 import copy
@@ -12,24 +12,13 @@ from lightning.pytorch import callbacks as of_lightning
 from support import offload_lightning as ol
 from support.live_modules import WIDTH, Case, Manual
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 
 class Pruned(Case):
     @classmethod
     def callbacks(cls) -> list[L.Callback]:
         return [of_lightning.ModelPruning("l1_unstructured", amount=0.2)]
-
-
-class PrunedWithin(Case):
-    @classmethod
-    def callbacks(cls) -> list[L.Callback]:
-        prune = of_lightning.ModelPruning(
-            "l1_unstructured",
-            amount=0.2,
-            prune_on_train_epoch_end=False,
-            use_lottery_ticket_hypothesis=False,
-        )
-        return [prune]
 
 
 class WithNorm(Case):
@@ -55,110 +44,6 @@ class AveragedWeights(WithNorm):
         return [of_lightning.EMAWeightAveraging(decay=0.9)]
 
 
-class AveragedPlainly(WithNorm):
-    @classmethod
-    def callbacks(cls) -> list[L.Callback]:
-        return [of_lightning.WeightAveraging(use_buffers=False)]
-
-
-class Scheduled(Case):
-    options: ClassVar[Any] = {"max_epochs": 3}
-
-    @classmethod
-    def callbacks(cls) -> list[L.Callback]:
-        return [of_lightning.GradientAccumulationScheduler({0: 1, 1: 2, 2: 4})]
-
-
-class FoundRate(Case):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lr = 1e-2
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.AdamW(self.parameters(), self.lr)
-
-    @classmethod
-    def callbacks(cls) -> list[L.Callback]:
-        return [of_lightning.LearningRateFinder(num_training_steps=12)]
-
-
-class FoundBatch(Case):
-    options: ClassVar[Any] = {"validate": False}
-
-    class Data(L.LightningDataModule):
-        batch_size = 4
-
-        def train_dataloader(self) -> Any:
-            return ol.data(44, self.batch_size)
-
-        def val_dataloader(self) -> Any:
-            return ol.data(20)
-
-    @classmethod
-    def loader(cls) -> Any:
-        return cls.Data()
-
-    @classmethod
-    def callbacks(cls) -> list[L.Callback]:
-        return [of_lightning.BatchSizeFinder(steps_per_trial=2, max_trials=2)]
-
-
-class Finetuned(Case):
-    options: ClassVar[Any] = {"max_epochs": 3}
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.backbone = nn.Sequential(nn.Linear(12, 12), nn.BatchNorm1d(12))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(self.backbone(x))
-
-    def configure_optimizers(self) -> Any:
-        rest = [p for n, p in self.named_parameters() if not n.startswith("backbone")]
-        return torch.optim.AdamW(rest, 1e-2)
-
-    @classmethod
-    def callbacks(cls) -> list[L.Callback]:
-        return [of_lightning.BackboneFinetuning(1, backbone_initial_lr=1e-3)]
-
-
-class Stopped(Case):
-    options: ClassVar[Any] = {"max_epochs": 6}
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), 2.0)
-
-    @classmethod
-    def callbacks(cls) -> list[L.Callback]:
-        return [
-            of_lightning.EarlyStopping("val_loss", patience=1),
-            of_lightning.EarlyStopping(
-                "loss", check_on_train_epoch_end=True, divergence_threshold=90.0
-            ),
-        ]
-
-
-class Saved(Case):
-    """What is saved in the middle of an epoch is what plain Lightning saves."""
-
-    options: ClassVar[Any] = {"enable_checkpointing": True}
-
-    @classmethod
-    def callbacks(cls) -> list[L.Callback]:
-        return [of_lightning.ModelCheckpoint(every_n_train_steps=3, save_top_k=-1)]
-
-    def on_fit_end(self) -> None:
-        folder = Path(self.trainer.checkpoint_callback.dirpath)
-        for file in sorted(folder.iterdir()):
-            found = torch.load(file, weights_only=False)
-            self.seen += [t.tolist() for t in found["state_dict"].values()]
-            self.seen.append(found["optimizer_states"])
-
-
-class Half(Case):
-    options: ClassVar[Any] = {"precision": "bf16-mixed"}
-
-
 class HalfManual(Manual):
     options: ClassVar[Any] = {"precision": "bf16-mixed"}
 
@@ -169,10 +54,6 @@ class Scaled16(Case):
 
 class TrueHalf(Case):
     options: ClassVar[Any] = {"precision": "bf16-true"}
-
-
-class TrueDouble(Case):
-    options: ClassVar[Any] = {"precision": "64-true"}
 
 
 class Anomalies(Case):
@@ -187,10 +68,6 @@ class NoInference(Case):
             x = batch[0].clone().requires_grad_()
             (slope,) = torch.autograd.grad(self.loss((x, batch[1])), x)
         self.log("slope", slope.norm())
-
-
-class Overfit(Case):
-    options: ClassVar[Any] = {"overfit_batches": 2, "max_epochs": 5, "num_sanity_val_steps": 2}
 
 
 class Accumulating(Case):
@@ -216,29 +93,12 @@ class GradientsOfOthers(Case):
         self.head.zero_grad()
 
 
-class OwnZeroing(Case):
-    class Sgd(torch.optim.SGD):
-        def zero_grad(self, set_to_none: bool = True) -> None:
-            super().zero_grad(set_to_none=False)
-
-    def configure_optimizers(self) -> Any:
-        return self.Sgd(self.parameters(), 0.05)
-
-
 class CompiledKernels(Case):
     only: ClassVar[Any] = (None,)
 
     def __init__(self) -> None:
         super().__init__()
         self.body = torch.compile(self.body)
-
-
-class CompiledStep(Manual):
-    only: ClassVar[Any] = (None,)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.loss = torch.compile(self.loss, backend="aot_eager")
 
 
 class Compiled(Case):
@@ -293,3 +153,49 @@ class Rebound(Case):
         if "late" not in self._buffers:
             self.register_buffer("late", x.detach().std(0))
         return self.head(self.body(x - self.mean)) * self.late.mean()
+
+
+class Exchanged(Case):
+    """Submodules are shared, swapped and renewed between two epochs."""
+
+    options: ClassVar[Any] = {"max_epochs": 4}
+
+    def on_train_epoch_start(self) -> None:
+        body = self.body
+        if self.current_epoch == 1:
+            body[0], body[1] = body[1], body[0]
+        if self.current_epoch == 2:
+            body[0] = body[1]
+        if self.current_epoch == 3:
+            body[2] = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU())
+
+
+class Window(Case):
+    """In the middle of a window the loader draws, a checkpoint is saved, and the run is stopped."""
+
+    only: ClassVar[Any] = (None, "60%")
+    options: ClassVar[Any] = {"accumulate_grad_batches": 4, "max_epochs": 3}
+
+    class Noisy(Dataset[Any]):
+        def __len__(self) -> int:
+            return 88
+
+        def __getitem__(self, number: int) -> Any:
+            return torch.randn(12), torch.tensor(number % ol.CLASSES)
+
+    @classmethod
+    def loader(cls) -> Any:
+        return DataLoader(cls.Noisy(), 8)
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        if not self.trainer.training:
+            return batch
+        at = self.trainer.fit_loop.epoch_loop.total_batch_idx
+        if at in (6, 12):
+            file = Path(self.trainer.default_root_dir) / f"{at}.ckpt"
+            self.trainer.save_checkpoint(file)
+            found = torch.load(file, weights_only=False)
+            self.seen += [t.tolist() for t in found["state_dict"].values()]
+            self.seen += [repr(found["optimizer_states"]), found["global_step"], found["loops"]]
+        self.trainer.should_stop = at == 18
+        return batch

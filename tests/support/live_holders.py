@@ -1,9 +1,9 @@
-"""Cases of others who have the weights, or memory that numpy has (live_modules.py)."""
+"""Cases of who has the weights, numpy's memory, errors and dice, and odd tensors."""
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
+# pyright: reportPrivateImportUsage=false
 
-import copy
+import ctypes
 import functools
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import lightning as L
@@ -13,9 +13,8 @@ from support import offload_lightning as ol
 from support.live_modules import WIDTH, Case
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset
-
-HELD: dict[str, Any] = {}
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
 
 
 class Kept(L.Callback):
@@ -38,81 +37,6 @@ class KeptByCallback(Case):
         return [Kept()]
 
 
-class KeptGlobally(Case):
-    def on_fit_start(self) -> None:
-        HELD["data"] = [p.data for p in self.parameters()]
-        HELD["rows"] = self.enter.weight.data[0]
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        loss = super().training_step(batch, batch_idx)
-        return loss + 1e-3 * sum(d.sum() for d in HELD["data"]) + HELD["rows"].norm()
-
-
-class KeptByClosure(Case):
-    def on_fit_start(self) -> None:
-        data = [p.data for p in self.parameters()]
-        self.norm = lambda: torch.stack([d.norm() for d in data]).sum()
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.log("norm", self.norm())
-        return super().training_step(batch, batch_idx) * (1 + self.norm() / 100)
-
-
-class KeptByDataset(Case):
-    class Scaled(Dataset[Any]):
-        data: Any = None
-
-        def __len__(self) -> int:
-            return 40
-
-        def __getitem__(self, index: int) -> Any:
-            noise = torch.Generator().manual_seed(index)
-            x = torch.randn(12, generator=noise)
-            return x if self.data is None else x + self.data.mean(), index % 5
-
-    @classmethod
-    def loader(cls) -> Any:
-        return DataLoader(cls.Scaled(), 8)
-
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        self.trainer.train_dataloader.dataset.data = self.head.weight.data
-
-
-class AverageOfMine(Case):
-    def configure_optimizers(self) -> Any:
-        self.average = [[p.detach().clone() for p in self.parameters()]]
-        return torch.optim.SGD(self.parameters(), 0.1, momentum=0.9)
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        with torch.no_grad():
-            for mean, p in zip(self.average[0], self.parameters(), strict=True):
-                mean.lerp_(p, 0.1)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        far = sum(
-            (p - m).square().sum() for p, m in zip(self.parameters(), self.average[0], strict=True)
-        )
-        self.log("far", far)
-        return super().training_step(batch, batch_idx) + 0.1 * far
-
-
-class AverageInStep(Case):
-    """A teacher, which is updated in training_step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.teacher = copy.deepcopy(self.body).requires_grad_(False)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        with torch.no_grad():
-            for mean, p in zip(self.teacher.parameters(), self.body.parameters(), strict=True):
-                mean.mul_(0.9).add_(p, alpha=0.1)
-            there = self.teacher(self.enter(batch[0]))
-        return super().training_step(batch, batch_idx) + F.mse_loss(
-            self.body(self.enter(batch[0])), there
-        )
-
-
 class FromNumpy(Case):
     def __init__(self) -> None:
         super().__init__()
@@ -132,54 +56,6 @@ class FromNumpy(Case):
         return super().training_step(batch, batch_idx)
 
 
-class WeightAsArray(Case):
-    def on_fit_start(self) -> None:
-        self.array = self.head.weight.detach().numpy()
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.seen.append(float(self.array.sum()))
-        return super().training_step(batch, batch_idx)
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        self.array[0] *= 0.9
-
-
-class SharedMemory(Case):
-    def on_fit_start(self) -> None:
-        self.enter.share_memory()
-        self.elsewhere = np.asarray(memoryview(self.enter.weight.detach().numpy()))
-
-    def on_before_zero_grad(self, optimizer: Any) -> None:
-        self.seen.append(self.elsewhere.copy().tolist())
-
-
-class Refilled(Case):
-    """A loader's array, which is refilled before the step has read it."""
-
-    class Filling:
-        def __init__(self) -> None:
-            self.x, self.y = np.zeros((8, 12), np.float32), np.zeros(8, np.int64)
-
-        def __len__(self) -> int:
-            return 6
-
-        def __iter__(self) -> Iterator[Any]:
-            draws = np.random.default_rng(0)
-            for _ in range(6):
-                self.x[:] = draws.standard_normal((8, 12))
-                self.y[:] = draws.integers(0, 5, 8)
-                yield torch.from_numpy(self.x), torch.from_numpy(self.y)
-
-    @classmethod
-    def loader(cls) -> Any:
-        return cls.Filling()
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        loss = super().training_step(batch, batch_idx)
-        batch[0].numpy()[:] += 1
-        return loss + self(batch[0]).square().mean()
-
-
 class ViewOfBuffer(Case):
     """A batch is a view of a buffer, which the step changes."""
 
@@ -197,15 +73,6 @@ class ViewOfBuffer(Case):
         loss = super().training_step((batch[0] * 2, batch[1]), batch_idx)
         batch[0].mul_(0.99)
         return loss + self(self.store[:3].clone()).square().mean()
-
-
-class OutputsAreWeights(Case):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        loss = super().training_step(batch, batch_idx)
-        return {"loss": loss, "weight": self.head.weight, "row": self.enter.weight.detach()[1]}
-
-    def on_train_batch_end(self, outputs: Any, *_: Any) -> None:
-        self.seen.append([outputs["weight"].sum().item(), outputs["row"].tolist()])
 
 
 class LeafBatch(Case):
@@ -229,24 +96,6 @@ class GradientPenalty(Case):
         loss = self.loss((x, batch[1]))
         (slope,) = torch.autograd.grad(loss, x, create_graph=True)
         return loss + slope.square().sum()
-
-
-class LastLoss(Case):
-    def __init__(self) -> None:
-        super().__init__()
-        self.last, self.all = torch.zeros(()), []
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        loss = super().training_step(batch, batch_idx)
-        both = loss + 0.1 * self.last
-        self.last = loss.detach()
-        self.all.append(loss.detach())
-        return both
-
-    def on_train_epoch_end(self) -> None:
-        self.seen.append(torch.stack(self.all).mean().item())
-        self.log("mean", torch.stack(self.all).mean())
-        self.all.clear()
 
 
 class CachedTensors(Case):
@@ -280,3 +129,129 @@ class Normed(Case):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.body(self.norm(self.enter(x))))
+
+
+class Ctypes(Case):
+    """Bytes by address."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        weight = self.head.weight
+        first = ctypes.cast(weight.data_ptr(), ctypes.POINTER(ctypes.c_float))[0]
+        record = np.zeros(1, [("at", np.int64), ("value", np.float32)])
+        record["value"] = first
+        self.seen.append(first)
+        loss = super().training_step(batch, batch_idx)
+        there = loss.detach()
+        value = ctypes.c_float.from_address(there.data_ptr()).value
+        self.seen.append(value)
+        return loss * float(1 + record["value"][0]) + 0 * value
+
+
+class Losses(Case):
+    """A step that returns None at times, or a loss that is not finite."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        if batch_idx == 3 and not torch.isnan(loss):
+            return None
+        return loss
+
+
+class Tried(Case):
+    """Errors that the step catches."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        gram = self.head.weight @ self.head.weight.T
+        if batch_idx % 2:
+            gram = gram * 0 - 1
+        try:
+            factor = torch.linalg.cholesky(gram + 1e-3 * torch.eye(5))
+        except RuntimeError:
+            factor = torch.eye(5)
+            self.seen.append("cholesky")
+        try:
+            solved = torch.linalg.solve(gram * (batch_idx % 2), torch.ones(5))
+        except RuntimeError:
+            solved = torch.zeros(5)
+            self.seen.append("solve")
+        try:
+            torch.linalg.inv(gram * 0)
+        except RuntimeError:
+            self.seen.append("inv")
+        if batch_idx == 1:
+            return loss
+        try:
+            torch._assert_async(loss.detach() < 1.5)
+        except RuntimeError:
+            self.seen.append("assert")
+        return loss + factor.diagonal().sum() * 1e-2 + solved.sum() * 1e-3
+
+
+class Sparse(Case):
+    @classmethod
+    def loader(cls) -> Any:
+        return DataLoader([*ol.data().dataset], 8, collate_fn=_sparse)  # type: ignore[misc]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.is_sparse:
+            return self.head(self.body(torch.sparse.mm(x, self.enter.weight.T) + self.enter.bias))
+        return super().forward(x)
+
+
+def _sparse(samples: Any) -> Any:
+    x = torch.stack([s[0] for s in samples])
+    return (x * (x > 0)).to_sparse(), torch.stack([s[1] for s in samples])
+
+
+class SparseEmbedding(Case):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(50, WIDTH, sparse=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        words = (x.abs() * 10).long().clamp(max=49)
+        return self.head(self.body(self.enter(x) + self.table(words).mean(1)))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.05)
+
+
+class Checkpointed(Case):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = checkpoint(self.body, self.enter(x), use_reentrant=False)
+        return self.head(checkpoint(self.body, x, use_reentrant=True))
+
+
+class Drawn(Case):
+    """Distributions, also after the update."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        mean, spread = self(batch[0])[:, :2].T
+        normal = torch.distributions.Normal(mean, F.softplus(spread) + 1e-3)
+        drawn = normal.rsample()
+        picked = torch.distributions.Categorical(logits=self(batch[0])).sample()
+        loss = (drawn - batch[1]).square().mean() + F.cross_entropy(self(batch[0]), picked)
+        return (
+            loss
+            + torch.distributions.kl_divergence(normal, torch.distributions.Normal(0.0, 1.0)).mean()
+        )
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        made = torch.distributions.Normal(self.head.bias.detach(), 1.0)
+        self.seen.append(made.sample().tolist())
+
+
+class Packed(Case):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.LSTM(4, WIDTH, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        lengths = (x[:, 0] > 0).long() + 1 + (x[:, 1] > 0).long()
+        rows = nn.utils.rnn.pack_padded_sequence(
+            x.view(-1, 3, 4), lengths, batch_first=True, enforce_sorted=False
+        )
+        out, (last, _) = self.rnn(rows)
+        padded, _ = nn.utils.rnn.pad_packed_sequence(out, batch_first=True)
+        return self.head(self.body(last[0] + padded.sum(1)))

@@ -1,15 +1,15 @@
-"""Cases of hooks, gradients, updates and what is logged (live_modules.py)."""
+"""Cases of hooks, gradients and updates, and of steps that optimize by hand."""
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false
 # pyright: reportCallIssue=false, reportGeneralTypeIssues=false
 
 from typing import Any, ClassVar
 
+import lightning as L
 import torch
-import torchmetrics
-from support import offload_lightning as ol
-from support.live_modules import Case, Manual
+from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.utilities import grad_norm
+from support.live_modules import WIDTH, Case, Manual
 from torch import nn
-from torch.nn import functional as F
 
 
 class GradientAfterStep(Case):
@@ -36,34 +36,6 @@ class GradientInHooks(Case):
 class ZeroedGradients(Case):
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
         optimizer.zero_grad(set_to_none=False)
-
-
-class ZeroedByHand(Manual):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        optimizer = self.optimizers()
-        loss = self.loss(batch)
-        self.manual_backward(loss)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=False)
-        return loss.detach()
-
-
-class OwnClipping(Case):
-    def configure_gradient_clipping(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        before = [p.grad.norm() for p in self.parameters()]
-        assert all(norm > 0 for norm in before)
-        self.clip_gradients(optimizer, 0.1, "norm")
-        after = torch.stack([p.grad.norm() for p in self.parameters()]).norm()
-        assert after <= 0.101, after
-        self.seen.append(after.item())
-
-
-class Clipped(Case):
-    options: ClassVar[Any] = {
-        "gradient_clip_val": 0.05,
-        "gradient_clip_algorithm": "value",
-        "accumulate_grad_batches": 2,
-    }
 
 
 class HookedWeights(Case):
@@ -95,41 +67,6 @@ class UpdateInBackward(Manual):
         return torch.optim.AdamW([*self.enter.parameters(), *self.head.parameters()], 1e-2)
 
 
-class SecondInHook(Case):
-    def configure_optimizers(self) -> Any:
-        self.more = torch.optim.SGD(self.head.parameters(), 0.1, momentum=0.9)
-        rest = [*self.enter.parameters(), *self.body.parameters()]
-        return torch.optim.AdamW(rest, 1e-2)
-
-    def on_before_optimizer_step(self, optimizer: Any) -> None:
-        self.more.step()
-        self.more.zero_grad()
-
-
-class SecondAfterBatch(Case):
-    """Its gradients are read after the step of the others."""
-
-    configure_optimizers = SecondInHook.configure_optimizers
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        self.more.step()
-        self.more.zero_grad()
-
-
-class ClosureByHand(Manual):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        optimizer = self.optimizers()
-
-        def closure() -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = self.loss(batch)
-            self.manual_backward(loss)
-            return loss
-
-        loss = optimizer.step(closure=closure)
-        self.log("loss", loss)
-
-
 class Lbfgs(Case):
     def configure_optimizers(self) -> Any:
         return torch.optim.LBFGS(self.parameters(), 0.1, max_iter=3, line_search_fn="strong_wolfe")
@@ -145,105 +82,167 @@ class SecondTime(Case):
             closure()
 
 
-class Warmup(Case):
-    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, closure: Any) -> None:
-        optimizer.step(closure=closure)
-        for group in optimizer.param_groups:
-            group["lr"] = 1e-2 * min(1.0, (self.global_step + 1) / 8)
+def used(module: Any) -> list[Any]:
+    return [p for p in module.parameters() if p.grad is not None]
 
 
-class Adversaries(Manual):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        first, second = self.optimizers()
-        self.toggle_optimizer(first)
-        loss = self.loss(batch)
-        first.zero_grad()
-        self.manual_backward(loss)
-        self.clip_gradients(first, 0.5, "norm")
-        first.step()
-        self.untoggle_optimizer(first)
-        if batch_idx % 2:
-            other = -self.loss(batch) * 0.1 + self.head.weight.square().mean()
-            second.zero_grad()
-            self.manual_backward(other)
-            second.step()
-            self.lr_schedulers().step()
-        self.log_dict({"loss": loss, "rate": second.param_groups[0]["lr"]})
+class Scales(L.Callback):
+    """Noise, a tensor and a number of its own, which another hook changes; and averages."""
 
-    def configure_optimizers(self) -> Any:
-        first = torch.optim.Adam([*self.enter.parameters(), *self.body.parameters()], 1e-2)
-        second = torch.optim.SGD(self.head.parameters(), 0.1)
-        return [first, second], [torch.optim.lr_scheduler.ExponentialLR(second, 0.9)]
+    def __init__(self) -> None:
+        self.weight, self.calls = torch.tensor(0.5), 0
 
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        self.average = [p.detach().clone() for p in pl_module.parameters()]
 
-class Accumulated(Manual):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        optimizer = self.optimizers()
-        self.manual_backward(self.loss(batch) / 2)
-        if (batch_idx + 1) % 2 == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-        self.seen.append([p.grad is None for p in self.parameters()])
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self.factor = 1.0 / (1 + trainer.current_epoch)
+
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        self.calls += 1
+        for p in used(pl_module):
+            p.grad.mul_(self.weight).add_(torch.randn_like(p.grad), alpha=1e-2 * self.factor)
+
+    @torch.no_grad()
+    def on_before_zero_grad(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        for mean, p in zip(self.average, pl_module.parameters(), strict=True):
+            mean.lerp_(p, 0.1)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        pl_module.seen += [self.calls, [mean.tolist() for mean in self.average]]
 
 
-class Reduced(Case):
+class Scaled(Case):
+    only: ClassVar[Any] = (None, "60%")
+    options: ClassVar[Any] = {"gradient_clip_val": 0.1, "accumulate_grad_batches": 2}
+
+    @classmethod
+    def callbacks(cls) -> list[L.Callback]:
+        halve = LambdaCallback(on_after_backward=lambda _, m: [p.grad.mul_(0.5) for p in used(m)])
+        return [Scales(), halve]
+
+
+class ReplacedGradients(Case):
+    options: ClassVar[Any] = {"gradient_clip_val": 0.1}
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        first, second, *_ = used(self)
+        first.grad, second.grad = first.grad.sign(), None
+
+
+class Norms(Case):
+    """As Lightning's documentation shows it, in every fourth step, and clipped by hand."""
+
+    only: ClassVar[Any] = (None, "60%")
+    options: ClassVar[Any] = {"precision": "bf16-mixed", "gradient_clip_val": 0.1}
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.log_dict(grad_norm(self.body[0], norm_type=2))
+        self.log("rate", optimizer.param_groups[0]["lr"])
+        if self.head.weight in optimizer.state:
+            self.log("mean", optimizer.state[self.head.weight]["exp_avg"].mean())
+
+    def on_after_backward(self) -> None:
+        if self.trainer.global_step % 4 == 0:
+            norm = nn.utils.clip_grad_norm_(self.parameters(), 0.05)
+            self.log("norm", norm, on_epoch=True, prog_bar=True)
+
+
+class Doubled(Case):
+    """The loss is changed in place, and weights are, before the update."""
+
+    def on_before_backward(self, loss: torch.Tensor) -> None:
+        self.log("before", loss)
+        loss.mul_(2.0)
+
+    @torch.no_grad()
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        for p in self.parameters():
+            p.clamp_(-0.2, 0.2)
+
+
+class HooksOfTensors(Case):
+    """One of them comes and goes."""
+
+    options: ClassVar[Any] = {"max_epochs": 3, "accumulate_grad_batches": 2}
+
     def __init__(self) -> None:
         super().__init__()
-        self.unused = nn.Linear(3, 3)
+        self.mask = torch.arange(WIDTH) % 2
+        self.enter.bias.register_hook(lambda grad: grad * self.mask)
 
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), 0.5)
-        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "monitor": "val_loss"},
-        }
-
-
-class Metrics(Case):
-    def __init__(self) -> None:
-        super().__init__()
-        self.right = torchmetrics.Accuracy(task="multiclass", num_classes=ol.CLASSES)
-        self.plain = [torchmetrics.MeanMetric(), torchmetrics.MaxMetric()]
-        self.many = torchmetrics.MetricCollection(
-            [torchmetrics.F1Score(task="multiclass", num_classes=ol.CLASSES, average="macro")]
-        )
-        self.auroc = torchmetrics.AUROC(task="multiclass", num_classes=ol.CLASSES)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        out = self(batch[0])
-        loss = F.cross_entropy(out, batch[1])
-        for metric in self.plain:
-            metric.update(loss)
-        self.right(out, batch[1])
-        self.log("right", self.right, on_step=True, on_epoch=True)
-        self.log_dict(self.many(out, batch[1]))
-        return loss
-
-    def validation_step(self, batch: Any, batch_idx: int) -> Any:
-        self.auroc.update(self(batch[0]).softmax(-1), batch[1])
-        self.log("auroc", self.auroc, on_epoch=True)
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.handle = self.head.bias.register_hook(torch.zeros_like)
 
     def on_train_epoch_end(self) -> None:
-        self.seen += [metric.compute().item() for metric in self.plain]
-        for metric in self.plain:
-            metric.reset()
-        self.many.reset()
+        if self.current_epoch == 1:
+            self.handle.remove()
 
 
-class Kinds(Case):
-    """Numbers of all kinds are logged."""
+class AsksLate(Manual):
+    """It steps twice, and a value decides after that. A tensor of others gets a gradient."""
+
+    kept = torch.zeros(3)
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        loss = self.loss(batch)
-        self.log("sum", loss, reduce_fx="sum", on_epoch=True, on_step=True)
-        self.log("max", loss.detach().double(), reduce_fx=torch.max, on_step=False, on_epoch=True)
-        self.log("int", batch_idx, reduce_fx="max")
-        self.log("bool", (loss > 1.5).float())
-        self.log("weighted", loss.item(), batch_size=3, on_epoch=True)
-        return {"loss": loss, "more": [loss.detach() * 2, {"out": self.head.bias.detach().clone()}]}
+        out = super().training_step(batch, batch_idx)
+        self.optimizers().step()
+        if (self.head.bias > 0.2).any():
+            self.log("large", 1.0)
+            self.seen.append(batch_idx)
+        self.kept.grad = torch.zeros(3)
+        return out
 
-    def on_train_batch_end(self, outputs: Any, *_: Any) -> None:
-        self.seen.append(outputs["more"][0].item())
-        self.seen.append(self.trainer.callback_metrics["sum"].item())
-        self.seen.append(outputs["more"][1]["out"].tolist())
+    def configure_optimizers(self) -> Any:
+        return torch.optim.RMSprop(self.parameters(), 1e-3)
+
+
+class HistoryInGradients(Manual):
+    """Backward passes with a history, weighted by the batch's number, through a method that is
+    overridden."""
+
+    only: ClassVar[Any] = (None, "70%")
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self.loss(batch) * (batch_idx if batch_idx > 1 else 1)
+        self.manual_backward(loss, create_graph=True)
+        if (batch_idx + 1) % 3 == 0:
+            self.optimizers().step()
+            self.optimizers().zero_grad()
+
+    def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        loss.backward(*args, **kwargs)
+
+
+class Restless(torch.optim.SGD):
+    """It works in place on gradients."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad.mul_(0.5)
+                p.sub_(p.grad, alpha=group["lr"])
+
+
+class ChangesGradients(Manual):
+    def configure_optimizers(self) -> Any:
+        return Restless(self.parameters(), 0.1)
+
+
+class StepsInHooks(Manual):
+    """Updates and backward passes outside of training_step."""
+
+    only: ClassVar[Any] = (None, "70%")
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.manual_backward(self.loss(batch))
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 3:
+            self.manual_backward(self.loss(batch))
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.optimizers().step()
+        self.optimizers().zero_grad()

@@ -149,22 +149,6 @@ class Held(Loop):
         self.seen += [self.average[0].clone(), self.aliases[-1].sum()]
 
 
-class WrittenBetween(Loop):
-    """Somebody changes weights between two steps."""
-
-    def between(self) -> None:
-        with torch.no_grad():
-            self.net.first.weight.mul_(0.5)
-
-
-class Exposed(Loop):
-    """Somebody has a view of a weight by numpy: its bytes must stay where they are."""
-
-    def between(self) -> None:
-        if self.device == "cpu":
-            self.net.last.bias.detach().numpy()[0] += 1
-
-
 class Asking(Loop):
     """Python asks for a value in the middle of a step, and goes another way by it."""
 
@@ -242,26 +226,6 @@ class Replaced(Loop):
             self.optimizer.add_param_group({"params": [more]})
 
 
-class Restored(Loop):
-    """Weights and the optimizer's state go back to where they were."""
-
-    def between(self) -> None:
-        if self.calls == 3:
-            parts = (self.net, self.optimizer)
-            self.saved = [copy.deepcopy(part.state_dict()) for part in parts]
-        if self.calls == 5:
-            self.net.load_state_dict(self.saved[0])
-            self.optimizer.load_state_dict(self.saved[1])
-
-
-class Evaluated(Loop):
-    def between(self) -> None:
-        self.net.eval()
-        with torch.no_grad():
-            self.seen.append(self.net(self.batches[0][0]).sum())
-        self.net.train()
-
-
 class Tied(Loop):
     """Two layers share a weight, and gradients live until the next step."""
 
@@ -279,20 +243,6 @@ class Tied(Loop):
         loss.backward()
         self.optimizer.step()
         self.seen.append(loss.detach())
-
-
-class OwnStatistics(Loop):
-    """A batch norm without a module: it writes tensors that only the loop knows."""
-
-    def __init__(self, device: str) -> None:
-        super().__init__(device)
-        self.mean, self.variance = torch.zeros(16, device=device), torch.ones(16, device=device)
-
-    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return super().loss(F.batch_norm(x, self.mean, self.variance, training=True), y)
-
-    def between(self) -> None:
-        self.seen += [self.mean.clone(), self.variance.clone()]
 
 
 class Flagged(Loop):
@@ -346,22 +296,6 @@ class Tries(Loop):
         return super().loss(x, y) + out[1:].T.mean()
 
 
-class Temperature(Loop):
-    """A single number is trained, and lengths are computed within the step."""
-
-    def __init__(self, device: str) -> None:
-        super().__init__(device)
-        self.temperature = nn.Parameter(torch.zeros((), device=device))
-        self.optimizer.add_param_group({"params": [self.temperature]})
-
-    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        scores = self.net(x) * self.temperature.exp()
-        lengths = torch.ones_like(scores, dtype=torch.long).sum(0)[:1]
-        words = y[None] % 3 + 1
-        text = F.ctc_loss(scores[:, None].log_softmax(-1), words, lengths, lengths // 4)
-        return F.cross_entropy(scores, y) + text
-
-
 class Copied(Loop):
     """Deep copies of a tensor and of views, which have memory in common, and of the copy itself."""
 
@@ -372,18 +306,6 @@ class Copied(Loop):
         again.mul_(0.5)
         self.seen += [copied, copy.deepcopy(copied), copy.deepcopy({}), whole]
         return F.cross_entropy(out + copied, y)
-
-
-class CopiedViews(Loop):
-    """Views are copied with the memory that they have in common."""
-
-    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        out = self.net(x)
-        whole = out.detach() * 2
-        first, row, all_of_it = copy.deepcopy([whole, whole[1], whole[:]])
-        row.zero_()
-        self.seen += [first, row, all_of_it]
-        return F.cross_entropy(out + first, y)
 
 
 class FromTheHost(Loop):

@@ -42,11 +42,6 @@ def _unique(module: Any, out: torch.Tensor, y: torch.Tensor) -> Any:
     return (out[:, values] * counts).mean()
 
 
-def _lengths(module: Any, out: torch.Tensor, y: torch.Tensor) -> Any:
-    parts = out.split([int(n) for n in torch.bincount(y, minlength=5) if n])
-    return sum(part.mean() for part in parts)
-
-
 def _worked_in_place(module: Any, out: torch.Tensor, y: torch.Tensor) -> Any:
     made = torch.zeros_like(out)
     made[:, 1:3] = out[:, :2]
@@ -54,15 +49,6 @@ def _worked_in_place(module: Any, out: torch.Tensor, y: torch.Tensor) -> Any:
     made.view(-1)[::3].add_(1)
     made.scatter_add_(1, y[:, None], out[:, :1])
     return made.square().mean()
-
-
-def _jacobian(module: Any, out: torch.Tensor, y: torch.Tensor) -> Any:
-    return torch.autograd.functional.jacobian(module.head, torch.ones(32), create_graph=True).sum()
-
-
-def _functional(module: Any, out: torch.Tensor, y: torch.Tensor) -> Any:
-    weights = {n: p * 0.5 for n, p in module.head.named_parameters()}
-    return torch.func.functional_call(module.head, weights, (torch.ones(2, 32),)).sum()
 
 
 def _per_sample(module: Any, out: torch.Tensor, y: torch.Tensor) -> Any:
@@ -130,26 +116,13 @@ def _nested(module: Any, out: torch.Tensor, y: torch.Tensor) -> Any:
     return torch.cat([row.exp().sum()[None] for row in rows.unbind()]).mean()
 
 
-def _tried(module: Any, out: torch.Tensor, y: torch.Tensor) -> Any:
-    try:
-        out @ torch.ones(len(out) + 7, 2)
-    except RuntimeError:
-        module.seen.append("shapes")
-    return 0.0
-
-
 CALLS: tuple[tuple[str, Call], ...] = (
     ("bool", lambda m, out, y: out.mean() if out.sum() > 0 else -out.mean()),
-    ("chosen", lambda m, out, y: out[int(y[0]) % len(out)].sum() * out[y.argmax()].sum()),
     ("mask", lambda m, out, y: out[y > 1].sum() + out.masked_select(out > 0).sum()),
     ("nonzero", lambda m, out, y: out[(y > 1).nonzero()[:, 0]].sum()),
-    ("one_hot", lambda m, out, y: (out * F.one_hot(y, 5)).sum() + F.one_hot(y).sum()),
     ("repeat", lambda m, out, y: out.repeat_interleave(y + 1, 0).mean()),
     ("arange", lambda m, out, y: (out.mean() * torch.arange(y.max() + 1)).mean()),
-    ("full", lambda m, out, y: torch.full((3,), out.detach().mean().item()).sum() * out.mean()),
     ("tensors", lambda m, out, y: torch.tensor([out.detach().mean(), 2.0]).sum() * out.mean()),
-    ("quantile", lambda m, out, y: out.quantile(0.3) + out.median() + out.topk(2).values.mean()),
-    ("sorted", lambda m, out, y: out.sort(0).values[0].sum() + out.kthvalue(2).values.sum()),
     (
         "spectrum",
         lambda m, out, y: (
@@ -157,88 +130,40 @@ CALLS: tuple[tuple[str, Call], ...] = (
         ),
     ),
     ("svd", lambda m, out, y: torch.linalg.svdvals(m.head.weight).sum()),
-    ("eigen", lambda m, out, y: torch.linalg.eigh(m.head.weight @ m.head.weight.T)[0].sum()),
     ("lstsq", lambda m, out, y: torch.linalg.lstsq(torch.eye(5) + 1, m.head.weight).solution.sum()),
-    ("einsum", lambda m, out, y: torch.einsum("bi,bj->ij", out, out).trace()),
-    ("cdist", lambda m, out, y: torch.cdist(out, out[:2]).mean()),
-    ("gumbel", lambda m, out, y: F.gumbel_softmax(out, hard=True).mul(out).sum()),
-    (
-        "rrelu",
-        lambda m, out, y: (
-            F.rrelu(out, training=True).mean() + F.alpha_dropout(out, 0.1, True).mean()
-        ),
-    ),
     (
         "drawn",
         lambda m, out, y: out[torch.randperm(len(out))[:3]].sum() * torch.randint(3, ()).item(),
     ),
-    (
-        "multinomial",
-        lambda m, out, y: out.gather(1, torch.multinomial(out.detach().softmax(-1), 2)).sum(),
-    ),
     ("bernoulli", lambda m, out, y: (out * torch.bernoulli(out.detach().sigmoid())).sum()),
-    (
-        "normal",
-        lambda m, out, y: (
-            torch.normal(out, 0.1).mean() + torch.empty(3).exponential_().sum() * 1e-2
-        ),
-    ),
-    ("masked", lambda m, out, y: F.cross_entropy(out[y < 3], y[y < 3]) + out[y > 1].sum()),
-    ("selected", lambda m, out, y: torch.masked_select(out, (y < 3)[:, None]).square().mean()),
-    ("places", lambda m, out, y: out.index_select(0, *torch.where(y < 3)).square().mean()),
-    ("branch", lambda m, out, y: m.head.weight[int(y.max())].sum() if (y < 4).all() else out.sum()),
     ("twice", lambda m, out, y: Twice.apply(out).mean()),
     ("pickled", lambda m, out, y: pickle.loads(pickle.dumps(out.detach())).sum() * 0.1),
     (
         "copied",
         lambda m, out, y: copy.deepcopy(m.head)(torch.ones(32)).sum() + copy.copy(out).sum(),
     ),
-    ("equal", lambda m, out, y: out.mean() if torch.equal(y, y.sort().values) else out.sum()),
-    ("close", lambda m, out, y: out.mean() if torch.allclose(out, out * 2) else out.std()),
     ("contained", lambda m, out, y: out.mean() if 3 in y else out.sum()),
-    ("listed", lambda m, out, y: sum(y.tolist()) * out.mean() + float(sum(out.detach()[0]))),
     ("iterated", lambda m, out, y: sum(row[c] for row, c in zip(out, y, strict=True))),
-    ("isnan", lambda m, out, y: out.nan_to_num().mean() * (not torch.isnan(out).any().item())),
-    ("matched", lambda m, out, y: (out.argmax(-1) == y).float().mean() * out.mean()),
-    ("detached", lambda m, out, y: (out - out.detach().mean(0, keepdim=True)).square().mean()),
-    ("norm", lambda m, out, y: sum(p.norm() for p in m.parameters()) * 1e-2),
     (
         "grad",
         lambda m, out, y: torch.autograd.grad(out.sum(), m.head.weight, create_graph=True)[
             0
         ].norm(),
     ),
-    ("noise", lambda m, out, y: (out + torch.randn_like(out) * out.std()).mean()),
     (
         "numpy",
         lambda m, out, y: torch.from_numpy(np.cumsum(out.detach().numpy(), 1)).mean() * out.mean(),
     ),
-    ("rounded", lambda m, out, y: out + (out.round() - out).detach()),
-    ("scanned", lambda m, out, y: out.cumsum(0).logcumsumexp(1).mean()),
-    ("scattered", lambda m, out, y: torch.zeros(5, 5).index_add(0, y, out).square().mean()),
-    (
-        "reduced",
-        lambda m, out, y: (
-            torch.zeros(5, 5).scatter_reduce(0, y[:, None].expand(-1, 5), out, "amax").sum()
-        ),
-    ),
-    ("rows", lambda m, out, y: torch.vstack([*out]).mean() + torch.stack(out.chunk(2)[:1]).mean()),
-    ("bins", lambda m, out, y: out.mean() * torch.bucketize(out, torch.linspace(-1, 1, 5)).sum()),
     ("histogram", lambda m, out, y: out.mean() * torch.histc(out.detach(), 4).max()),
-    ("double", lambda m, out, y: out.double().mean().float() + out.half().float().mean()),
     ("meta", lambda m, out, y: out.mean() * torch.empty(3, device="meta").numel()),
     ("moved", lambda m, out, y: out.to("cpu", non_blocking=True).mean() + out.cpu().sum()),
-    ("swapped", lambda m, out, y: out.mT.contiguous().t().mean() + out.T.reshape(-1).mean()),
     (
         "strided",
         lambda m, out, y: out.as_strided((2, 2), (1, 2)).sum() + out.unfold(1, 2, 1).mean(),
     ),
     ("saved", _saved),
     ("unique", _unique),
-    ("lengths", _lengths),
     ("in_place", _worked_in_place),
-    ("jacobian", _jacobian),
-    ("functional", _functional),
     ("per_sample", _per_sample),
     ("formatted", _formatted),
     ("on_host", _on_host),
@@ -249,7 +174,6 @@ CALLS: tuple[tuple[str, Call], ...] = (
     ("embedded", _embedded),
     ("attended", _attended),
     ("nested", _nested),
-    ("tried", _tried),
 )
 
 

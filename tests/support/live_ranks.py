@@ -19,7 +19,6 @@ from support.live_loops import Loop
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.nn import functional as with_gradients
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -31,7 +30,6 @@ from offload.errors import OffloadError
 from offload.graph.costs import Costs
 from offload.graph.taskgraph import RANKS
 from offload.live.session import LiveSession
-from trainers.offloading.ranks import Ranks
 
 STEPS = 5
 
@@ -70,30 +68,6 @@ class TensorParallel(OfRanks):
         for block in self.net.blocks:
             hidden = F.gelu(Summed.apply(block(hidden)))
         return F.cross_entropy(self.net.last(hidden), y)
-
-
-class Contrastive(OfRanks):
-    """What each rank has made is compared with what all have."""
-
-    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        own = F.normalize(self.net(x))
-        for change in collective_ranks.BACKWARD.values():
-            own = own + change(own)
-        everybody = torch.cat([*with_gradients.all_gather(own)])
-        return F.cross_entropy(own @ everybody.T / 0.1, torch.arange(8) + 8 * self.rank)
-
-
-class Averaged(OfRanks):
-    def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        self.calls += 1
-        loss = self.loss(x, y)
-        loss.backward()
-        ranks = Ranks(gloo_ranks.WORLD, [*self.net.parameters()], bucket_bytes=8 << 10)
-        names = {p: name for name, p in self.net.named_parameters()}
-        ranks.average({p: p.grad for p in names if p.grad is not None}, names)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.seen.append(loss.detach())
 
 
 class Wrapped(OfRanks):
@@ -147,18 +121,6 @@ class Unused(OfRanks):
         return super().loss(x, y)
 
 
-class Awaited(OfRanks):
-    """The loop waits for them itself, and by a callback."""
-
-    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        one, other = x.clone(), x * 2
-        work = distributed.all_reduce(one, async_op=True)
-        future = distributed.all_reduce(other, async_op=True).get_future()
-        halved = future.then(lambda done: done.value()[0] / 2)
-        work.wait()
-        return super().loss(x + one + halved.wait(), y)
-
-
 class Branches(OfRanks):
     """A rank goes another way in some steps, with the same collectives."""
 
@@ -184,34 +146,6 @@ class ItemBetween(OfRanks):
         second = first * x.mean()
         distributed.all_reduce(second, distributed.ReduceOp.MAX)
         return loss * second
-
-
-class Counted(OfRanks):
-    """Single numbers, lengths and objects that Python reads."""
-
-    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        count = torch.tensor(float(len(x)))
-        distributed.all_reduce(count)
-        everybody: list[Any] = [None] * gloo_ranks.WORLD
-        distributed.all_gather_object(everybody, self.rank + self.calls)
-        distributed.barrier()
-        return super().loss(x, y) * count / sum(everybody)
-
-
-class InTurns(OfRanks):
-    """The same calls with another kind of sum, and in another group, in every other step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        alone = [distributed.new_group([rank]) for rank in range(gloo_ranks.WORLD)]
-        self.groups: list[Any] = [None, alone[self.rank]]
-        self.sums = [distributed.ReduceOp.SUM, distributed.ReduceOp.MAX]
-
-    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        one, other = x * 1, x * 2
-        distributed.all_reduce(one, self.sums[self.calls % 2])
-        distributed.all_reduce(other, group=self.groups[self.calls // 2 % 2])
-        return super().loss(x + one + other, y)
 
 
 class Raises(OfRanks):
@@ -293,8 +227,8 @@ class Parallelized(OfParts):
         self.optimize()
 
 
-MODELS = (TensorParallel, Contrastive, Averaged, Wrapped, Sharded, Parallelized)
-CALLS = (*(Broadcast, Unused, Awaited, Branches, ItemBetween, Counted, InTurns, Raises, EveryKind),)
+MODELS = (TensorParallel, Wrapped, Sharded, Parallelized)
+CALLS = (Broadcast, Unused, Branches, ItemBetween, Raises, EveryKind)
 ALONE = (TensorParallel, Branches, EveryKind)
 """Loops that are also run with a session on one of the ranks only."""
 

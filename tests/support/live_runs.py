@@ -2,21 +2,16 @@
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false
 # pyright: reportCallIssue=false, reportReturnType=false
 
-import copy
-from collections import namedtuple
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
-import lightning as L
 import torch
-from lightning.pytorch import callbacks as of_lightning
 from support import offload_lightning as ol
 from support import own_optimizers as own
 from support.live_modules import WIDTH, Case, Manual
 from torch import nn
 from torch.nn import functional as F
 from torch.optim import swa_utils
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 OPTIMIZERS: dict[str, Any] = {
     "Fused": lambda p: torch.optim.AdamW(p, 1e-2, fused=True),
@@ -59,16 +54,6 @@ class Tied(Case):
         self.body[2][0].weight = nn.Parameter(self.body[0][0].weight.data.T)
 
 
-class Lazy(Case):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lazy = nn.LazyLinear(WIDTH)
-        self(torch.ones(2, 12))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.lazy(self.body(self.enter(x))))
-
-
 class Toggled(Case):
     """Parts of the net are frozen in turns, in the step and out of it."""
 
@@ -100,18 +85,6 @@ class Swapped(Case):
             self.trainer.optimizers = [torch.optim.SGD(self.parameters(), 0.1, momentum=0.9)]
 
 
-class Restored(Case):
-    """States are saved and loaded within a step."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        if batch_idx == 1:
-            self.kept = copy.deepcopy((self.state_dict(), self.optimizers().state_dict()))
-        if batch_idx == 4:
-            self.load_state_dict(self.kept[0])
-            self.optimizers().load_state_dict(self.kept[1])
-        return super().training_step(batch, batch_idx)
-
-
 class AveragedModel(Case):
     def __init__(self) -> None:
         super().__init__()
@@ -128,17 +101,6 @@ class AveragedModel(Case):
             super().training_step(batch, batch_idx)
             + self.body(self.enter(batch[0])).sub(there).square().mean()
         )
-
-
-class Swa(AveragedModel):
-    """The average takes the place of the weights while it is validated."""
-
-    def on_validation_start(self) -> None:
-        self.kept = copy.deepcopy(self.body.state_dict())
-        self.body.load_state_dict(self.average.module.state_dict())
-
-    def on_validation_end(self) -> None:
-        self.body.load_state_dict(self.kept)
 
 
 class Perturbed(Manual):
@@ -164,28 +126,6 @@ class Perturbed(Manual):
         self.log("loss", loss)
 
 
-class Queue(Case):
-    """A queue of keys, as contrastive modules have it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        noise = torch.Generator().manual_seed(5)
-        self.register_buffer("keys", torch.randn(20, ol.CLASSES, generator=noise))
-        self.register_buffer("at", torch.zeros(1, dtype=torch.long))
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        out = self(batch[0])
-        loss = (
-            F.cross_entropy(out, batch[1])
-            + (out @ self.keys.clone().detach().T).logsumexp(1).mean()
-        )
-        at = int(self.at)
-        count = min(len(out), 20 - at)
-        self.keys[at : at + count] = out[:count].detach()
-        self.at[0] = (at + count) % 20
-        return loss
-
-
 class States(Case):
     """What a recurrent net carries from batch to batch."""
 
@@ -202,24 +142,6 @@ class States(Case):
         return F.cross_entropy(self.head(self.body(state)), batch[1])
 
 
-class Nested(Case):
-    Named = namedtuple("Named", ["x", "y", "name", "nothing"])
-
-    @classmethod
-    def loader(cls) -> Any:
-        def make(samples: Any) -> Any:
-            x, y = (torch.stack(each) for each in zip(*samples, strict=True))
-            return {"in": [cls.Named(x, y, "a", None)], "twice": (x, x[:, :3])}
-
-        return DataLoader([*ol.data().dataset], 8, collate_fn=make)  # type: ignore[misc]
-
-    def loss(self, batch: Any) -> torch.Tensor:
-        if not isinstance(batch, dict):
-            return super().loss(batch)
-        one = batch["in"][0]
-        return super().loss((one.x, one.y)) * batch["twice"][1].square().mean()
-
-
 class Same(Case):
     """One batch that is the same tensors every time, and the step changes them."""
 
@@ -233,50 +155,6 @@ class Same(Case):
         batch[0].mul_(1.01)
         batch[1][0] = (batch[1][0] + 1) % 5
         return super().training_step((batch[0].clone(), batch[1].clone()), batch_idx)
-
-
-class Endless(Case):
-    """Batches of many lengths without end."""
-
-    options: ClassVar[Any] = {"max_steps": 24, "max_epochs": -1, "val_check_interval": 10}
-
-    class Data(IterableDataset[Any]):
-        def __iter__(self) -> Iterator[Any]:
-            noise = torch.Generator().manual_seed(1)
-            for n in range(40):
-                count = 3 + n % 5
-                yield torch.randn(count, 12, generator=noise), torch.arange(count) % 5
-
-    @classmethod
-    def loader(cls) -> Any:
-        return DataLoader(cls.Data(), None)
-
-
-class Workers(Case):
-    """Other processes load."""
-
-    @classmethod
-    def loader(cls) -> Any:
-        return DataLoader(ol.data().dataset, 8, num_workers=1, persistent_workers=True)
-
-
-class Together(Case):
-    @classmethod
-    def loader(cls) -> Any:
-        return {"one": ol.data(), "other": ol.data(20)}
-
-    def loss(self, batch: Any) -> torch.Tensor:
-        if not isinstance(batch, dict):
-            return super().loss(batch)
-        return sum(super(Together, self).loss(each) for each in batch.values() if each is not None)
-
-
-class Halted(Case):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        loss = super().training_step(batch, batch_idx)
-        if batch_idx == 4 and loss < 10:
-            self.trainer.should_stop = True
-        return loss
 
 
 class SavedInStep(Case):
@@ -297,75 +175,3 @@ class OwnTransfer(Case):
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         return batch[0] + torch.randn_like(batch[0]) * 0.1 + self.enter.weight.mean(), batch[1]
-
-
-class OwnSchedule(Case):
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), 0.1)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 3)
-        return [optimizer], [{"scheduler": schedule, "interval": "step", "frequency": 2}]
-
-    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
-        scheduler.step(epoch=self.global_step / 2 + self.head.weight.abs().mean().item())
-
-
-class Watching(Case):
-    options: ClassVar[Any] = {"log_every_n_steps": 1, "logger": True, "enable_progress_bar": True}
-
-    @classmethod
-    def callbacks(cls) -> list[L.Callback]:
-        return [
-            of_lightning.LearningRateMonitor("step", log_momentum=True, log_weight_decay=True),
-            of_lightning.DeviceStatsMonitor(),
-            of_lightning.Timer(),
-            of_lightning.ModelSummary(2),
-            of_lightning.TQDMProgressBar(),
-        ]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.example_input_array = torch.ones(2, 12)
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        for logger in self.trainer.loggers:
-            logger.experiment.add_histogram("head", self.head.weight) if hasattr(
-                logger.experiment, "add_histogram"
-            ) else None
-
-
-class Sanitized(Case):
-    options: ClassVar[Any] = {
-        "num_sanity_val_steps": 2,
-        "check_val_every_n_epoch": 2,
-        "max_epochs": 4,
-    }
-
-
-class Short(Case):
-    options: ClassVar[Any] = {"fast_dev_run": 3}
-
-
-class Profiled(Case):
-    options: ClassVar[Any] = {
-        "profiler": "simple",
-        "deterministic": True,
-        "max_time": "00:01:00:00",
-    }
-
-
-class Recorded(Case):
-    """Activations that a hook keeps, and a module that is called again after the update."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kept: list[torch.Tensor] = []
-        self.body[1].register_forward_hook(lambda m, i, o: self.kept.append(o.detach().mean(0)))
-
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.seen.append(torch.stack(self.kept).sum().item())
-        with torch.no_grad():
-            self.seen.append(self.loss(batch).item())
-        self.kept.clear()
-
-    def on_before_optimizer_step(self, optimizer: Any) -> None:
-        self.log("kept", self.kept[-1].norm())

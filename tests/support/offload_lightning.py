@@ -206,8 +206,8 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     launch = CudaGraph._launch
 
     def launched(self: CudaGraph, graph: Any, *more: Any) -> None:
-        launch(self, graph, *more)
         found.append(graph)
+        launch(self, graph, *more)
 
     monkeypatch.setattr(CudaGraph, "_launch", launched)
     return found

@@ -137,8 +137,6 @@ class Accumulates(ol.Module):
     """One optimizer, which steps after every second batch and after the last one, with the
     gradients clipped, and its schedule after it."""
 
-    algorithm = "norm"
-
     def __init__(self) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -150,18 +148,12 @@ class Accumulates(ol.Module):
         self.log("loss", loss, on_step=True, on_epoch=True)
         self.manual_backward(loss / 2)
         if (batch_idx + 1) % 2 == 0 or self.trainer.is_last_batch:
-            self.clip_gradients(
-                optimizer, gradient_clip_val=0.3, gradient_clip_algorithm=self.algorithm
-            )
+            self.clip_gradients(optimizer, gradient_clip_val=0.3, gradient_clip_algorithm="norm")
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
             self.log("rate", schedule.get_last_lr()[0])
         return loss
-
-
-class AccumulatesByValue(Accumulates):
-    algorithm = "value"
 
 
 class DeepQ(L.LightningModule):
@@ -229,22 +221,6 @@ def differences(one: ol.Result, other: ol.Result) -> list[str]:
 unequal = ol._unequal
 
 
-class Hooked(Gan):
-    """Hooks that log and change gradients in the middle of a step."""
-
-    def on_after_backward(self) -> None:
-        for p in self.parameters():
-            if p.grad is not None:
-                p.grad.mul_(0.5)
-
-    def on_before_optimizer_step(self, optimizer: Any) -> None:
-        found = [p.grad for group in optimizer.param_groups for p in group["params"]]
-        self.log("norm", torch.stack([g.norm() for g in found if g is not None]).norm())
-
-    def on_before_zero_grad(self, optimizer: Any) -> None:
-        raise RuntimeError("Lightning does not call this")
-
-
 class Penalized(ByHand):
     """The critic's loss has gradients of its own in it."""
 
@@ -261,131 +237,3 @@ class Penalized(ByHand):
         torch.nn.utils.clip_grad_norm_(self.critic.parameters(), 0.5)
         of_critic.step()
         self.log("penalized", loss)
-
-
-class Flagged(ByHand):
-    """The critic's `requires_grad` is set by hand, and is another one after the step."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        real = batch[0]
-        of_generator, of_critic = self.both()
-        fake = self.generator(self.noise(real))
-        self.critic.requires_grad_(True)
-        of_critic.zero_grad()
-        self.manual_backward(self.judged(fake.detach(), False) + self.judged(real, True))
-        of_critic.step()
-        self.critic.requires_grad_(False)
-        of_generator.zero_grad()
-        self.manual_backward(self.judged(fake, True))
-        of_generator.step()
-
-
-class Raw(ByHand):
-    """Without Lightning's optimizers nothing is counted, and zeroed gradients stay zeros."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        found: Any = self.optimizers(use_pl_optimizer=False)
-        _, of_critic = found
-        of_critic.zero_grad(set_to_none=False)
-        self.judged(batch[0], True).backward()
-        of_critic.step()
-        self.log("global", float(self.global_step == 0))
-
-
-class Shared(ByHand):
-    """Two optimizers of two kinds over the same parameters."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        for optimizer in self.both():
-            fake = self.generator(self.noise(batch[0]))
-            optimizer.zero_grad()
-            self.manual_backward(self.judged(fake, True) + self.judged(batch[0], False))
-            optimizer.step()
-
-    def configure_optimizers(self) -> Any:
-        flat = [p for p in self.parameters() if p.ndim < 2]
-        wide = [p for p in self.parameters() if p.ndim >= 2]
-        groups = [{"params": wide, "weight_decay": 0.1}, {"params": flat, "lr": 2e-3}]
-        return [
-            torch.optim.Adam(groups, 1e-3),
-            torch.optim.SGD(self.parameters(), 1e-2, momentum=0.9),
-        ]
-
-
-class Twice(ByHand):
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        _, of_critic = self.both()
-        loss = torch.zeros(())
-        for _ in range(2):
-            with of_critic.toggle_model():
-                fake = self.generator(self.noise(batch[0])).detach()
-                loss = self.judged(batch[0], True) + self.judged(fake, False)
-                self.manual_backward(loss)
-                of_critic.step()
-                of_critic.zero_grad()
-        return loss
-
-
-class Scheduled(Gan):
-    """A schedule for each optimizer, both called at the end of the step."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        super().training_step(batch, batch_idx)
-        found: Any = self.lr_schedulers()
-        one, other = found
-        one.step()
-        if self.trainer.is_last_batch:
-            other.step()
-            self.log("rate", other.get_last_lr()[0])
-
-    def configure_optimizers(self) -> Any:
-        found = super().configure_optimizers()
-        step, exponential = torch.optim.lr_scheduler.StepLR, torch.optim.lr_scheduler.ExponentialLR
-        return found, [step(found[0], 3, 0.5), exponential(found[1], 0.7)]
-
-
-class AsksFirst(ByHand):
-    """A value decides in one batch, before anything has stepped."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        _, of_critic = self.both()
-        weight = 2.0 if (batch[0] > 2.5).any() else 1.0
-        of_critic.zero_grad()
-        self.manual_backward(weight * self.judged(batch[0], True))
-        of_critic.step()
-        self.log("weight", weight)
-
-
-class Counting(ByHand):
-    """Branches on numbers of the trainer, and logs them."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        _, of_critic = self.both()
-        loss = self.judged(batch[0], True) * (1 + batch_idx // 3)
-        if batch_idx == 0 or self.global_step > 7:
-            loss = loss * 2
-        self.log("before", self.global_step)
-        of_critic.zero_grad()
-        self.manual_backward(loss / (1 + self.current_epoch))
-        of_critic.step()
-        self.log("after", self.global_step)
-        self.log_dict({"batch": batch_idx, "epoch": float(self.current_epoch)})
-
-
-class Plateaued(ByHand):
-    """The schedule is given a loss, which is known when the step is over."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        _, of_critic = self.both()
-        schedule: Any = self.lr_schedulers()
-        of_critic.zero_grad()
-        loss = self.judged(batch[0], True)
-        self.manual_backward(loss)
-        of_critic.step()
-        schedule.step(loss.detach())
-        self.log("rate", of_critic.param_groups[0]["lr"])
-
-    def configure_optimizers(self) -> Any:
-        found = super().configure_optimizers()
-        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
-        return found, [plateau(found[1], factor=0.5, patience=0)]

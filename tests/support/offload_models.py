@@ -1,7 +1,6 @@
 """Small models of the kinds that people train, and a step of each in plain eager PyTorch."""
 
 import contextlib
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -230,10 +229,3 @@ def huggingface() -> Case:
         return transformers.GPT2LMHeadModel(sizes)
 
     return Case(model, adamw, words, word_loss)
-
-
-def twin(case: Case) -> tuple[Any, Any, Any, Any]:
-    """A model and its optimizer, twice the same."""
-    model, optimizer = case.made()
-    other = copy.deepcopy(model)
-    return model, optimizer, other, case.optimizer(other)

@@ -14,7 +14,6 @@ import lightning as L
 import torch
 from lightning.pytorch.strategies import DDPStrategy
 from support import offload_lightning as ol
-from support.live_ranks import Summed
 
 from offload import CaptureError, StepError
 from offload.graph.taskgraph import RANKS
@@ -35,18 +34,6 @@ class Module(ol.Module):
         self.log("val_all", loss, sync_dist=True)
 
 
-class Gathering(Module):
-    """Pairs of all ranks, with gradients, as SimCLR and CLIP have them; and a barrier."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        loss = super().training_step(batch, batch_idx)
-        own = torch.nn.functional.normalize(self(batch[0]))
-        torch.distributed.barrier()
-        everyones: Any = self.all_gather(own, sync_grads=True)
-        pairs = own @ everyones.flatten(0, 1).T
-        return loss + torch.nn.functional.cross_entropy(pairs, torch.arange(len(own)))
-
-
 class Statistics(L.Callback):
     """What BatchNorm has counted, from batch to batch: at the end it is rank 0's anyway."""
 
@@ -60,21 +47,6 @@ class Statistics(L.Callback):
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         self.seen.append(pl_module.blocks[0].norm.running_mean.clone())
-
-
-class TensorParallel(Module):
-    """Each rank has a part of the first layer."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.blocks(Summed.apply(self.enter(x))))
-
-
-class InTurns(Module):
-    """Rank 1 diverges from its tape in every other step."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        loss = super().training_step(batch, batch_idx)
-        return loss * 1 if self.global_rank == 1 and batch_idx % 2 else loss
 
 
 class Odd(Module):
@@ -111,12 +83,8 @@ CLIPPED = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1, "val_check_in
 RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "plain": ({}, {}, {}),
     "updates on the host": ({}, {}, {"optimizer": "host"}),
-    "sgd": ({"make": functools.partial(Module, "sgd", "epoch")}, {}, {}),
     "accumulated and clipped": (CLIPPED, {}, {}),
     "bf16-mixed": ({"precision": "bf16-mixed"}, {}, {}),
-    "gathered": ({"make": Gathering}, {}, {}),
-    "tensor parallel": ({"make": TensorParallel}, {}, {}),
-    "in turns": ({"make": InTurns, "accumulate_grad_batches": 2}, {}, {}),
     "reads a value": ({"make": Odd, "accumulate_grad_batches": 2}, {}, {}),
     "unused": ({"make": Unused}, SEARCHED, {}),
     "other heads": ({"make": Two}, SEARCHED, SEARCHED),

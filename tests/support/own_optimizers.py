@@ -1,4 +1,4 @@
-"""Optimizers as users write them: some can be planned, the others must be refused by name."""
+"""Optimizers as users write them."""
 
 from typing import Any
 
@@ -93,9 +93,6 @@ class Named(Adam):
     """A subclass that changes nothing."""
 
 
-# ---- to be refused -------------------------------------------------------------------------------
-
-
 class Branching(Simple):
     def step(self, closure: Any = None) -> Any:
         for group, p, _ in self.each(closure):
@@ -104,89 +101,8 @@ class Branching(Simple):
             p.data.add_(p.grad, alpha=-group["lr"])
 
 
-class Asking(Simple):
-    def step(self, closure: Any = None) -> Any:
-        for group, p, _ in self.each(closure):
-            p.data.add_(p.grad, alpha=-group["lr"] / (1 + p.grad.norm().item()))
-
-
 class Together(Simple):
     def step(self, closure: Any = None) -> Any:
         norms = torch.stack([p.grad.norm() for _, p, _ in self.each(closure)]).norm()
         for group, p, _ in self.each():
             p.data.sub_(p.grad / norms * group["lr"])
-
-
-class Noisy(Simple):
-    def step(self, closure: Any = None) -> Any:
-        for group, p, _ in self.each(closure):
-            p.data.add_(p.grad + torch.randn_like(p), alpha=-group["lr"])
-
-
-class Counting(Simple):
-    calls = 0
-
-    def step(self, closure: Any = None) -> Any:
-        self.calls += 1
-        for group, p, _ in self.each(closure):
-            p.data.add_(p.grad, alpha=-group["lr"] / self.calls)
-
-
-class Adapting(Simple):
-    def step(self, closure: Any = None) -> Any:
-        for group in self.param_groups:
-            group["k"] = group.get("k", 0) + 1
-        for group, p, _ in self.each(closure):
-            p.data.add_(p.grad, alpha=-group["lr"])
-
-
-class Norms(Simple):
-    """A number in the state that depends on gradients."""
-
-    def step(self, closure: Any = None) -> Any:
-        for group, p, state in self.each(closure):
-            if not state:
-                state["size"] = torch.zeros(())
-            state["size"].add_(p.grad.norm())
-            p.data.sub_(p.grad / state["size"] * group["lr"])
-
-
-class Listing(Simple):
-    def step(self, closure: Any = None) -> Any:
-        for group, p, state in self.each(closure):
-            state.setdefault("past", []).append(p.grad.clone())
-            p.data.sub_(sum(state["past"]) * group["lr"])
-
-
-class Numbered(Simple):
-    """How a parameter is treated depends on its place among the others."""
-
-    def step(self, closure: Any = None) -> Any:
-        for number, (group, p, _) in enumerate(self.each(closure)):
-            p.data.add_(p.grad, alpha=-group["lr"] / (1 + number))
-
-
-class Late(Simple):
-    """At its 40th step it does something to whole parameters."""
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        for group, p, state in self.each(closure):
-            state["step"] = state.get("step", 0) + 1
-            size = p.grad.norm() if state["step"] == 40 else 1
-            p.sub_(p.grad * size, alpha=group["lr"])
-
-
-class Growing(Simple):
-    """State that changes its shape after the third step."""
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        for group, p, state in self.each(closure):
-            if not state:
-                state["step"] = 0
-                state["past"] = torch.zeros_like(p)
-            state["step"] += 1
-            if state["step"] == 40:
-                state["past"] = torch.zeros(3, *p.shape)
-            p.add_(p.grad, alpha=-group["lr"])

@@ -127,10 +127,15 @@ class Held:
         go_on: threading.Event | None = None,
     ) -> None:
         self.error: BaseException | None = None
-        self.struck = threading.Event()
         self._begun, self._go_on = begun, go_on
         memgraph = job.plan.memgraph
-        self.plan = with_kernels(job, {memgraph.nodes[node].task: self._around for node in nodes})
+        held = {memgraph.nodes[node].task for node in nodes}
+        tasks = [
+            replace(task, kernel=partial(self._around, task.kernel)) if n in held else task
+            for n, task in enumerate(memgraph.graph.tasks)
+        ]
+        changed = replace(memgraph, graph=replace(memgraph.graph, tasks=tuple(tasks)))
+        self.plan = job.plan = replace(job.plan, found=replace(job.plan.found, memgraph=changed))
 
     def hold(self) -> None:
         """The next step's kernels wait for `go_on`, after `begun`."""
@@ -146,18 +151,5 @@ class Held:
             self._begun.set()
             assert self._go_on.wait(60)
         if self.error is not None:
-            self.struck.set()
             raise self.error
         kernel(reads, writes)
-
-
-def with_kernels(job: Job, around: Mapping[int, Callable[..., None]]) -> Any:
-    """The job's plan, where `around[task](kernel, reads, writes)` is called for a task's kernel."""
-    memgraph = job.plan.memgraph
-    tasks = [
-        replace(task, kernel=partial(around[n], task.kernel)) if n in around else task
-        for n, task in enumerate(memgraph.graph.tasks)
-    ]
-    changed = replace(memgraph, graph=replace(memgraph.graph, tasks=tuple(tasks)))
-    job.plan = replace(job.plan, found=replace(job.plan.found, memgraph=changed))
-    return job.plan
