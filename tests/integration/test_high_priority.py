@@ -338,6 +338,29 @@ def test_a_ctrl_c_is_raised_when_the_request_is_over() -> None:
         assert torch.equal(serve(X), X + 1)
 
 
+def test_a_ctrl_c_between_the_request_and_its_wait_ends_after_the_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    submit, hits = ThreadPoolExecutor.submit, [1]
+
+    def submit_and_hit(self: ThreadPoolExecutor, *given: Any, **named: Any) -> Any:
+        done = submit(self, *given, **named)
+        if hits:
+            hits.clear()
+            raise KeyboardInterrupt
+        return done
+
+    net = Slow(lambda: None)
+    with OffloadStrategy().high_priority(net) as serve:
+        assert torch.equal(serve(X), X + 1)
+        net.ended = False
+        monkeypatch.setattr(ThreadPoolExecutor, "submit", submit_and_hit)
+        with pytest.raises(KeyboardInterrupt):
+            serve(X)
+        assert net.ended
+        assert torch.equal(serve(X), X + 1)
+
+
 def test_the_end_of_the_block_waits_for_the_request_that_runs() -> None:
     begun = threading.Event()
     net = Slow(begun.set)

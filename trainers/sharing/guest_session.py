@@ -125,11 +125,11 @@ class GuestSession:
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function in the session's thread."""
-        done = self._thread.submit(function, *arguments)
         try:
-            return done.result()
-        finally:
-            wait([done])  # after Ctrl-C, too: it has the gate
+            return self._thread.submit(function, *arguments).result()
+        except KeyboardInterrupt:
+            wait([self._thread.submit(tuple)])  # the call has ended before: it has the gate
+            raise
 
     def show_weights(self, copies: bool = False) -> None:
         """Let any thread read the net's tensors. `copies`: in memory that it may write."""
