@@ -34,6 +34,8 @@ PEERS = (
     Row("spdl", "SPDL, simplejpeg, OpenCV", "peers.spdl_threads:SpdlThreads", {},
         ("spdl-core", *JPEG), "pip install spdl-core opencv-python-headless", smoke=True,
         asked=True),
+    Row("grain", "Grain, threads, simplejpeg, OpenCV", "peers.grain_threads:GrainThreads", {},
+        ("grain", *JPEG), "pip install grain opencv-python-headless", smoke=True, asked=True),
 )  # fmt: skip
 
 

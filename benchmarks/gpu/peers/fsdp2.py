@@ -15,7 +15,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from benchmarks.gpu.peers.task import Running, Setup, batch, eager_step, whole
 
 
-def _begin_group(setup: Setup) -> None:
+def begin_group(setup: Setup) -> None:
     """A world of one process, until that ends. No port: its store is in memory."""
     if distributed.is_initialized():
         return
@@ -26,7 +26,7 @@ def _begin_group(setup: Setup) -> None:
 
 @contextmanager
 def sharded(setup: Setup) -> Iterator[Running]:
-    _begin_group(setup)
+    begin_group(setup)
     policy = CPUOffloadPolicy(pin_memory=setup.device == "cuda")
     module = whole(setup, "cpu")
     mesh = init_device_mesh(setup.device, (1,))

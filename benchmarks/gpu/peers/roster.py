@@ -40,6 +40,14 @@ PEERS: Mapping[str, Peer] = {
         " rank, with which torch's copies wait on the computing stream (pytorch issue 178861);"
         " AdamW on the host", asked=2.0,
     ),
+    "ZeRO-Offload": Peer(
+        "gpu.peers.zero:offload", "DeepSpeed stage 2, optimizer on the host (its CPU Adam), all"
+        " states bfloat16", ("deepspeed",),
+    ),
+    "ZeRO-3 offload": Peer(
+        "gpu.peers.zero:infinity", "DeepSpeed stage 3, parameters and optimizer on the host, all"
+        " states bfloat16", ("deepspeed",), asked=2.0,
+    ),
     "RoundPipe, exact": Peer(
         "gpu.peers.roundpiped:waiting", "step(is_async=False), recomputes by stage, 2"
         " micro-batches (its default)", ("roundpipe", "beartype"), on_cpu=False, asked=1.3,
