@@ -12,7 +12,6 @@ file cannot be used.
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -139,8 +138,10 @@ def _opened(args: argparse.Namespace) -> tuple["SavedStep", "Budget", str | None
 
         from offload.replaying.bisection import budget_bytes
         from offload.replaying.step_file import read_step
-    for name in args.modules:
-        import_module(name)
+        from perfect.assembly.own_class import import_own_module
+
+        for name in args.modules:
+            import_own_module(name)
     step = read_step(args.file)
     if step.torch != torch.__version__:
         sys.stderr.write(

@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from perfect.errors import BuildError
@@ -29,15 +30,20 @@ def named_classes(section: object) -> list[str]:
     return [*([] if path is None else [str(path)]), *named_classes([*section.values()])]
 
 
-def load_class(path: str, key: str) -> type[Any]:
-    """Import `mypkg.module.Class`, also from the folder in which the command runs."""
-    module, _, name = path.rpartition(".")
+def import_own_module(name: str) -> ModuleType:
+    """Import a module of the user's, also from the folder in which the command runs."""
     if os.getcwd() not in sys.path:
         # perfect-train, unlike python -m, does not search this folder. It is put last, so that it
         # shadows nothing.
         sys.path.append(os.getcwd())
+    return importlib.import_module(name)
+
+
+def load_class(path: str, key: str) -> type[Any]:
+    """Import `mypkg.module.Class`, also from the folder in which the command runs."""
+    module, _, name = path.rpartition(".")
     try:
-        found = getattr(importlib.import_module(module), name)
+        found = getattr(import_own_module(module), name)
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if f"{module}.".startswith(f"{missing}."):

@@ -72,7 +72,6 @@ REASONS: Mapping[str, Mapping[str, int]] = {
         "loaders/identity/own_code.py find_spec": 1,
         "loaders/identity/own_code.py resolve_name": 1,
         "perfect/assembly/own_class.py import_module": 1,
-        "perfect/step.py import_module": 1,
     },
     OF_OURS: {
         "perfect/assembly/run.py find_spec": 1,
