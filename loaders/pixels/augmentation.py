@@ -177,7 +177,7 @@ def crops_of(firsts: Sequence["Cropping"], keys: NDArray[np.uint64], samples: in
     drawn = [first.drawn(Draws(view_keys(keys, n))).T.tolist() for n, first in enumerate(firsts)]
     serves, sizes = len(keys) // max(samples, 1), [sides_of(first.size) for first in firsts]
 
-    def of(sample: int) -> Crops:
+    def crops_of(sample: int) -> Crops:
         mine = range(sample * serves, (sample + 1) * serves)
 
         def boxes(height: int, width: int) -> list[Box]:
@@ -189,7 +189,7 @@ def crops_of(firsts: Sequence["Cropping"], keys: NDArray[np.uint64], samples: in
 
         return Crops(boxes, sizes)
 
-    return [of(sample) for sample in range(samples)]
+    return [crops_of(sample) for sample in range(samples)]
 
 
 def reads_slots(augment: object) -> bool:

@@ -26,10 +26,10 @@ class TriedCosts(MeasuredCosts):
 
     times = False
 
-    def of(self, device: torch.device, calls: Mapping[int, Call]) -> dict[int, Cost]:
+    def known_costs(self, device: torch.device, calls: Mapping[int, Call]) -> dict[int, Cost]:
         tried = {key: cost for key, call in calls.items() if (cost := _tried(call))}
         others = {key: call for key, call in calls.items() if key not in tried}
-        return tried | super().of(device, others)
+        return tried | super().known_costs(device, others)
 
     def keep(self, made: Mapping[int, Cost]) -> None:
         self._note(made)  # and no cache keeps what has no seconds

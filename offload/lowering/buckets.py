@@ -35,7 +35,7 @@ class _Bucket:
     """Bytes that would be free by now if the members had run at their own places."""
     workspace: int = 0
 
-    def before(self, task: Task) -> bool:
+    def must_precede(self, task: Task) -> bool:
         """Whether the task must run after a member. (Tasks named in an `after` are never
         members.)"""
         return not (self.writes.isdisjoint(task.touches) and self.reads.isdisjoint(task.writes))
@@ -92,7 +92,7 @@ def _parted(same: bool, bucket: _Bucket, graph: TaskGraph, task: Task) -> bool:
     """Whether the task cannot be in the bucket or before it. A bucket's calls may become one, so it
     has no parameter twice."""
     if not same:
-        return bucket.before(task)
+        return bucket.must_precede(task)
     return any(b in bucket.writes and graph.buffers[b].role is Role.PARAMETER for b in task.writes)
 
 

@@ -60,17 +60,17 @@ class MeasuredCosts:
         self._names: dict[int, Any] = {}
         self._known: dict[Any, Cost] = {}
 
-    def of(self, device: torch.device, calls: Mapping[int, Call]) -> dict[int, Cost]:
-        """As `KeptCosts.of`."""
+    def known_costs(self, device: torch.device, calls: Mapping[int, Call]) -> dict[int, Cost]:
+        """As `KeptCosts.known_costs`."""
         self._names = {
             key: (signature(call, alignment_on(device)), device) for key, call in calls.items()
         }
         if self._kept is not None:
-            self._note(self._kept.of(device, calls))
+            self._note(self._kept.known_costs(device, calls))
         return {key: self._known[name] for key, name in self._names.items() if name in self._known}
 
     def keep(self, made: Mapping[int, Cost]) -> None:
-        """Keep what was measured of the calls that `of` was asked for last."""
+        """Keep what was measured of the calls that `known_costs` was asked for last."""
         self._note(made)
         if self._kept is not None:
             self._kept.keep(made)
@@ -93,7 +93,7 @@ class KeptCosts:
         self._names: dict[Any, str] = {}
         self._known: dict[str, Cost] = {}
 
-    def of(self, device: torch.device, calls: Mapping[Any, Call]) -> dict[Any, Cost]:
+    def known_costs(self, device: torch.device, calls: Mapping[Any, Call]) -> dict[Any, Cost]:
         """Return what is kept of these calls, which are all of a graph's on this device."""
         names = {key: name for key, call in calls.items() if (name := described(call))}
         shim = available_on(device) is not None
@@ -107,7 +107,7 @@ class KeptCosts:
         return {key: self._known[name] for key, name in names.items() if name in self._known}
 
     def keep(self, made: Mapping[Any, Cost]) -> None:
-        """Keep what was measured of the calls that `of` was asked for last."""
+        """Keep what was measured of the calls that `known_costs` was asked for last."""
         new = {
             self._names[key]: cost
             for key, cost in made.items()

@@ -86,7 +86,7 @@ def measured(graph: TaskGraph, kept: KeptCosts | MeasuredCosts | None = None) ->
         else nullcontext(),  # other threads may draw at the same time
     ):
         for where, group in calls.items():
-            costs |= {} if kept is None else kept.of(where, group)
+            costs |= {} if kept is None else kept.known_costs(where, group)
             new = {key: call for key, call in group.items() if key not in costs}
             times = kept is None or kept.times
             made = _Bench(where, new, graph.alignment, lines, times).costs(new) if new else {}

@@ -72,7 +72,7 @@ class Guests:
         return sum(self._reserves.values())
 
     @property
-    def all(self) -> tuple[HighPriority, ...]:
+    def admitted(self) -> tuple[HighPriority, ...]:
         """All guests of this strategy, with those that have left."""
         return tuple(self._known)
 

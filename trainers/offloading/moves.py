@@ -89,7 +89,7 @@ class PendingMoves:
             )
         target = None if device is None else self._run.request.target
         if there != here:
-            target = self._run.request.on(target_on(self._run, there), plugin).target
+            target = self._run.request.for_target(target_on(self._run, there), plugin).target
         move = PendingMove(budget, target)
         request = move.applied_to(self._run.request)  # raises where the budget is none
         if live is not None and planned_from is not None:
@@ -167,7 +167,7 @@ def target_on(run: StrategyRun, device: torch.device) -> Target:
     request = run.request
     if request.target.make_runner is not None:
         raise OffloadError("a fleet gives its jobs their devices: this job cannot choose one")
-    if not all(guest.closed for guest in run.guests.all):
+    if not all(guest.closed for guest in run.guests.admitted):
         raise OffloadError(
             "the nets of high_priority() are on the device that would be left: end their blocks"
             " before move_to(device=...)"

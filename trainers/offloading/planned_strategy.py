@@ -91,7 +91,7 @@ class PlannedStrategy(Strategy):
     def __getstate__(self) -> dict[str, Any]:
         """A copy, or another process, has a run of its own: it has none of this one's plans."""
         run = self._run
-        if not all(guest.closed for guest in run.guests.all):
+        if not all(guest.closed for guest in run.guests.admitted):
             raise OffloadError(
                 "a strategy cannot be copied or sent to another process in a block of"
                 " high_priority(): its requests come in this process. Begin the block in the"
@@ -255,7 +255,7 @@ class PlannedStrategy(Strategy):
         before = self.target
         if target.device == before.device:
             target = replace(target, costs=before.costs)
-        self._run.request = self._run.request.on(target, self.precision_plugin)
+        self._run.request = self._run.request.for_target(target, self.precision_plugin)
 
     def find_target(self) -> Target:
         """Return the trainer's device and the engine for it. Raise `OffloadError` if there is

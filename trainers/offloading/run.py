@@ -121,7 +121,7 @@ class StrategyRun:
         if self.is_eager or self.session.is_in_step or not self.is_set_up:
             return
         # Guests come here at least, where no plan runs.
-        with self.gate.hold() if self.guests.all else nullcontext():
+        with self.gate.hold() if self.guests.admitted else nullcontext():
             live = self._open(optimizers, device)
         assert self._planner is not None
         self._planner.begin(name, inputs)
@@ -164,7 +164,7 @@ class StrategyRun:
                 device=device,
                 planner=self._planner,
                 runs=runs,
-                overlaps=not self.guests.all and self.request.target.make_runner is None,
+                overlaps=not self.guests.admitted and self.request.target.make_runner is None,
             )
 
         return self.session.open(create, optimizers)

@@ -180,11 +180,11 @@ def _measured(tally: _Tally) -> MeasuredPlan:
         bytes_out=moved[OFFLOAD],
         spent=TimeSpent(tally.runs, tally.seconds, tally.compute, tally.transfer, plans=1),
         median_seconds=statistics.median(tally.latest or [tally.seconds / tally.runs]),
-        held_bytes=_held(tally.plan, tally.trace),
+        held_bytes=_most_held_bytes(tally.plan, tally.trace),
     )
 
 
-def _held(plan: Plan, trace: Trace) -> int:
+def _most_held_bytes(plan: Plan, trace: Trace) -> int:
     """Return the most bytes in use, with the workspace that kernels share during the whole step."""
     shared = {device: place.nbytes for device, place in plan.memgraph.scratch.items()}
     held = [nbytes + shared.get(device, 0) for _, device, nbytes in trace.bytes_in_use()]

@@ -53,7 +53,7 @@ class PlanRequest:
         if self.host_budget is not None:
             _check("host_budget", parse_size, self.host_budget)
 
-    def on(self, target: Target, plugin: Precision) -> "PlanRequest":
+    def for_target(self, target: Target, plugin: Precision) -> "PlanRequest":
         """Return the request for plans on this target, whose rates are measured if need be."""
         return replace(self, target=target.measured(plugin, self.cache))
 

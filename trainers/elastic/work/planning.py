@@ -66,7 +66,7 @@ class Planning:
         # A GPU's peers have the same bits, and the host's updates would have others.
         where = "auto" if target.device.type == "cpu" else "device"
         request = replace(self.request, optimizer=where)
-        self.request = request.on(target, strategy.precision_plugin)
+        self.request = request.for_target(target, strategy.precision_plugin)
 
     def place(
         self,
