@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from support.products import examples
 
 from offload.graph.memgraph import ALIGNMENT
-from offload.graph.taskgraph import TaskGraph
 from offload.planning.arena import Space
 
 UNIT = ALIGNMENT
@@ -129,11 +128,3 @@ def test_a_space_is_a_row_of_cells(data: st.DataObject) -> None:
             highest = max(highest, at + size)
         same(space, cells)
         assert space.used == highest * UNIT
-
-
-@given(nbytes=st.integers(0, 1 << 40))
-def test_sizes_are_rounded_up_to_whole_units_and_nothing_is_one_unit(nbytes: int) -> None:
-    size = TaskGraph().aligned(nbytes)
-    assert size % UNIT == 0
-    assert size >= UNIT
-    assert nbytes <= size < nbytes + UNIT or nbytes == 0

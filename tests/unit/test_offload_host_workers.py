@@ -12,7 +12,7 @@ from offload.graph.builder import GraphBuilder
 from offload.graph.costs import Costs
 from offload.graph.memgraph import MemGraph
 from offload.graph.taskgraph import HOST, TaskGraph
-from offload.planning.arena import BESIDE
+from offload.planning.arena import BESIDE, HeldAddresses, Space
 from offload.planning.planner import build_memgraph
 from offload.planning.policies import Policy
 from offload.planning.simulator import simulate
@@ -146,3 +146,20 @@ def test_a_refusal_names_the_host_memory_that_does_with_every_address_given_out_
     assert refused.value.needed <= state_and_weight + half + whole + 12 * MIB
     plan = offload.plan(graph, 128 * MIB, costs(workers), refused.value.needed, placement="copy")
     assert plan.host_bytes <= refused.value.needed
+
+
+def test_what_is_due_first_is_free_first_where_there_is_no_other_room() -> None:
+    space = Space(192)
+    held = HeldAddresses(space, workers=2)
+    for offset, took in ((0, 3.0), (64, 1.0), (128, 2.0)):
+        space.take(offset, 64, offset)
+        held.give(offset, [], took)
+    assert [taken(space, held) for _ in range(3)] == [64, 128, 0]
+    assert held.best_fit(64) is None
+
+
+def taken(space: Space, held: HeldAddresses) -> int | None:
+    found = held.best_fit(64)
+    if found is not None:
+        space.take(found, 64, "next")
+    return found

@@ -284,6 +284,17 @@ def test_what_may_not_run_again_is_no_candidate() -> None:
         recomputed(network(repeatable=False), {3})
 
 
+def test_what_reads_a_parameter_that_was_updated_since_is_no_candidate() -> None:
+    builder = grown(network())
+    late = builder.tasks.pop(4)
+    builder.task("update", (1,), (1,), phase="update")
+    builder.tasks.append(late)
+    graph = builder.graph()
+    assert 3 not in {one.buffer for one in candidates(graph, COSTS)}
+    with pytest.raises(GraphError, match="w changes"):
+        recomputed(graph, {2, 3})
+
+
 def test_an_output_and_what_no_backward_task_reads_are_refused() -> None:
     graph = replace(network(), outputs=(3,))
     assert 3 not in {one.buffer for one in candidates(graph, COSTS)}

@@ -92,12 +92,6 @@ def test_a_step_that_failed_is_traced_up_to_there(tmp_path: Path) -> None:
     assert Record(lanes).finished == [0]
 
 
-def test_a_trace_of_nothing_says_so() -> None:
-    with pytest.raises(ValueError, match="run a step first"):
-        Trace(record=record()).bytes_in_use()
-    assert Trace().busy() == {} and Trace().seconds == 0.0
-
-
 class Clock:
     now = 50.0
 

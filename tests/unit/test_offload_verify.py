@@ -134,6 +134,20 @@ def test_a_read_that_does_not_wait_for_the_copy_it_needs_is_found() -> None:
     )
 
 
+def test_a_write_that_waits_for_one_of_two_readers_is_found() -> None:
+    buffers = Buffer("w", 64, Role.PARAMETER), Buffer("a", 64), Buffer("b", 64)
+    tasks = Task("f", (0,), (1,)), Task("g", (0,), (2,)), Task("u", (), (0,))
+    nodes = (
+        run(0, (), touch(0, 0, "r"), touch(64, 1, "w")),
+        run(1, (), touch(0, 0, "r"), touch(128, 2, "w")),
+        run(2, (1,), touch(0, 0, "w")),
+    )
+    home = {0: Place(0, 0, 64)}
+    memgraph = MemGraph(TaskGraph(buffers, tasks), nodes, {0: 192}, home, {}, (), {})
+    verify(changed(memgraph, 2, deps=(0, 1)))
+    assert found(memgraph).task_a == "f"
+
+
 def test_a_task_that_writes_over_what_it_reads_is_found() -> None:
     error = found(moved(example(), 2, 2, offset=64))
     assert (error.task_a, error.task_b, error.bytes) == ("f", "f", (0, 64, 128))

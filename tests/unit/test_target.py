@@ -13,7 +13,7 @@ from offload import Costs, OffloadError
 from offload.caching.plan_cache import PlanCache
 from offload.measuring import calibration
 from trainers import OffloadStrategy
-from trainers.steps.target import Target, products_of, target_of
+from trainers.steps.target import Target, target_of
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -100,17 +100,6 @@ def test_with_a_cache_a_gpu_is_calibrated_by_the_first_start_alone(
     assert asked == ["float32", "bfloat16"]
     monkeypatch.setattr(PlanCache, "read", lambda *_: {**asdict(Costs()), "h2d": -1.0})
     assert rates() == Costs(h2d=4.0)
-
-
-def test_products_are_of_the_precision_that_is_set() -> None:
-    before = torch.get_float32_matmul_precision()
-    try:
-        torch.set_float32_matmul_precision("highest")
-        assert products_of(Precision()) == "float32"
-        torch.set_float32_matmul_precision("high")
-        assert products_of(Precision()) == "tf32"
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def test_lightning_tells_the_strategy_its_device() -> None:
