@@ -74,7 +74,7 @@ test-all: .venv/dev
 GPU_VENV = $(if $(TORCH),.venv-torch-$(TORCH),.venv)
 GPU_TESTS = OMP_NUM_THREADS=1 $(GPU_VENV)/bin/python tests/fakecuda/on_gpu.py \
 	$(GPU_VENV)/bin/python -m pytest -n $(JOBS) --dist worksteal -m gpu
-LATE = streams.py streams_faults.py streams_models.py captured_streams.py preemption.py
+LATE = streams.py offload_runner_faults.py streams_models.py captured_streams.py preemption.py
 REORDERED = captured_streams.py offload_cudagraph.py
 gpu-tests: $(GPU_VENV)/dev
 	$(GPU_TESTS) tests

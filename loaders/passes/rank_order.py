@@ -282,8 +282,9 @@ def _compare(first: dict[str, Any], other: dict[str, Any]) -> None:
     differs += ["seed"] if first["order"] != other["order"] else []  # a sampler may draw none of it
     for key in differs:
         if first[key] != other[key]:
+            what = f"{other[key]} samples" if key == "samples" else f"{key} {other[key]}"
             raise LoaderError(
-                f"the ranks do not share one order: {key} is {other[key]} on {here}, but it is"
+                f"the ranks do not share one order: there is {what} on {here}, but"
                 f" {first[key]} on {there}; give every rank the same data set, seed and order"
                 " (a loader without seed= takes that of rank 0), or rank=(0, 1) to a loader that"
                 " serves its own rank alone"

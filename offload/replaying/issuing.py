@@ -182,7 +182,7 @@ def _named_module(
         *path, name = each.name.split(".")
         owner = module
         for folder in path:
-            if folder not in owner._modules:
+            if folder not in dict(owner.named_children()):
                 owner.add_module(folder, torch.nn.Module())
             owner = owner.get_submodule(folder)
         tensor = view(each.value)
