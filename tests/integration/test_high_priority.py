@@ -361,6 +361,15 @@ def test_a_ctrl_c_between_the_request_and_its_wait_ends_after_the_request(
         assert torch.equal(serve(X), X + 1)
 
 
+def test_a_request_starts_no_thread_that_a_ctrl_c_could_make_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with OffloadStrategy().high_priority(nn.ReLU()) as serve:
+        monkeypatch.setattr(threading.Thread, "start", lambda _: pytest.fail("a thread starts"))
+        assert torch.equal(serve(X), X.relu())
+        monkeypatch.undo()
+
+
 def test_the_end_of_the_block_waits_for_the_request_that_runs() -> None:
     begun = threading.Event()
     net = Slow(begun.set)

@@ -117,6 +117,8 @@ class GuestSession:
         self._optimizers = optimizers
         self._budget = budget
         self._thread = ThreadPoolExecutor(1, "guest")
+        # It starts here: a Ctrl-C beside its start would have the executor start another one.
+        self._thread.submit(tuple).result()
         self._live: tuple[LiveSession, GuestPlanner] | None = None
 
     @property
