@@ -96,12 +96,15 @@ def _replay(args: argparse.Namespace) -> int:
 
     step, budget, engine = _opened(args)
     differing: dict[str, str] = {}
-    results = 0
+    results = unplanned = 0
     for part in step.parts:
         replayed = replay(part, budget, engine)
+        unplanned += replayed.plan is None
         differing |= replayed.differing
         results += replayed.results
     what = f"{step.title}: {results} results of {len(step.parts)} parts"
+    if unplanned:
+        what += f" ({unplanned} without a plan)"
     if not differing:
         _write(f"{what}, every bit is equal to eager's")
         return 0

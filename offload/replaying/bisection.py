@@ -35,6 +35,7 @@ class Replayed:
     """What a planned run of a part made, and what differs from eager."""
 
     plan: Plan | None
+    """None: the part ran as it was issued, so that no plan was tested."""
     differing: Mapping[str, str]
     """By the name of a result: where it differs."""
     results: int
@@ -80,13 +81,13 @@ def bisect(part: SavedPart, budget: Budget = None, engine: str | None = None) ->
     serial = "serial" if torch.device(part.device).type == "cpu" else None
     planner = _RecordingPlanner(serial)
     differing = _compare(part, right, planner, EVERYTHING).differing
+    if planner.planned is None:
+        return Finding("the part, which has no plan", "", _first(differing)) if differing else None
     if found := _find_in_passes(part, right, planner):
         return found
-    stages = (
-        ("the plan without a budget", EVERYTHING, serial),
-        (f"the plan for {budget}", budget or EVERYTHING, serial),
-        (f"engine {engine or 'auto'}", budget or EVERYTHING, engine),
-    )
+    stages = [("the plan without a budget", EVERYTHING, serial)]
+    stages += [(f"the plan for {budget}", budget, serial)] if budget else []
+    stages += [(f"engine {engine or 'auto'}", budget or EVERYTHING, engine)]
     for stage, within, runs_on in stages:
         planner = _RecordingPlanner(runs_on, watches=True)
         if differing := _compare(part, right, planner, within).differing:

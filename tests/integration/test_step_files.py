@@ -116,6 +116,14 @@ def test_a_file_without_data_is_replayed_with_made_up_numbers() -> None:
     assert replayed.results == replay(part).results
 
 
+def test_a_part_that_makes_nothing_has_no_plan_and_no_fault() -> None:
+    [part] = saved_parts()
+    named = sorted({each.value.buffer for each in part.named})
+    empty = replace(part, ops=[], held=[], given=named)
+    assert replay(empty).plan is None
+    assert bisect(empty) is None
+
+
 def test_an_operation_that_is_not_registered_or_reads_files_is_refused() -> None:
     [part] = saved_parts()
     for name, says in (("theirs::op.default", "--import MODULE"), ("aten::from_file", "files")):
