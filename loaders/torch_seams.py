@@ -3,6 +3,7 @@
 Where one is gone, importing this file raises an ImportError that names it.
 """
 
+import weakref
 from typing import Any
 
 import torch
@@ -31,12 +32,20 @@ def set_worker_info(number: int, workers: int, seed: int, dataset: Any) -> None:
     _worker._worker_info = _kind(id=number, num_workers=workers, seed=seed, dataset=dataset)
 
 
-def deaths_seen_late(batches: Any) -> Any:
-    """Where a worker dies, torch raises an error in the main thread wherever that happens to be.
-    Let it be raised only where the next one of `batches` is waited for."""
+def take_over_workers(batches: Any) -> Any:
+    """`batches`, whose workers torch then leaves to us in two ways.
+
+    Where a worker dies, torch raises an error in the main thread wherever that happens to be. It is
+    raised only where the next one of `batches` is waited for.
+
+    Where the garbage collector finds `batches` in a cycle, it ends the threads of their queues
+    first, and torch then waits five seconds for each worker that it can no longer tell to end. The
+    queues outlive `batches`, so that each worker is told, and ends at once.
+    """
     if getattr(batches, "_worker_pids_set", False):
         _forget_workers(id(batches))
         batches._worker_pids_set = False
+        weakref.finalize(batches, lambda _: None, batches._index_queues).atexit = False
     return batches
 
 

@@ -41,7 +41,7 @@ from loaders.sources.randomness import SeededGenerators, generators_of
 from loaders.sources.samplers import OwnBatching
 from loaders.stats import BatchInfo, LoaderStats
 from loaders.streams.streamed_samples import StreamedSamples
-from loaders.torch_seams import deaths_seen_late, end_workers, set_worker_info
+from loaders.torch_seams import end_workers, set_worker_info, take_over_workers
 from loaders.workers.processes import default_start_method
 from loaders.workers.reader import READING
 
@@ -174,7 +174,7 @@ class TorchBatches:
             self._loader, self._pid = self._make_loader(setup), os.getpid()
         assert self._loader.generator is not None
         self._loader.generator.manual_seed(seed)
-        return deaths_seen_late(iter(self._loader))
+        return take_over_workers(iter(self._loader))
 
     def _make_loader(self, setup: PipelineSetup) -> DataLoader[Any]:
         options, count = setup.options, setup.workers.count

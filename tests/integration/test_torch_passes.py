@@ -1,11 +1,15 @@
 """A DataLoader's passes and batches of any data set are served here too, or refused by name."""
 
+import gc
+import multiprocessing
 import random
+import time
 from collections import OrderedDict, UserDict, UserList, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from enum import IntEnum
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -169,6 +173,23 @@ def test_who_catches_an_error_may_go_on_with_the_next_batch(workers: int) -> Non
                 got.append(None)
         assert next(serving, "the end") == "the end"
     assert got == [[0, 1, 2, 3], None, [8, 9, 10, 11], [12, 13, 14, 15], [16, 17, 18, 19]]
+
+
+def test_the_workers_of_a_loader_that_only_a_cycle_holds_are_told_to_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wait = 30.0  # torch's, for a worker to end
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", wait)
+    gc.collect()
+    held = SimpleNamespace(loader=ReuseLoader(Numbers(), 4, 1, workers=Workers(2, "process")))
+    held.me = held
+    next(iter(held.loader))
+    workers = multiprocessing.active_children()
+    del held
+    begun = time.perf_counter()
+    gc.collect()
+    assert time.perf_counter() - begun < wait
+    assert [worker.exitcode for worker in workers] == [0, 0]
 
 
 def test_one_iterator_at_a_time() -> None:

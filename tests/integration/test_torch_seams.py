@@ -226,7 +226,7 @@ def test_torch_says_which_worker_this_process_is(monkeypatch: pytest.MonkeyPatch
 
 def test_a_dead_worker_is_noticed_by_who_waits_and_others_end_when_they_are_told() -> None:
     loader = DataLoader(range(40), 2, num_workers=2, persistent_workers=True)
-    batches = loaders.torch_seams.deaths_seen_late(iter(loader))
+    batches = loaders.torch_seams.take_over_workers(iter(loader))
     next(batches)
     first, second = multiprocessing.active_children()
     os.kill(first.pid or 0, signal.SIGKILL)
