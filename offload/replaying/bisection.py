@@ -215,17 +215,17 @@ def _find_in_passes(
     part: SavedPart, right: Mapping[int, torch.Tensor], planner: _RecordingPlanner
 ) -> Finding | None:
     """Run the graph before and after every pass on memory of its own."""
-    known: dict[str, bytes] = {}
-    for slot, memory in right.items():
-        known[result_name(part, slot)[0]] = _digest(memory)
+    known = {result_name(part, slot)[0]: _digest(memory) for slot, memory in right.items()}
+    eager = {_digest(memory) for memory in right.values()}
     before: _PlainRun | None = None
     for graph, name in zip(planner.graphs, planner.names, strict=True):
         set_generators(part.generators)
         after = _PlainRun(graph, planner)
         if before is None:
-            wrong = [n for n, made in after.results.items() if known.get(n, made) != made]
+            made = after.results.items()
+            wrong = [n for n, value in made if known.get(n, value) != value or value not in eager]
             if wrong:
-                return Finding(name, "", f"{wrong[0]} is not what the operations make")
+                return after.finding(name, wrong[0], "is not what the operations make")
         elif after.results != before.results:
             return after.differs_from(before, name)
         before = after
@@ -240,9 +240,9 @@ class _PlainRun:
         self._memory = PlainMemory(graph, planner.tensors, planner.batch)
         for task in graph.tasks:
             self._memory.run(task)
-        kept = [(b.tensor, n) for n, b in enumerate(graph.buffers) if b.persistent]
-        kept += [(f"output {n}", buffer) for n, buffer in enumerate(graph.outputs)]
-        self.results = {name: self._digest(number) for name, number in kept}
+        self._buffers = {b.tensor: n for n, b in enumerate(graph.buffers) if b.persistent}
+        self._buffers |= {f"output {n}": buffer for n, buffer in enumerate(graph.outputs)}
+        self.results = {name: self._digest(number) for name, number in self._buffers.items()}
 
     def _digest(self, buffer: int) -> bytes:
         return _digest(self._memory.bytes(buffer))
@@ -259,6 +259,13 @@ class _PlainRun:
                 return Finding(stage, _title(number, task), name)
         wrong = next(n for n, made in self.results.items() if before.results.get(n) != made)
         return Finding(stage, "", wrong)
+
+    def finding(self, stage: str, result: str, what: str) -> Finding:
+        """Name the task that wrote a result last."""
+        buffer = self._buffers[result]
+        writers = [n for n, task in enumerate(self._graph.tasks) if buffer in task.writes]
+        title = _title(writers[-1], self._graph.tasks[writers[-1]]) if writers else ""
+        return Finding(stage, title, f"{result} {what}")
 
 
 def _digest(memory: torch.Tensor) -> bytes:

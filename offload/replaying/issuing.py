@@ -156,16 +156,17 @@ def result_name(part: SavedPart, slot: int) -> tuple[str, Value]:
     for each in part.named:
         if each.value.buffer == slot:
             return each.name, each.value
-    name, value = f"slot {slot}", None
+    name, first = f"slot {slot}", None
     for number, op in enumerate(part.ops):
-        for each in (*op.made, *values_in(op.args)):
-            if each is not None and each.buffer == slot and value is None:
-                value = each
-                if each in op.made:
-                    name = f"the result of {op.op}, operation {number}"
-                    name += f" ({op.where})" if op.where else ""
-    assert value is not None
-    return name, value
+        for place, value in enumerate((*op.made, *values_in(op.args))):
+            if first is not None or value is None or value.buffer != slot:
+                continue
+            first = value
+            if place < len(op.made):
+                name = f"result {place} of {op.op}, operation {number}"
+                name += f" ({op.where})" if op.where else ""
+    assert first is not None
+    return name, first
 
 
 # ---- the module ---------------------------------------------------------------------------------

@@ -161,6 +161,28 @@ def test_a_pass_that_changes_a_value_is_named_with_its_task(
     assert found.value == "5.weight"
 
 
+def test_a_returned_value_that_was_captured_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    [part] = saved_parts()
+    right = offload.live.planned_tapes.graph_of
+
+    def graph_of(*given: Any) -> tuple[TaskGraph, Any]:
+        """Sum the losses of the samples. Gradients stay what they are."""
+        graph, ends = right(*given)
+        tasks = list(graph.tasks)
+        [number] = [n for n, task in enumerate(tasks) if "nll_loss_forward" in task.name]
+        [call] = tasks[number].kernel.calls
+        summed = replace(call, args=(*call.args[:3], 2, *call.args[4:]))
+        tasks[number] = replace(tasks[number], kernel=summed)
+        return graph.with_tasks(tasks), ends
+
+    monkeypatch.setattr(offload.live.planned_tapes, "graph_of", graph_of)
+    found = bisect(part)
+    assert found is not None
+    assert found.stage == "capture, before any pass"
+    assert "nll_loss_forward.default (test_step_files.py:" in found.task
+    assert found.value == "output 0 is not what the operations make"
+
+
 def test_a_copy_that_is_lost_is_named_with_the_task_that_reads_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
