@@ -3,6 +3,7 @@
 import logging
 import multiprocessing
 import os
+import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,6 +49,13 @@ def test_the_staging_area_grows_with_what_it_has_to_hold(method: StartMethod) ->
             for i, sample in zip(ids, worker.read(ids).samples, strict=True):
                 assert sample.shape == (i,)
                 assert bool((sample == i % 251).all())
+
+
+def test_no_other_user_may_open_the_memory_of_a_worker() -> None:
+    with WorkerProcess(sets.Sized(), None, "reader") as worker:
+        worker.read([9])
+        opened = [f for f in Path("/proc/self/fd").iterdir() if "perfect-" in os.path.realpath(f)]
+        assert [stat.S_IMODE(file.stat().st_mode) for file in opened] == [0o600]
 
 
 @without_spawning

@@ -160,6 +160,24 @@ def test_one_thread_that_would_wait_for_itself_is_told_so(stream: SharedStream) 
         assert passes(one, 4) == passes(expected, 4), "and nothing is lost"
 
 
+@pytest.mark.parametrize(("kept_bytes", "ahead"), [(None, 4), (3, 3), (99, 4), (0, 1)])
+def test_a_view_is_ahead_by_the_window_or_by_the_bytes_that_may_be_kept(
+    kept_bytes: int | None, ahead: int
+) -> None:
+    """`kept_bytes`: here in batches."""
+    with lone() as loader:
+        batch = sum(part.nbytes for part in next(iter(loader)))
+    most = None if kept_bytes is None else kept_bytes * batch
+    with SharedStream(lone(), window=4, kept_bytes=most) as stream:
+        slow, fast = iter(stream.view(name="slow")), iter(stream.view(name="fast"))
+        next(slow)
+        for _ in range(1 + ahead):
+            next(fast)
+        with pytest.raises(SharingError, match=f"fast is {ahead} batches ahead of slow"):
+            next(fast)
+        assert stream.most_bytes == ahead * batch
+
+
 # ---- errors -------------------------------------------------------------------------------------
 
 
