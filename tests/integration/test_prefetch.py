@@ -86,6 +86,28 @@ def test_workers_ask_for_the_plan_one_at_a_time_and_no_further_than_wanted() -> 
     ours.close()
 
 
+@pytest.mark.parametrize("ahead", [1, 3])
+def test_a_worker_reads_as_soon_as_so_many_batches_are_planned_as_are_wanted(ahead: int) -> None:
+    asked: list[int] = []
+    asked_before_read: list[int] = []
+    has_read = threading.Event()
+
+    def plan() -> Iterator[tuple[int, Serve]]:
+        for index in range(8):
+            asked.append(index)
+            yield index, serve(index)
+
+    def read(positions: Sequence[int], slots: Sequence[int]) -> None:
+        asked_before_read.append(len(asked))
+        has_read.set()
+
+    ours = Prefetcher(slots=2, workers=1, ahead=ahead)
+    ours.begin(work(8, read), plan())
+    assert has_read.wait(60)
+    ours.close()
+    assert asked_before_read[0] == ahead
+
+
 def test_a_slot_holds_one_sample_until_its_last_serve_is_made() -> None:
     holder: dict[int, int] = {}
     lock = threading.Lock()

@@ -55,6 +55,22 @@ def test_batches_that_are_kept_stay_as_they_were(stream: SharedStream) -> None:
 # ---- where it is --------------------------------------------------------------------------------
 
 
+def test_it_counts_what_was_served_and_not_what_was_sent_ahead(stream: SharedStream) -> None:
+    """Within a pass, after one that was left, and after its end."""
+    view = stream.remote_view()
+    with lone() as alone:
+        for batches in (2, 5, None, 1):
+            assert served(view, batches) == served(alone, batches)
+            mine, theirs = view.state_dict(), alone.state_dict()
+            for name in ("decoded", "reused", "served", "serves", "mean_age"):
+                assert mine["stats"][name] == theirs["stats"][name], name
+            assert mine | {"stats": 0} == theirs | {"stats": 0}
+            assert view.last_batch is not None and alone.last_batch is not None
+            assert view.last_batch.ids.tolist() == alone.last_batch.ids.tolist()
+            assert len(view) == len(alone)
+    view.close()
+
+
 def test_an_iterator_is_told_that_its_view_has_another_place(stream: SharedStream) -> None:
     view = stream.remote_view(name="mine")
     state = view.state_dict()
