@@ -41,6 +41,24 @@ def test_a_captured_model_has_eagers_bits_in_any_order_that_its_edges_allow(name
             case.run(case.planned(share, placement), "cudagraph", 0, "priority")
 
 
+def test_a_device_and_the_host_draw_each_its_own_numbers_at_the_same_time() -> None:
+    x, first = torch.ones(64, 64, device=CUDA), torch.Generator().manual_seed(7)
+    right_here = torch.rand(1, generator=first)
+
+    def draw_there() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        return [nn.functional.dropout(x, 0.5) for _ in range(200)]
+
+    right_there = draw_there()
+    torch.cuda.synchronize()
+    for _ in range(10):
+        made = draw_there()
+        for _ in range(2000):
+            torch.default_generator.manual_seed(7)
+            assert torch.equal(torch.rand(1), right_here)
+        assert all(map(torch.equal, made, right_there))
+
+
 class Wide(nn.Module):
     """Huge weights, little to compute: copies are all that a step does."""
 

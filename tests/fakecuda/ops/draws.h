@@ -4,6 +4,7 @@
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/stack.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 
 #include <mutex>
@@ -41,44 +42,21 @@ inline Draw draw_on(c10::DeviceIndex device) {
       at::cuda::detail::getDefaultCUDAGenerator(device)));
 }
 
-// While it lives, the CPU's generator is the fake's. Then it is as it was.
-class BorrowedGenerator {
- public:
-  BorrowedGenerator() : turn_(turns()), generator_(at::detail::getDefaultCPUGenerator()) {
-    std::lock_guard<std::mutex> held(generator_.mutex());
-    before_ = generator_.get_state();
-  }
-  ~BorrowedGenerator() {
-    std::lock_guard<std::mutex> held(generator_.mutex());
-    generator_.set_state(before_);
-  }
-  BorrowedGenerator(const BorrowedGenerator&) = delete;
-  BorrowedGenerator& operator=(const BorrowedGenerator&) = delete;
+// What the CPU's kernel of a draw is given. It never takes the CPU's own generator: the host may
+// seed that one while the stream draws.
+inline at::Generator generator_of(const Draw& draw) {
+  return at::make_generator<at::CPUGeneratorImpl>(draw.random ? draw.seed() : 0);
+}
 
-  void seed(uint64_t seed) {
-    std::lock_guard<std::mutex> held(generator_.mutex());
-    generator_.set_current_seed(seed);
-  }
-
- private:
-  static std::mutex& turns() {
-    static std::mutex one;
-    return one;
-  }
-  std::lock_guard<std::mutex> turn_;
-  at::Generator generator_;
-  Tensor before_;
-};
-
-template <class Work>
-void with_draw(const Draw& draw, Work work) {
-  if (!draw.random) {
-    work();
-    return;
-  }
-  BorrowedGenerator borrowed;
-  borrowed.seed(draw.seed());
-  work();
+// As the CPU's native_dropout (input, p, train), whose kernel takes no generator.
+inline void native_dropout(torch::jit::Stack& work, const at::Generator& generator) {
+  const Tensor input = work[0].toTensor();
+  const double kept = 1 - work[1].toDouble();
+  const bool drops = work[2].isNone() || work[2].toBool();
+  const Tensor mask = at::ones_like(input, at::kBool);
+  if (drops) mask.bernoulli_(kept, generator);
+  const double scale = kept == 0 ? 0 : 1 / kept;
+  work = {drops ? input.mul(mask).mul_(scale) : input.clone(), mask};
 }
 
 }  // namespace fake_ops

@@ -147,8 +147,6 @@ class Call {
     Stack told;
     Tensors told_outs;
     if (facts_.makes_results || !facts_.outs.empty()) {
-      std::optional<BorrowedGenerator> borrowed;
-      if (facts_.random) borrowed.emplace();
       told = all_with_tensors(arguments_, zeros_like_it);
       told_outs = replace_outs(facts_, told);
       run_cpu(op_, facts_, arguments_, told, Draw{});
@@ -173,7 +171,12 @@ class Call {
   static void run_cpu(const c10::OperatorHandle& op, const Facts& facts, const Stack& arguments,
                       Stack& work, const Draw& draw) {
     as_cpu_takes(facts.name, work);
-    with_draw(draw, [&] { op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &work); });
+    for (size_t i : facts.generators) work[i] = generator_of(draw);
+    if (facts.name == NATIVE_DROPOUT) {
+      native_dropout(work, generator_of(draw));
+    } else {
+      op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &work);
+    }
     as_cuda_gives(facts.name, arguments, work);
   }
 

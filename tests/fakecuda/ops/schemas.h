@@ -4,12 +4,14 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <mutex>
-#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 namespace fake_ops {
+
+// It draws, and takes no generator.
+constexpr const char* NATIVE_DROPOUT = "aten::native_dropout";
 
 struct Facts {
   std::string name;
@@ -20,6 +22,7 @@ struct Facts {
   // Arguments that are given a result, and may be resized for it.
   std::vector<size_t> outs;
   std::vector<size_t> written;
+  std::vector<size_t> generators;
   bool random = false;
   // A result is no tensor, or its shape depends on values: the host waits for it.
   bool host_waits = false;
@@ -34,13 +37,12 @@ inline bool tells(const c10::Argument& argument, const char* type) {
 }
 
 inline Facts read_facts(const c10::OperatorHandle& op) {
-  static const std::set<std::string> random = {"aten::native_dropout", "aten::_fused_dropout"};
   const auto& schema = op.schema();
   const auto& arguments = schema.arguments();
   Facts facts;
   facts.name = schema.name();
   facts.arguments = arguments.size();
-  facts.random = random.count(facts.name);
+  facts.random = facts.name == NATIVE_DROPOUT;
   facts.indexes = facts.name.find("index") != std::string::npos;
   facts.host_waits =
       op.hasTag(at::Tag::dynamic_output_shape) || op.hasTag(at::Tag::data_dependent_output);
@@ -48,8 +50,9 @@ inline Facts read_facts(const c10::OperatorHandle& op) {
     const auto* alias = arguments[i].alias_info();
     if (alias && alias->isWrite()) facts.written.push_back(i);
     if (arguments[i].is_out()) facts.outs.push_back(i);
-    if (tells(arguments[i], "Generator")) facts.random = true;
+    if (tells(arguments[i], "Generator")) facts.generators.push_back(i);
   }
+  facts.random |= !facts.generators.empty();
   for (const auto& result : schema.returns()) {
     int from = Facts::NEW;
     for (size_t i = 0; result.alias_info() && i < arguments.size(); ++i) {
