@@ -2,6 +2,7 @@
 
     HeldLane   lane 5 --- LaneRoom        its slots, kept from pass to pass
                       '-- LaneProgress    of the pass that is served, and of the next pass
+                            '-- LaneStep  a planned step, until it is committed
 
     make    a batch whose samples are all there, up to `ahead` batches before they are asked for
     plan    walk a lane's order to this step, and to the one after it
@@ -16,6 +17,9 @@ crew protects all of this.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from loaders.batching.batches import BatchMaker, Gathered
 from loaders.lanes.lane_order import LanePass, LaneWalk
@@ -34,6 +38,26 @@ class LaneRoom:
 
 
 @dataclass(slots=True, eq=False)
+class LaneStep:
+    """A planned step of one lane, until it is committed."""
+
+    serve: Serve
+    jobs_needed: int
+    """So many of the pass's jobs have to be read for its batch."""
+    is_being_made: bool = False
+    made: Gathered | BaseException | None = None
+    """The batch that was made ahead, or the error that it raised."""
+    taken: bool = False
+    """Whether the consumer has taken the batch."""
+    counted: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether no thread has begun to make the batch."""
+        return self.made is None and not self.is_being_made
+
+
+@dataclass(slots=True, eq=False)
 class LaneProgress:
     """How far one lane has come in one pass."""
 
@@ -45,26 +69,16 @@ class LaneProgress:
     """Which of its samples are read, and where they lie."""
     next_step: int | None = None
     """The first step that is not planned. None: nobody has entered the lane in this pass."""
+    steps: dict[int, LaneStep] = field(default_factory=dict[int, LaneStep])
+    """Those that are planned and not committed."""
     busy: int = 0
     """This many threads read, plan or make something of it."""
     planning: bool = False
     left: bool = False
     """Whether nobody serves it any more."""
     error: BaseException | None = None
-    taken_step: int = -1
-    """The latest step whose batch the consumer has taken."""
-    counted_step: int = -1
-    """The latest step whose batch was counted."""
     served_fresh: int = 0
     """This many samples that were decoded here were served for the first time."""
-    planned: dict[int, Serve] = field(default_factory=dict[int, Serve])
-    needed: dict[int, int] = field(default_factory=dict[int, int])
-    """So many of the jobs have to be read for the batch of each planned step."""
-    making: set[int] = field(default_factory=set[int])
-    made: dict[int, Gathered | BaseException] = field(
-        default_factory=dict[int, Gathered | BaseException]
-    )
-    """Batches that were made ahead, by their steps."""
     gone: set[int] = field(default_factory=set[int])
     """Positions that were not read yet when their last serve was committed."""
 
@@ -82,13 +96,21 @@ class LaneProgress:
         return self.next_step is not None and not self.samples.all_taken and self.error is None
 
     def may_make(self, step: int) -> bool:
-        """Whether all samples of the batch of this step are there."""
-        serve = self.planned.get(step)
-        return serve is not None and self.samples.has(serve.positions)
+        """Whether no thread has begun to make the batch of this step, and its samples are there."""
+        planned = self.steps.get(step)
+        if planned is None or not planned.is_open:
+            return False
+        return self.samples.has(planned.serve.positions)
+
+    def is_pending(self, step: int) -> bool:
+        """Whether the batch of this step is not taken, and no thread has begun to make it."""
+        planned = self.steps.get(step)
+        return planned is None or (planned.is_open and not planned.taken)
 
     def lacks(self, step: int) -> bool:
         """Whether samples of the batch of this step are not even being read."""
-        return self.samples.taken < self.needed.get(step, 0)
+        planned = self.steps.get(step)
+        return planned is not None and self.samples.taken < planned.jobs_needed
 
     def note_plan(self, step: int, serve: Serve, residents: Residents | None) -> None:
         """Note what is served at `step`, which is the next one. `residents` says who stands in the
@@ -97,8 +119,27 @@ class LaneProgress:
         if residents is not None and work.decoded_rows is None:
             jobs = PassJobs.from_residents(residents, len(self.order))
             self.samples.work = replace(work, jobs=jobs)
-        self.planned[step], self.next_step = serve, step + 1
-        self.needed[step] = self.jobs.up_to(int(serve.positions.max(initial=-1)))
+        jobs_needed = self.jobs.up_to(int(serve.positions.max(initial=-1)))
+        self.steps[step], self.next_step = LaneStep(serve, jobs_needed), step + 1
+
+    def take(self, step: int) -> Gathered | BaseException | None:
+        """Take the batch of this step, if it is made."""
+        planned = self.steps.get(step)
+        if planned is None or planned.made is None:
+            return None
+        made, planned.made, planned.taken = planned.made, None, True
+        return made
+
+    def count_fresh(self, step: int, first_serves: NDArray[np.int64]) -> int | None:
+        """Count the samples that were served for the first time at this step, once. Returns how
+        many of them came from the cache. None: they were counted before."""
+        planned = self.steps[step]
+        if planned.counted:
+            return None
+        planned.counted = True
+        cached = self.order.count_cached(first_serves)
+        self.served_fresh += len(first_serves) - cached
+        return cached
 
     def next_reads(self, count: int, free: list[int]) -> list[int]:
         """Take up to `count` positions that are to be read next, and a free slot for each."""
@@ -115,20 +156,16 @@ class LaneProgress:
     def retire(self, step: int) -> list[int]:
         """Forget the steps before `step`, which are committed; returns the slots that fall free."""
         free: list[int] = []
-        for old in [s for s in self.planned if s < step and s not in self.making]:
-            serve = self.planned.pop(old)
-            over = serve.positions[serve.serves == self.of.whole.reuse - 1].tolist()
-            self.needed.pop(old)
-            self.made.pop(old, None)
+        over = [n for n, each in self.steps.items() if n < step and not each.is_being_made]
+        for serve in [self.steps.pop(number).serve for number in over]:
+            served = serve.positions[serve.serves == self.of.whole.reuse - 1].tolist()
             if self.samples.work.decoded_rows is None:
-                self.gone.update(p for p in over if p not in self.samples.ready)
-                free += self.samples.release([p for p in over if p in self.samples.ready])
+                self.gone.update(p for p in served if p not in self.samples.ready)
+                free += self.samples.release([p for p in served if p in self.samples.ready])
         return free
 
     def all_slots(self) -> list[int]:
         """Take the slots from all samples."""
-        if self.samples.work.decoded_rows is None:
-            self.made.clear()
         return self.samples.release([*self.samples.slot_of])
 
 
@@ -176,10 +213,7 @@ def next_job(
 
 def batch_to_make(held: HeldLane, step: int) -> LaneJob | None:
     """Make this lane's batch of this step, if that is possible now."""
-    now = held.now
-    if step in now.making or step in now.made or not now.may_make(step):
-        return None
-    return LaneJob("make", held, now, step)
+    return LaneJob("make", held, held.now, step) if held.now.may_make(step) else None
 
 
 def lane_to_plan(held: HeldLane, step: int) -> LaneJob | None:
@@ -192,21 +226,21 @@ def lane_to_plan(held: HeldLane, step: int) -> LaneJob | None:
 
 
 def _batch_to_make(lanes: Sequence[HeldLane], step: int, ahead: int) -> LaneJob | None:
-    if sum(len(held.now.made) + len(held.now.making) for held in lanes) >= ahead:
+    if sum(not each.is_open for held in lanes for each in held.now.steps.values()) >= ahead:
         return None
-    pending = [held for held in lanes if held.now.taken_step < step]
-    open_ = [h for h in pending if step not in h.now.made and step not in h.now.making]
-    if job := _first_to_make(open_, step):
+    pending = [held for held in lanes if held.now.is_pending(step)]
+    if job := _first_to_make(pending, step):
         return job
-    if any(step not in h.now.planned or len(h.now.planned[step].positions) for h in open_):
+    steps = [held.now.steps.get(step) for held in pending]
+    if any(planned is None or len(planned.serve.positions) for planned in steps):
         return None
     return _first_to_make(lanes, step + 1)
 
 
 def _first_to_make(lanes: Iterable[HeldLane], step: int) -> LaneJob | None:
     for held in lanes:
-        serve = held.now.planned.get(step)
-        if serve is not None and len(serve.positions) and (job := batch_to_make(held, step)):
+        planned = held.now.steps.get(step)
+        if planned and len(planned.serve.positions) and (job := batch_to_make(held, step)):
             return job
     return None
 
@@ -214,15 +248,14 @@ def _first_to_make(lanes: Iterable[HeldLane], step: int) -> LaneJob | None:
 def _samples_to_read(
     lanes: Sequence[HeldLane], step: int, waited_for: HeldLane | None
 ) -> LaneJob | None:
-    found: list[tuple[int, int, LaneJob]] = []
+    reads: list[tuple[int, int, LaneJob]] = []
     for held in lanes:
         room, now, coming = held.room, held.now, held.coming
         if room is None or not room.free:
             continue
         if now.may_read:
-            urgency = 1 + now.lacks(step + 1) + 2 * (now.lacks(step) and now.taken_step < step)
-            urgency += 4 * (held is waited_for)
-            found.append((urgency, len(room.free), LaneJob("read", held, now, step)))
+            urgency = 1 + now.lacks(step + 1) + 2 * now.lacks(step) + 4 * (held is waited_for)
+            reads.append((urgency, len(room.free), LaneJob("read", held, now, step)))
         elif now.all_taken and coming is not None and coming.may_read and not now.error:
-            found.append((0, len(room.free), LaneJob("read", held, coming, 0)))
-    return max(found, key=lambda each: each[:2])[2] if found else None
+            reads.append((0, len(room.free), LaneJob("read", held, coming, 0)))
+    return max(reads, key=lambda each: each[:2])[2] if reads else None

@@ -35,7 +35,7 @@ from loaders.workers.prefetcher import CHUNK_SECONDS, MOST_IN_CHUNK
 Thing = TypeVar("Thing")
 Run = Callable[[], Any]
 Note = Callable[[Any, BaseException | None], None]
-"""Notes what a job has found, or the error that it raised."""
+"""Notes what a job has made, or the error that it raised."""
 
 
 class LaneCrew:
@@ -95,27 +95,26 @@ class LaneCrew:
         held = table.held.get(lane)
         if held is None:
             return table.walk_of(lane).serve(table.step)
-        return self._wait(held, lambda: held.now.planned.get(table.step), False)
+        return self._wait(held, lambda: held.now.steps.get(table.step), False).serve
 
     def take(self, lane: int) -> tuple[HeldLane, Gathered]:
         """The batch of a held lane at the present step."""
         held, step = self.table.held[lane], self.table.step
-        found = self._wait(held, lambda: held.now.made.pop(step, None), True)
+        made = self._wait(held, lambda: held.now.take(step), True)
         with self.crew.lock:
-            held.now.taken_step = step
             self.crew.wake()
-        if isinstance(found, BaseException):
-            raise found
-        return held, found
+        if isinstance(made, BaseException):
+            raise made
+        return held, made
 
-    def _wait(self, held: HeldLane, found: Callable[[], Thing | None], makes: bool) -> Thing:
-        """Help with a lane's batch, and wait, until it is `found`."""
+    def _wait(self, held: HeldLane, find: Callable[[], Thing | None], makes: bool) -> Thing:
+        """Help with a lane's batch, and wait, until `find` returns what is wanted."""
 
         def look() -> FoundThing[Thing] | CrewJob | None:
             if self.crew.stopping:
                 raise LaneError("this LaneLoader was closed: make another one")
-            if (there := found()) is not None:
-                return FoundThing(there)
+            if (thing := find()) is not None:
+                return FoundThing(thing)
             job = batch_to_make(held, self.table.step) if makes else None
             job = job or lane_to_plan(held, self.table.step)
             if job is not None:
@@ -160,8 +159,8 @@ class LaneCrew:
         kinds = {"plan": self._planning, "make": self._making, "read": self._reading}
         run, note = kinds[job.kind](held, progress, job.step)
 
-        def settle(found: Any, error: BaseException | None) -> None:
-            note(found, error)
+        def settle(made: Any, error: BaseException | None) -> None:
+            note(made, error)
             progress.busy -= 1
             self.table.settle(held, progress)
             self.crew.wake()
@@ -180,8 +179,8 @@ class LaneCrew:
             residents = progress.walk.plan.walk(step)[0] if enters else None
             return serve, residents, room or table.rooms.make(progress, residents)
 
-        def note(found: Any, error: BaseException | None) -> None:
-            serve, residents, there = found or (None, None, room)
+        def note(planned: Any, error: BaseException | None) -> None:
+            serve, residents, there = planned or (None, None, room)
             table.settle_in(held, there)
             progress.planning = error is not None  # what failed is not tried again
             progress.error = progress.error or error
@@ -191,15 +190,14 @@ class LaneCrew:
         return run, note
 
     def _making(self, held: HeldLane, progress: LaneProgress, step: int) -> tuple[Run, Note]:
-        progress.making.add(step)
-        samples, serve = progress.samples, progress.planned[step]
+        samples, planned = progress.samples, progress.steps[step]
+        planned.is_being_made, serve = True, planned.serve
 
         def run() -> Gathered:
             return samples.work.make(step, serve, samples.slots(serve.positions))
 
-        def note(found: Any, error: BaseException | None) -> None:
-            progress.making.discard(step)
-            progress.made[step] = error or found
+        def note(made: Any, error: BaseException | None) -> None:
+            planned.is_being_made, planned.made = False, error or made
 
         return run, note
 

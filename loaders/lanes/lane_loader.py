@@ -168,13 +168,10 @@ class LaneLoader(ClosedAtEnd):
     def _count(self, progress: LaneProgress, gathered: Gathered) -> None:
         """Count a batch that was taken, once a step."""
         info = gathered.info
-        if progress.counted_step == info.batch_index:
+        cached = progress.count_fresh(info.batch_index, info.positions[info.serves == 0])
+        if cached is None:
             return
-        progress.counted_step = info.batch_index
         begins, self._counted_pass = info.pass_index != self._counted_pass, info.pass_index
-        first = info.positions[info.serves == 0]
-        cached = progress.order.count_cached(first)
-        progress.served_fresh += len(first) - cached
         ages = progress.walk.ages(info.batch_index)
         self._stats = self._stats.with_batch(info, cached, gathered.seconds, ages, begins)
 
