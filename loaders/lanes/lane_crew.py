@@ -46,6 +46,7 @@ class LaneCrew:
     ) -> None:
         """`ahead` batches are made before the consumer asks for them."""
         self.pid = os.getpid()
+        self.pipeline = pipeline
         self._workers = workers
         self._ahead = ahead
         self.crew = ThreadCrew("perfect-lanes", workers, precedence)

@@ -27,7 +27,6 @@ from loaders.lanes.lane_crew import LaneCrew
 from loaders.lanes.lane_order import LanePass, LaneServe
 from loaders.loader import ReuseLoader
 from loaders.order.reuse import ORDER_STREAM, ORDER_VERSION, ReuseBuffer
-from loaders.pipeline import Pipeline
 from loaders.stats import BatchInfo, BufferSize, LoaderStats
 from loaders.workers.decode_work import PassOrder
 
@@ -39,6 +38,16 @@ class LaneBatch:
     batch: Batch
     """As the loader collates it. It stays the consumer's as long as the consumer keeps it."""
     info: BatchInfo
+
+
+@dataclass(slots=True)
+class LanePlace:
+    """The step that is served now."""
+
+    pass_index: int
+    step: int = 0
+    running: Serving | None = None
+    """How its pass is served. None: as the loader says, for it has not begun."""
 
 
 class LaneLoader(ClosedAtEnd):
@@ -56,10 +65,7 @@ class LaneLoader(ClosedAtEnd):
             )
         self.loader = loader
         self.lanes = index(lanes)
-        self._pass_index = loader.position.pass_index + (loader.position.served > 0)
-        self._step = 0
-        self._running: Serving | None = None
-        """How the present pass is served. None: as the loader says, for it has not begun."""
+        self._place = LanePlace(loader.position.pass_index + (loader.position.served > 0))
         self._order: PassOrder | None = None
         self._following: PassOrder | None = None
         self._ended = False
@@ -68,15 +74,13 @@ class LaneLoader(ClosedAtEnd):
         self._stats = LoaderStats()
         self._counted_pass = -1
         self._crew: LaneCrew | None = None
-        self._pipeline: Pipeline | None = None
-        self._closer: weakref.finalize[..., LaneLoader] | None = None
         self._closed = False
         check_pass(self._pass)
 
     @property
     def position(self) -> tuple[int, int]:
         """The pass and its step that are served now."""
-        return self._pass_index, self._step
+        return self._place.pass_index, self._place.step
 
     def __len__(self) -> int:
         """The number of steps of the present pass."""
@@ -87,7 +91,7 @@ class LaneLoader(ClosedAtEnd):
         may be smaller, or 0."""
         if not 0 <= step < len(self):
             raise ValueError(
-                f"step {step} is none of pass {self._pass_index}, which has steps 0 to"
+                f"pass {self._place.pass_index} has no step {step}: it has steps 0 to"
                 f" {len(self) - 1}"
             )
         return self._pass.sizes(step)
@@ -116,10 +120,11 @@ class LaneLoader(ClosedAtEnd):
         on. It may be taken again until the step is committed, and has the same bits then."""
         lane = self._checked(lane)
         crew, _ = self._begun()
-        if not self._pass.size(lane, self._step):
+        pass_index, step = self.position
+        if not self._pass.size(lane, step):
             raise LaneError(
-                f"lane {lane} has no samples at step {self._step} of pass {self._pass_index}: leave"
-                " out lanes whose size (sizes(step)) is 0"
+                f"lane {lane} has no samples at step {step} of pass {pass_index}: leave out lanes"
+                " whose size (sizes(step)) is 0"
             )
         if lane not in crew.table.held:
             crew.hold([*crew.table.held, lane])
@@ -136,15 +141,13 @@ class LaneLoader(ClosedAtEnd):
         """Go on to the next step, because this one is committed; after a pass, to the next pass.
         That one is served as the loader says when it is first asked for a batch (`set_reuse`)."""
         self._check_open()
-        self._running = self._serving
-        begun, last = self._order is not None, self._step + 1 >= len(self)
+        place, begun = self._place, self._order is not None
+        place.running, place.step = self._serving, place.step + 1
         if self._crew is not None and begun:
-            self._crew.advance(self._step + 1)
-        if not last:
-            self._step += 1
+            self._crew.advance(place.step)
+        if place.step < len(self):
             return
-        self._pass_index, self._step = self._pass_index + 1, 0
-        self._running = self._order = None
+        self._place, self._order = LanePlace(place.pass_index + 1), None
         if not begun:
             self._following = None  # it was the order of the pass that nobody took anything of
         self._ended = self._ended or begun
@@ -153,8 +156,8 @@ class LaneLoader(ClosedAtEnd):
     @property
     def stats(self) -> LoaderStats:
         """What this peer has decoded and served. A batch counts once, however often it is taken."""
-        crew, pipeline = self._crew, self._pipeline
-        if crew is None or pipeline is None:
+        crew = self._crew
+        if crew is None:
             return self._stats
         return replace(
             self._stats,
@@ -162,7 +165,7 @@ class LaneLoader(ClosedAtEnd):
             stall_seconds=crew.crew.stall_seconds,
             decode_seconds=crew.decode_seconds,
             skipped=len(self.loader.skipped),
-            **(pipeline.bytes_taken | {"buffer_bytes": crew.room_bytes}),
+            **(crew.pipeline.bytes_taken | {"buffer_bytes": crew.room_bytes}),
         )
 
     def _count(self, progress: LaneProgress, gathered: Gathered) -> None:
@@ -183,23 +186,23 @@ class LaneLoader(ClosedAtEnd):
             "lanes": self.lanes,
             "order_version": ORDER_VERSION,
             **{name: getattr(loader, name) for name in SAME_AFTER_RESUME},
-            "pass": self._pass_index,
-            "step": self._step,
+            "pass": self._place.pass_index,
+            "step": self._place.step,
             "running": asdict(self._serving),
             "next": asdict(loader.position.next),
-            "identity": self._identity.state(in_a_pass=self._step > 0),
+            "identity": self._identity.state(in_a_pass=self._place.step > 0),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on at the place of `state`, on any number of peers. All lanes are let go."""
         self._check_open()
-        own = self.state_dict()
+        here = self.state_dict()
         if "lanes" not in state:
             raise StateError("this is no state of a LaneLoader: load one that a LaneLoader saved")
         for key in ("samples", "lanes", *SAME_AFTER_RESUME):
-            if state[key] != own[key]:
+            if state[key] != here[key]:
                 raise StateError(
-                    f"the saved state of lanes has {key}={state[key]}, here it is {own[key]}, so"
+                    f"the saved state of lanes has {key}={state[key]}, here it is {here[key]}, so"
                     f" another order would be served: make the loader with {key}={state[key]}"
                 )
         check_order_version(state, state["step"])
@@ -214,24 +217,24 @@ class LaneLoader(ClosedAtEnd):
                 serving.reuse, reaugment=serving.reaugment, batch_size=serving.batch_size
             )
             self.loader.limit_pass(serving.pass_limit)
-        self._pass_index, self._step = state["pass"], state["step"]
-        self._running = running if self._step else None
-        self._identity.expect(state["identity"] if self._step else None)
+        in_a_pass = state["step"] > 0
+        self._place = LanePlace(state["pass"], state["step"], running if in_a_pass else None)
+        self._identity.expect(state["identity"] if in_a_pass else None)
 
     def close(self) -> None:
         """End the threads, and close the loader. It is safe to call this again."""
         self._closed = True
-        if self._crew is not None and self._closer is not None:
-            self._closer()
+        if self._crew is not None:
+            self._crew.close()
         self.loader.close()
 
     @property
     def _serving(self) -> Serving:
-        return self._running or self.loader.position.next
+        return self._place.running or self.loader.position.next
 
     @property
     def _pass(self) -> LanePass:
-        return self._pass_of(self._pass_index, self._serving)
+        return self._pass_of(self._place.pass_index, self._serving)
 
     def _pass_of(self, pass_index: int, serving: Serving) -> LanePass:
         loader = self.loader
@@ -252,40 +255,39 @@ class LaneLoader(ClosedAtEnd):
         self._check_open()
         check_alone(self.loader)
         crew = self._crew_of_this_process()
-        order = self._order
+        place, order = self._place, self._order
         if order is None:
             check_place(self.loader)
             serving = self._serving
-            of = self._pass_of(self._pass_index, serving)
+            of = self._pass_of(place.pass_index, serving)
             check_pass(of)
             if self.loader.refresh():
                 raise LaneError(
                     "the data set has changed since the lanes were made, and other peers do not"
                     " know of it: make another LaneLoader"
                 )
-            order = self._following or self.loader.order.of_pass(self._pass_index)
+            order = self._following or self.loader.order.of_pass(place.pass_index)
             self._identity.begin(order.drawn)
             each = BufferSize(of.slots // serving.batch_size, None)  # of a lane
             self.loader.announcement.announce(self.loader.setup, self.loader.order, serving, each)
-            if self._pipeline is not None:
-                self._pipeline.prepare(serving, self.loader.buffer_batches)
-                if self._pipeline.cache is not None:
-                    self._pipeline.cache.refresh()  # other peers may have written meanwhile
-            self._order, self._following, self._running = order, None, serving
+            crew.pipeline.prepare(serving, self.loader.buffer_batches)
+            if crew.pipeline.cache is not None:
+                crew.pipeline.cache.refresh()  # other peers may have written meanwhile
+            self._order, self._following, place.running = order, None, serving
             self._ended = False
-            crew.begin(of, order, self._step)
+            crew.begin(of, order, place.step)
         return crew, order
 
     def _crew_of_this_process(self) -> LaneCrew:
         crew, pipeline = self._crew, self.loader.pipeline_of_this_process()
         if crew is None or crew.pid != os.getpid():
             loader = self.loader
-            self._pipeline, self._order, self._following = pipeline, None, None
+            self._order = self._following = None
             crew = self._crew = LaneCrew(
                 pipeline, max(loader.workers, 1), loader.runner.made_ahead, loader.precedence
             )
-            self._closer = weakref.finalize(self, crew.close)
-        elif pipeline is not self._pipeline:
+            weakref.finalize(self, crew.close)
+        elif pipeline is not crew.pipeline:
             raise LaneError("the loader of these lanes was closed: make another LaneLoader")
         return crew
 
@@ -300,8 +302,9 @@ class LaneLoader(ClosedAtEnd):
             and loader.batch_size == running.batch_size
             and crew.drains
         ):
-            self._following = loader.order.of_pass(self._pass_index + 1)
-            crew.follow(self._pass_of(self._pass_index + 1, running), self._following)
+            following = self._place.pass_index + 1
+            self._following = loader.order.of_pass(following)
+            crew.follow(self._pass_of(following, running), self._following)
 
     def _checked(self, lane: int) -> int:
         lane = index(lane)

@@ -246,7 +246,7 @@ def test_lanes_places_and_loaders_that_are_not_there_are_refused() -> None:
         for lane in (-1, 3):
             with pytest.raises(ValueError, match=f"there is no lane {lane}: .* 0 to 2"):
                 call(lane)
-    with pytest.raises(ValueError, match="step 17 is none of pass 0, which has steps 0 to 16"):
+    with pytest.raises(ValueError, match="pass 0 has no step 17: it has steps 0 to 16"):
         peer.sizes(17)
     assert peer.sizes(16) == (4, 2, 2)
     peer.close()
