@@ -21,7 +21,7 @@ from loaders.order.reuse import ReuseBuffer
 from loaders.order.serve import BufferAges, Residents, Serve
 from loaders.passes.pass_run import PassEnding, PlannedPass
 from loaders.passes.rank_order import LoaderRanks, PassOrders
-from loaders.streams.stream_pass import MarkedStretch, StreamPass, StreamTurn
+from loaders.streams.stream_pass import MarkedStretch, StreamPass, StreamTrail, StreamTurn
 from loaders.streams.streamed_samples import HOW_MANY, StreamedSamples
 from loaders.workers.decode_work import PassJobs, PassOrder
 
@@ -155,13 +155,14 @@ class StreamOrder(PassOrders):
             log.info("resuming reads the stream again, up to sample %d", oldest - 1)
         # A sample lives for about `capacity` others, and a batch is planned a few others ahead.
         lag = 6 * plan.capacity + 8 * plan.batch_size
-        said = f"pass {pass_index} of the stream on rank {self.rank}"
+        name = f"pass {pass_index} of the stream on rank {self.rank}"
         promised = None if self.in_dataset is None else self.share
         reading = self.dataset.source.begin(turn, place, oldest - at)
         expected = None
         if told and told.get("marks") and told["rank"] == self.rank:
             expected = MarkedStretch(**told["marks"])
-        of = StreamPass(reading, at, promised, said, lag, expected, self.dataset.ends_there)
+        trail = StreamTrail(name, lag, expected)
+        of = StreamPass(reading, at, promised, name, trail, self.dataset.ends_there)
         of.skip_to(oldest)
         return of
 

@@ -51,9 +51,9 @@ class RawSample:
     """What errors call it."""
     data: Any
     place: Place | None = None
-    """Where reading may go on with this sample. None: that is not told for this one."""
+    """Where reading may go on with this sample. None: reading cannot begin with it."""
     mark: str = ""
-    """What another sample at its position would have otherwise. Empty: that is not told."""
+    """Another sample at its position would have another mark. Empty: it has none."""
 
 
 StreamReading = Generator[RawSample]
@@ -70,6 +70,76 @@ class MarkedStretch:
     end: int | None = None
     """So many samples the pass has. None: that was not known."""
 
+    @classmethod
+    def of(cls, marks: list[tuple[int, str]], end: int | None) -> "MarkedStretch | None":
+        """The stretch of these positions and their marks. None: there are none."""
+        digest = 0
+        for each in marks:
+            digest = _with_mark(digest, *each)
+        return cls(marks[0][0], marks[-1][0], digest, end) if marks else None
+
+
+class StreamTrail:
+    """What saved states need of the samples that were read last: places where reading may go on,
+    and marks, which tell whether a resumed pass reads the same samples again."""
+
+    def __init__(self, name: str, length: int, expected: MarkedStretch | None = None) -> None:
+        """`name` is that of the pass. It ends no more than `length` positions back. `expected`:
+        what the run read that saved a state."""
+        self._name = name
+        self._expected = expected
+        self._digest = 0
+        """Of the marks of the expected stretch, as far as it was read."""
+        self._places: deque[tuple[int, Place]] = deque(maxlen=length // STRIDE + 2)
+        self._marks: deque[tuple[int, str]] = deque(maxlen=length)
+
+    def note(self, position: int, raw: RawSample) -> None:
+        """Note a sample that was read. It is an error if it is not the expected one."""
+        if raw.place is not None and (
+            not self._places or position >= self._places[-1][0] + STRIDE
+        ):
+            self._places.append((position, raw.place))
+        if raw.mark:
+            self._marks.append((position, raw.mark))
+            self._compare(position, raw)
+
+    def place_before(self, position: int) -> tuple[int, Place] | None:
+        """The latest kept place at or before `position`, and the position of its sample."""
+        return next((each for each in reversed(self._places) if each[0] <= position), None)
+
+    def marks_since(self, position: int) -> list[tuple[int, str]]:
+        """The positions from this one on that have marks, and these."""
+        return [each for each in self._marks if each[0] >= position]
+
+    def check_end(self, end: int) -> None:
+        """Refuse a pass that ends before what is expected."""
+        if self._expected is not None and end <= self._expected.last:
+            raise self._error(
+                f"it ends before sample {end} here, sample {self._expected.last} was read there"
+            )
+
+    def _compare(self, position: int, raw: RawSample) -> None:
+        expected = self._expected
+        if expected is None:
+            return
+        if expected.end is not None and position >= expected.end:
+            raise self._error(f"it ended before sample {expected.end} there")
+        if not expected.first <= position <= expected.last:
+            return
+        self._digest = _with_mark(self._digest, position, raw.mark)
+        if position == expected.last and self._digest != expected.digest:
+            raise self._error(
+                f"samples {expected.first} to {expected.last} differ, the last one is {raw.name}"
+                " here"
+            )
+
+    def _error(self, why: str) -> StateError:
+        return StateError(
+            f"the samples of {self._name} are others than in the run that saved the state ({why}):"
+            " give the stream of that run, whose samples are a function of the pass; to go on with"
+            " what is here nevertheless, take 'marks' out of state['stream']"
+        )
+
 
 @dataclass(eq=False)
 class StreamPass:
@@ -80,20 +150,14 @@ class StreamPass:
     """The position of its next sample."""
     promised: int | None
     """The pass has so many samples, and ends there. None: as many as there are."""
-    said: str
-    """It names the pass in errors."""
-    lag: int
-    """No state needs a place that lies more positions back."""
-    expected: MarkedStretch | None = None
-    """What was read by the run that saved a state."""
+    name: str
+    """What errors call it."""
+    trail: StreamTrail
     ends_there: bool = False
     """Whether the source itself promises so many samples, so a warning says if it has more."""
 
     def __post_init__(self) -> None:
         self._kept: dict[int, RawSample] = {}
-        self._places: deque[tuple[int, Place]] = deque(maxlen=self.lag // STRIDE + 2)
-        self._found = 0
-        self._marks: deque[tuple[int, str]] = deque(maxlen=self.lag)
         self._end: int | None = None
         self._error: BaseException | None = None
         self._lock = threading.Lock()
@@ -110,7 +174,7 @@ class StreamPass:
         with self._lock:
             while self.next < position and self._end is None:
                 if next(self.reading, None) is None:
-                    self._ended()
+                    self._note_end()
                 else:
                     self.next += 1
 
@@ -139,18 +203,13 @@ class StreamPass:
                 del self._kept[position]
 
     def place_before(self, position: int) -> tuple[int, Place] | None:
-        """The latest kept place at or before `position`, and the position of its sample."""
         with self._lock:
-            return next((each for each in reversed(self._places) if each[0] <= position), None)
+            return self.trail.place_before(position)
 
     def marks_since(self, position: int) -> MarkedStretch | None:
-        """The marks of what was read from this position on. None: nothing has a mark."""
         with self._lock:
-            marks = [each for each in self._marks if each[0] >= position]
-        digest = 0
-        for each in marks:
-            digest = _with_mark(digest, *each)
-        return MarkedStretch(marks[0][0], marks[-1][0], digest, self._end) if marks else None
+            marks, end = self.trail.marks_since(position), self._end
+        return MarkedStretch.of(marks, end)
 
     def close(self) -> None:
         """Let go of what the source has open. A thread that hangs in a read keeps it open until it
@@ -180,15 +239,9 @@ class StreamPass:
         try:
             raw = next(self.reading)
         except StopIteration:
-            self._ended()
+            self._note_end()
             return
-        if raw.place is not None and (
-            not self._places or self.next >= self._places[-1][0] + STRIDE
-        ):
-            self._places.append((self.next, raw.place))
-        if raw.mark:
-            self._marks.append((self.next, raw.mark))
-            self._compare(raw)
+        self.trail.note(self.next, raw)
         self._kept[self.next] = raw
         self.next += 1
         if self.next == self.promised:
@@ -196,45 +249,19 @@ class StreamPass:
                 log.warning(
                     "%s has more samples than its len() says (%d on this rank): those are left out;"
                     " correct its len(), or give IterableSamples(..., samples=n)",
-                    self.said, self.promised,
+                    self.name, self.promised,
                 )  # fmt: skip
             self._closer()
 
-    def _compare(self, raw: RawSample) -> None:
-        expected = self.expected
-        if expected is None:
-            return
-        if expected.end is not None and self.next >= expected.end:
-            raise self._other_than(f"it ended before sample {expected.end} there")
-        if not expected.first <= self.next <= expected.last:
-            return
-        self._found = _with_mark(self._found, self.next, raw.mark)
-        if self.next == expected.last and self._found != expected.digest:
-            raise self._other_than(
-                f"samples {expected.first} to {expected.last} differ, the last one is {raw.name}"
-                " here"
-            )
-
-    def _other_than(self, why: str) -> StateError:
-        return StateError(
-            f"the samples of {self.said} are others than in the run that saved the state ({why}):"
-            " give the stream of that run, whose samples are a function of the pass; to go on with"
-            " what is here nevertheless, take 'marks' out of state['stream']"
-        )
-
-    def _ended(self) -> None:
+    def _note_end(self) -> None:
         self._closer()
         if self.promised is not None:
             who = "its len()" if self.ends_there else "samples="
             raise SourceError(
-                f"{self.said} ended before sample {self.next}, but {who} promises"
+                f"{self.name} ended before sample {self.next}, but {who} promises"
                 f" {self.promised}: give samples={self.next} times the number of ranks, or more"
             )
-        expected = self.expected
-        if expected is not None and self.next <= expected.last:
-            raise self._other_than(
-                f"it ends before sample {self.next} here, sample {expected.last} was read there"
-            )
+        self.trail.check_end(self.next)
         self._end = self.next
 
 
