@@ -8,26 +8,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 MEMORY = ("buffer_bytes", "batch_bytes", "cache_bytes")
-"""What of the stats is no counter, but what is taken at the moment."""
-NOT_LOGGED = ("serves", "pass_ages", "pass_serves", "decoders")
-"""What of the stats is no counter of its own: loggers are told what is made of it."""
+"""These are measured when the stats are read."""
+LOGGED = (
+    "decoded", "cached", "reused", "served", "extra_decodes", "skipped",
+    "stall_seconds", "serve_seconds", "decode_seconds", *MEMORY, "mean_age",
+)  # fmt: skip
+"""All stats that are a number each."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassAges:
+    """How old the samples were that the latest pass served, in batches since their first serve."""
+
+    total: int = 0
+    serves: int = 0
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.serves if self.serves else 0.0
+
+    def with_batch(self, total: int, serves: int, begins: bool) -> "PassAges":
+        """These and the ages of one more batch. `begins`: it is the first one of a pass."""
+        if begins:
+            return PassAges(total, serves)
+        return PassAges(self.total + total, self.serves + serves)
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderStats(Mapping[str, Any]):
-    """Counters since the loader was made. A resumed loader goes on counting.
+    """Counters since the loader was made. A resumed loader goes on counting."""
 
-    It holds that served = decoded + cached + reused.
-    """
-
-    decoded: int = 0
-    """First serves of samples that were decoded for it."""
+    serves: tuple[int, ...] = ()
+    """The histogram of reuse: how many serves were a sample's first in its pass, its second, ..."""
     cached: int = 0
     """First serves of samples that came from the decoded cache."""
-    reused: int = 0
-    """Serves of samples that were in the buffer already."""
-    served: int = 0
-    """Serves of samples, all together."""
     extra_decodes: int = 0
     """Decodes that served nothing new: refills after a resume, and for a pass that was left."""
     skipped: int = 0
@@ -44,26 +58,41 @@ class LoaderStats(Mapping[str, Any]):
     """The memory of batches that are made, wait, or are used, or that waits for batches."""
     cache_bytes: int = 0
     """The memory or disk space of the decoded cache."""
-    mean_age: float = 0.0
-    """The mean number of batches since a sample's first serve, over the latest pass."""
-    pass_ages: int = 0
-    """The sum of these ages."""
-    pass_serves: int = 0
-    """The number of these serves."""
-    serves: tuple[int, ...] = ()
-    """The histogram of reuse: how many serves were a sample's first in its pass, its second, ..."""
+    ages: PassAges = PassAges()
     decoders: tuple[tuple[str, int], ...] = ()
     """Who decoded pictures of files in this process, and how many: ("JPEG natively", 120)."""
 
+    @property
+    def decoded(self) -> int:
+        """First serves of samples that were decoded for it."""
+        return sum(self.serves[:1]) - self.cached
+
+    @property
+    def reused(self) -> int:
+        """Serves of samples that were in the buffer already."""
+        return sum(self.serves[1:])
+
+    @property
+    def served(self) -> int:
+        """Serves of samples, all together: served = decoded + cached + reused."""
+        return sum(self.serves)
+
+    @property
+    def mean_age(self) -> float:
+        """The mean number of batches since a sample's first serve, over the latest pass."""
+        return self.ages.mean
+
     def saved(self) -> dict[str, Any]:
         """These counters as a saved state has them, as plain values."""
-        kept = {name: value for name, value in self.items() if name != "decoders"}
-        return {**kept, "serves": list(self.serves)}
+        ages = {"pass_ages": self.ages.total, "pass_serves": self.ages.serves}
+        return {**{name: self[name] for name in LOGGED}, **ages, "serves": list(self.serves)}
 
     @classmethod
     def from_state(cls, saved: dict[str, Any]) -> "LoaderStats":
         """The counters of a saved state."""
-        return cls(**{**saved, "serves": tuple(saved["serves"])})
+        counters = {each.name: saved[each.name] for each in fields(cls) if each.name in LOGGED}
+        ages = PassAges(saved["pass_ages"], saved["pass_serves"])
+        return cls(**counters, ages=ages, serves=tuple(saved["serves"]))
 
     def read_once(self, samples: int, seconds: float, waited: float, begins: bool) -> "LoaderStats":
         """These counters with a batch of samples that a DataLoader read in `seconds`. `begins`: it
@@ -71,14 +100,10 @@ class LoaderStats(Mapping[str, Any]):
         first, *others = self.serves or (0,)
         return replace(
             self,
-            decoded=self.decoded + samples,
-            served=self.served + samples,
             decode_seconds=self.decode_seconds + seconds,
             stall_seconds=self.stall_seconds + waited,
             serves=(first + samples, *others),
-            mean_age=0.0,
-            pass_ages=0,
-            pass_serves=samples if begins else self.pass_serves + samples,
+            ages=self.ages.with_batch(0, samples, begins),
         )
 
     def with_batch(
@@ -86,32 +111,24 @@ class LoaderStats(Mapping[str, Any]):
     ) -> "LoaderStats":
         """With one more batch, made in `seconds`, `cached` samples of which came from the cache,
         and whose ages sum up to `ages`. `begins`: it is the first one of a pass."""
-        served, fresh = len(info.ids), int((info.serves == 0).sum())
         counts = np.bincount(info.serves, minlength=len(self.serves))
         counts[: len(self.serves)] += np.array(self.serves, dtype=np.int64)
-        pass_ages = ages if begins else self.pass_ages + ages
-        pass_serves = served if begins else self.pass_serves + served
         return replace(
             self,
-            decoded=self.decoded + fresh - cached,
             cached=self.cached + cached,
-            reused=self.reused + served - fresh,
-            served=self.served + served,
             serve_seconds=self.serve_seconds + seconds,
             serves=tuple(counts.tolist()),
-            pass_ages=pass_ages,
-            pass_serves=pass_serves,
-            mean_age=pass_ages / pass_serves,
+            ages=self.ages.with_batch(ages, len(info.ids), begins),
         )
 
     def __getitem__(self, key: str) -> Any:
         return getattr(self, key)
 
     def __iter__(self) -> Iterator[str]:
-        return (field.name for field in fields(self))
+        return iter((*LOGGED, "serves", "decoders"))
 
     def __len__(self) -> int:
-        return len(fields(self))
+        return sum(1 for _ in self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +168,7 @@ class BufferSize:
         return f"a buffer of {self.batches} batches{size}"
 
     def too_large(self, free: int) -> str:
-        """What to say if it takes much of the `free` bytes. Empty: it does not."""
+        """The warning, if it takes much of the `free` bytes. Empty: it does not."""
         if self.nbytes is None or self.nbytes <= MUCH * free:
             return ""
         return (

@@ -350,7 +350,7 @@ def _counted(stats: LoaderStats, shared: SharedBatch) -> LoaderStats:
         shared.info,
         after.cached - before.cached,
         after.serve_seconds - before.serve_seconds,
-        after.pass_ages - (0 if begins else before.pass_ages),
+        after.ages.total - (0 if begins else before.ages.total),
         begins,
     )
     decode_seconds = stats.decode_seconds + after.decode_seconds - before.decode_seconds

@@ -23,7 +23,7 @@ import lightning as L
 
 from loaders import LoaderError, ReuseLoader
 from loaders.order.keyed_permutation import samples_per_rank
-from loaders.stats import NOT_LOGGED
+from loaders.stats import LOGGED
 from perfect.callbacks.train_loaders import LoaderState, TrainLoader, next_pass, served_in_pass
 from trainers.lightning_seams import (
     data_source,
@@ -150,9 +150,7 @@ class LoaderCallback(L.Callback):
         trained, stalled = self._told
         self._told = (self._trained, stats.stall_seconds)
         share = (stats.stall_seconds - stalled) / max(self._trained - trained, 1e-9)
-        counters = {
-            f"loader/{name}": float(stats[name]) for name in stats if name not in NOT_LOGGED
-        }
+        counters = {f"loader/{name}": float(stats[name]) for name in LOGGED}
         # `loader/serves/1` counts the first serves of samples.
         counters |= {f"loader/serves/{n}": float(k) for n, k in enumerate(stats.serves, 1)}
         counters["loader/stall_share"] = share
