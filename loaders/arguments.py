@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from loaders.adopting.adoption import from_dataloader
 from loaders.adopting.native_folder import Decoding, ScaledDecoding
 from loaders.errors import SourceError, StateError, check_at_least_one, check_word
-from loaders.options import Workers
-from loaders.order.reuse import ORDER_VERSION
+from loaders.options import OrderOptions, Workers
+from loaders.order.reuse import ORDER_VERSION, ReuseBuffer
 
 MOST_REUSE = 4
 """reuse="auto" goes up to this."""
@@ -36,6 +36,21 @@ class Serving:
         if self.pass_limit is not None:
             what = "the number of batches that limit_pass() or limit_train_batches leaves of a pass"
             check_at_least_one(what, self.pass_limit)
+
+    def plan(
+        self, order: OrderOptions, samples: int, buffer_batches: int, seed: tuple[int, ...]
+    ) -> ReuseBuffer:
+        """Which samples form each batch of a pass that is served like this."""
+        return ReuseBuffer(
+            samples=samples,
+            batch_size=self.batch_size,
+            reuse=self.reuse,
+            buffer_batches=buffer_batches,
+            mode=order.mode,
+            shuffle=order.shuffle,
+            drop_last=order.drop_last,
+            seed=seed,
+        )
 
     def fit_to_share(self, share: int, drop_last: bool) -> "Serving":
         """This, with batches of no more than the `share` of samples that this rank has in a pass:

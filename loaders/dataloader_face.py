@@ -66,11 +66,11 @@ class DataLoaderFace:
     @property
     def sampler(self) -> Any:
         """None: a stream has none."""
-        listed, options = self._loader.order.in_dataset is not None, self._loader.setup.options
-        own = getattr(options.sampler, "source", None)
-        shuffled = options.shuffle or options.sampler is not None
+        listed, order = self._loader.order.in_dataset is not None, self._loader.setup.options.order
+        source = getattr(order.sampler, "source", None)
+        shuffled = order.shuffle or order.sampler is not None
         kind = PassSampler if shuffled else OrderedSampler
-        return own or (kind(self._loader) if listed else None)
+        return source or (kind(self._loader) if listed else None)
 
     @property
     def batch_sampler(self) -> Any:

@@ -29,7 +29,7 @@ from loaders.cache.disk_cache import Cache
 from loaders.closing import ClosedAtEnd
 from loaders.dataloader_face import DataLoaderFace
 from loaders.identity.loader_identity import LoaderIdentity
-from loaders.options import Device, LoaderOptions, Workers
+from loaders.options import Device, LoaderOptions, OrderOptions, Workers
 from loaders.order.reuse import ORDER_VERSION, Mode, ReuseBuffer
 from loaders.order.tuning import ReuseTuner
 from loaders.pass_runner import PassRunner
@@ -92,10 +92,11 @@ class ReuseLoader(DataLoaderFace, ClosedAtEnd):
         parts: PartKinds | None = None,
     ) -> None:
         to_device = device if device is None or isinstance(device, Device) else Device(device)
+        order = OrderOptions(mode, shuffle, drop_last, sampler, buffer_batches, buffer_bytes)
+        workers = workers if isinstance(workers, Workers) else Workers(workers)
         options = LoaderOptions(
-            mode, shuffle, drop_last, sampler, buffer_batches, buffer_bytes, backend, once,
-            on_error, workers if isinstance(workers, Workers) else Workers(workers), cache, augment,
-            collate, to_device, pin_memory, parts,
+            order, backend, once, on_error, workers, cache, augment, collate, to_device, pin_memory,
+            parts,
         )  # fmt: skip
         self._tuner = ReuseTuner(MOST_REUSE) if reuse == "auto" else None
         ranks = LoaderRanks(rank)
@@ -170,23 +171,23 @@ class ReuseLoader(DataLoaderFace, ClosedAtEnd):
 
     @property
     def mode(self) -> Mode:
-        return self.options.mode
+        return self.options.order.mode
 
     @property
     def shuffle(self) -> bool:
-        return self.options.shuffle
+        return self.options.order.shuffle
 
     @property
     def drop_last(self) -> bool:
-        return self.options.drop_last
+        return self.options.order.drop_last
 
     @property
     def buffer_batches(self) -> int:
-        return self.options.buffer_batches
+        return self.options.order.buffer_batches
 
     @property
     def buffer_bytes(self) -> int | None:
-        return self.options.buffer_bytes
+        return self.options.order.buffer_bytes
 
     @property
     def on_error(self) -> OnError:

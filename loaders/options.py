@@ -1,7 +1,7 @@
 """What a user asks a loader for. Unknown words, wrong numbers and useless arguments are refused.
 
-`LoaderOptions` holds `Workers`, `Device`, `Cache`, and all else that stays the same while a loader
-lives. `SettledWorkers` says how many workers of which kind a data set gets.
+`LoaderOptions` holds `OrderOptions`, `Workers`, `Device`, `Cache`, and all else that stays the same
+while a loader lives. `SettledWorkers` says how many workers of which kind a data set gets.
 """
 
 from collections.abc import Callable
@@ -81,8 +81,8 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class LoaderOptions:
-    """What stays the same while a loader lives."""
+class OrderOptions:
+    """In which order samples are served, and how many of them the buffer mixes."""
 
     mode: Mode
     shuffle: bool
@@ -90,6 +90,17 @@ class LoaderOptions:
     sampler: Any
     buffer_batches: int
     buffer_bytes: int | None
+
+    def __post_init__(self) -> None:
+        check_word("mode", self.mode, MODES)
+        check_at_least_one("buffer_batches", self.buffer_batches)
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderOptions:
+    """What stays the same while a loader lives."""
+
+    order: OrderOptions
     backend: Backend
     once: Augmentation | None
     on_error: OnError
@@ -103,8 +114,6 @@ class LoaderOptions:
     """What goes with the picture, and how."""
 
     def __post_init__(self) -> None:
-        check_word("mode", self.mode, MODES)
-        check_at_least_one("buffer_batches", self.buffer_batches)
         check_word("backend", self.backend, BACKENDS)
         check_word("on_error", self.on_error, get_args(OnError))
         if self.backend != "native" and self.workers.timeout is not None:
@@ -133,10 +142,10 @@ class LoaderOptions:
 
 def check_stream(options: LoaderOptions) -> None:
     """Refuse what needs samples that can be asked for by their numbers."""
-    workers, no_process = options.workers, "no worker process reads it"
+    order, workers, no_process = options.order, options.workers, "no worker process reads it"
     refused = {
-        "sampler": (options.sampler is not None, "a stream has an order of its own"),
-        "buffer_bytes": (options.buffer_bytes is not None, "give buffer_batches instead"),
+        "sampler": (order.sampler is not None, "a stream has an order of its own"),
+        "buffer_bytes": (order.buffer_bytes is not None, "give buffer_batches instead"),
         "backend": (options.backend != "native", "leave it out"),
         "on_error": (options.on_error != "raise", "let decode= or the data set pass over it"),
         "init": (workers.init is not None, no_process),

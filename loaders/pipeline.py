@@ -106,7 +106,7 @@ class Pipeline:
         self._drawn = 1
         """How many serves of a sample differ from each other."""
         self._largest: Sample | None = None
-        self._slab_bytes = options.buffer_bytes
+        self._slab_bytes = options.order.buffer_bytes
         self._followed: tuple[PassOrder, DecodeWork] | None = None
 
     def ready_for(
@@ -239,9 +239,9 @@ class Pipeline:
         repeated = serving.reuse > 1 and serving.reaugment
         self._drawn = serving.reuse if serving.reaugment else 1
         self.reader.frozen = self.cache is not None or repeated
-        options = self.setup.options
-        limit = options.buffer_bytes
-        batches = buffered_batches(options.mode, serving.reuse, batches)
+        order = self.setup.options.order
+        limit = order.buffer_bytes
+        batches = buffered_batches(order.mode, serving.reuse, batches)
         if limit is None or self.setup.opened.decoded is not None:
             return batches
         return min(batches, self._batches_within(limit, serving.batch_size))

@@ -57,27 +57,18 @@ class ServedData:
         return self.__dict__ | {"identity": copy.copy(self.identity)}
 
     def plan(self, pass_index: int, serving: Serving, buffer_batches: int) -> ReuseBuffer:
-        """Who forms the batches of a pass."""
-        options = self.options
-        return ReuseBuffer(
-            samples=self.order.share,
-            batch_size=serving.batch_size,
-            reuse=serving.reuse,
-            buffer_batches=buffer_batches,
-            mode=options.mode,
-            shuffle=options.shuffle,
-            drop_last=options.drop_last,
-            seed=(self.seed, ORDER_STREAM, pass_index, self.order.rank),
-        )
+        """Which samples form each batch of a pass."""
+        seed = (self.seed, ORDER_STREAM, pass_index, self.order.rank)
+        return serving.plan(self.options.order, self.order.share, buffer_batches, seed)
 
     def expected_buffer(self, serving: Serving) -> BufferSize | None:
         """How large the buffer of such a pass will be, as far as is known. None: it has none."""
         if isinstance(self.order, OwnOrder) or is_served_by_torch(self.setup, serving.reuse):
             return None
-        options, size = self.options, serving.batch_size
-        batches = buffered_batches(options.mode, serving.reuse, options.buffer_batches)
+        order, size = self.options.order, serving.batch_size
+        batches = buffered_batches(order.mode, serving.reuse, order.buffer_batches)
         slots, each = min(batches * size, self.order.share), self.reads.sample_bytes
-        nbytes = None if each is None else min(slots * each, options.buffer_bytes or slots * each)
+        nbytes = None if each is None else min(slots * each, order.buffer_bytes or slots * each)
         return BufferSize(-(-slots // size), nbytes, about=True)
 
     def without_cache(self) -> "ServedData":
@@ -89,7 +80,8 @@ class ServedData:
 
     def stop_shuffling(self) -> None:
         """Have the order of the data set for all passes from now on."""
-        self.options = replace(self.options, shuffle=False, sampler=None)
+        order = replace(self.options.order, shuffle=False, sampler=None)
+        self.options = replace(self.options, order=order)
         self._open()
 
     def refresh(self, serving: Serving) -> bool:
@@ -131,22 +123,23 @@ class ServedData:
     def _open(self) -> None:
         options, dataset = self.options, self._given
         self._held = HeldValues.read_from(dataset)
-        own = options.sampler if isinstance(options.sampler, OwnBatching) else None
-        opened = OpenedDataset(dataset, None, None) if own else open_dataset(dataset, options)
+        sampler, shuffle = options.order.sampler, options.order.shuffle
+        batching = sampler if isinstance(sampler, OwnBatching) else None
+        opened = OpenedDataset(dataset, None, None) if batching else open_dataset(dataset, options)
         workers = settle_workers(options.workers, opened.dataset)
-        if own and workers.count:
+        if batching and workers.count:
             workers = replace(workers, kind="process", because="as the DataLoader has them")
         self.setup = PipelineSetup(opened, options, workers, self.seed)
         streamed = isinstance(opened.dataset, StreamedSamples)
         dataset = dataset.dataset if isinstance(dataset, ScaledDecoding) else dataset
         readable = hasattr(dataset, "__getitem__") and not isinstance(dataset, str) and not streamed
         self.dataset = dataset if readable else opened.dataset
-        ranks, shuffle = self._ranks, options.shuffle
-        if own:
-            self.order = OwnOrder(dataset, own, options, ranks)
+        ranks = self._ranks
+        if batching:
+            self.order = OwnOrder(dataset, batching, options, ranks)
         elif isinstance(opened.dataset, StreamedSamples):
             self.order = StreamOrder(opened.dataset, self.seed, shuffle, ranks)
         else:
-            self.order = RankOrder(opened.dataset, options.sampler, self.seed, shuffle, ranks)
-        self.identity = LoaderIdentity(opened.dataset, options.sampler)
+            self.order = RankOrder(opened.dataset, sampler, self.seed, shuffle, ranks)
+        self.identity = LoaderIdentity(opened.dataset, sampler)
         self.reads = ReadCheck(opened, options, workers, self.seed)

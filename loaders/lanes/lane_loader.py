@@ -26,7 +26,7 @@ from loaders.lanes.held_lanes import LaneProgress
 from loaders.lanes.lane_crew import LaneCrew
 from loaders.lanes.lane_order import LanePass, LaneServe
 from loaders.loader import ReuseLoader
-from loaders.order.reuse import ORDER_STREAM, ORDER_VERSION, ReuseBuffer
+from loaders.order.reuse import ORDER_STREAM, ORDER_VERSION
 from loaders.stats import BatchInfo, BufferSize, LoaderStats
 from loaders.workers.decode_work import PassOrder
 
@@ -238,16 +238,9 @@ class LaneLoader(ClosedAtEnd):
 
     def _pass_of(self, pass_index: int, serving: Serving) -> LanePass:
         loader = self.loader
-        whole = ReuseBuffer(
-            samples=loader.order.samples,
-            batch_size=serving.batch_size,
-            reuse=serving.reuse,
-            buffer_batches=loader.buffer_batches,
-            mode=loader.mode,
-            shuffle=loader.shuffle,
-            drop_last=loader.drop_last,
-            seed=(loader.seed, ORDER_STREAM, pass_index, 0),
-        )
+        seed = (loader.seed, ORDER_STREAM, pass_index, 0)
+        samples, batches = loader.order.samples, loader.buffer_batches
+        whole = serving.plan(loader.options.order, samples, batches, seed)
         return LanePass(whole, self.lanes, serving.reaugment, serving.pass_limit)
 
     def _begun(self) -> tuple[LaneCrew, PassOrder]:

@@ -39,7 +39,7 @@ class OwnOrder(PassOrders):
             "once": options.once is not None,
             "cache": options.cache is not None,
             "parts": options.parts is not None,
-            "buffer_bytes": options.buffer_bytes is not None,
+            "buffer_bytes": options.order.buffer_bytes is not None,
             "on_error": options.on_error != "raise",
         }
         for name, given in refused.items():
@@ -100,7 +100,7 @@ class OwnPass(MadeByTorch):
         feed: DeviceFeed | None,
     ) -> None:
         super().__init__(batches, setup, (position.pass_index, position.served), stats, feed)
-        self._batching: OwnBatching = setup.options.sampler
+        self._batching: OwnBatching = setup.options.order.sampler
         self._limit = position.running.pass_limit
         self._items = None
         if self._batching.source is not None:

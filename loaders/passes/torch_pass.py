@@ -63,7 +63,7 @@ def is_served_by_torch(setup: PipelineSetup, reuse: int) -> bool:
         reuse == 1
         and not (redone or options.augment is not None or options.once is not None)
         and options.cache is None
-        and options.buffer_bytes is None
+        and options.order.buffer_bytes is None
         and options.on_error == "raise"
         and options.backend == "native"
         and (opened.decoded is None or options.workers.init is not None)
@@ -181,7 +181,7 @@ class TorchBatches:
         dataset: Any = setup.opened.dataset
         if count and (options.workers.start_method or default_start_method()) != "fork":
             _check_sendable(setup)
-        batching = options.sampler
+        batching = options.order.sampler
         init: Any = options.workers.init
         if isinstance(batching, OwnBatching):
             how = {"collate_fn": options.collate, **batching.arguments(self._sampler)}
