@@ -1,7 +1,7 @@
 """How passes are served, which seed is drawn, which saved states a loader accepts, and which
 arguments it takes from a DataLoader."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, cast, get_args
 
@@ -41,16 +41,8 @@ class Serving:
         self, order: OrderOptions, samples: int, buffer_batches: int, seed: tuple[int, ...]
     ) -> ReuseBuffer:
         """Which samples form each batch of a pass that is served like this."""
-        return ReuseBuffer(
-            samples=samples,
-            batch_size=self.batch_size,
-            reuse=self.reuse,
-            buffer_batches=buffer_batches,
-            mode=order.mode,
-            shuffle=order.shuffle,
-            drop_last=order.drop_last,
-            seed=seed,
-        )
+        buffered = (self.batch_size, self.reuse, buffer_batches)
+        return ReuseBuffer(samples, *buffered, order.mode, order.shuffle, order.drop_last, seed)
 
     def fit_to_share(self, share: int, drop_last: bool) -> "Serving":
         """This, with batches of no more than the `share` of samples that this rank has in a pass:
@@ -154,30 +146,33 @@ def check_dataset(dataset: Any) -> None:
         raise SourceError("the data set is empty: there is nothing to serve")
 
 
-def check_state(state: dict[str, Any], own: dict[str, Any]) -> None:
-    """Refuse a saved state that a loader with the state `own` could not go on from."""
+def check_state(state: dict[str, Any], here: dict[str, Any]) -> None:
+    """Refuse a saved state that a loader with the state `here` could not go on from."""
     if (pieces := state.get("pieces", 1)) != 1:
         raise StateError(
             f"the saved state is one of a view that cuts batches into {pieces} pieces, so its count"
             " of batches is another: load it into such a view of a SharedStream"
         )
-    for key in ("samples", *SAME_AFTER_RESUME):
-        if state[key] != own[key]:
-            raise StateError(
-                f"the saved loader state has {key}={state[key]}, this loader has {key}={own[key]},"
-                f" so it would serve another order: make the loader with {key}={state[key]}"
-            )
-    check_order_version(state, state["served_batches"])
-    if state["served_batches"] and state["world_size"] != own["world_size"]:
+    check_order(state, here, ("samples", *SAME_AFTER_RESUME), state["served_batches"])
+    if state["served_batches"] and state["world_size"] != here["world_size"]:
         raise StateError(
             f"the saved loader state is in the middle of pass {state['pass']} on"
-            f" {state['world_size']} ranks, this run has {own['world_size']}: resume on"
+            f" {state['world_size']} ranks, this run has {here['world_size']}: resume on"
             f" {state['world_size']} ranks, or from a state that was saved at the end of a pass"
         )
 
 
-def check_order_version(state: dict[str, Any], served: int) -> None:
-    """Refuse a state that is in the middle of a pass whose order nobody computes any more."""
+def check_order(
+    state: dict[str, Any], here: dict[str, Any], keys: Sequence[str], served: int
+) -> None:
+    """Refuse a state that differs in one of `keys`, or that is in the middle of a pass whose order
+    this version does not compute."""
+    for key in keys:
+        if state[key] != here[key]:
+            raise StateError(
+                f"the saved loader state has {key}={state[key]}, this loader has {key}={here[key]},"
+                f" so it would serve another order: make the loader with {key}={state[key]}"
+            )
     version = state.get("order_version", 1)
     if served and version != ORDER_VERSION:
         raise StateError(

@@ -353,7 +353,7 @@ class ReuseLoader(DataLoaderFace, ClosedAtEnd):
             self.announcement.announce(self.setup, self.order, serving, None)
         if isinstance(self.order, OwnOrder):
             return OwnPass(self.runner.torch, self.setup, at, self._stats, self.runner.feed)
-        pipeline, buffered = (None, self.buffer_batches) if by_torch else self._prepared(serving)
+        pipeline, buffered = (None, self.buffer_batches) if by_torch else self._prepare(serving)
         plan = self._data.plan(at.pass_index, serving, buffered)
         order, in_vain = self.runner.pipeline.followed(at.pass_index, plan.slots)
         self._count_extra(in_vain)
@@ -361,7 +361,7 @@ class ReuseLoader(DataLoaderFace, ClosedAtEnd):
         self.identity.begin(self.order.check_ranks(order, batches and batches - at.served))
         planned = self.order.planned(plan, order, at.served, batches or serving.pass_limit)
         if pipeline is not None and pipeline is not self.runner.pipeline.open:
-            pipeline, _ = self._prepared(serving)  # it was closed, because a worker had failed
+            pipeline, _ = self._prepare(serving)  # it was closed, because a worker had failed
         if pipeline is None:
             self.runner.pipeline.close()
             return TorchPass(self.runner.torch, self.setup, planned, self._stats, self.runner.feed)
@@ -375,7 +375,7 @@ class ReuseLoader(DataLoaderFace, ClosedAtEnd):
         pipeline.begin(order, jobs, serving.reuse, serving.reaugment, planned.serves)
         return PassRun(pipeline, pool, planned, self._stats, self.runner.feed)
 
-    def _prepared(self, serving: Serving) -> tuple[Pipeline, int]:
+    def _prepare(self, serving: Serving) -> tuple[Pipeline, int]:
         """A pipeline for such a pass, and how many batches it buffers."""
         pipeline = self.pipeline_of_this_process()
         return pipeline, pipeline.prepare(serving, self.buffer_batches)

@@ -84,10 +84,10 @@ def open_dataset(dataset: Any, options: LoaderOptions) -> OpenedDataset:
             split = TransformSplit(None, WholeSample(redone), batched=False, report=report)
         else:
             dataset, split = split_dataset(dataset)
-    dataset, said = decoded_natively(dataset, scaled)
+    dataset, decoding = decoded_natively(dataset, scaled)
     split = None if split is None else _for_its_pictures(split, dataset)
     _check_parts(options, split)
-    opened = OpenedDataset(dataset, split, None, scaled, said)
+    opened = OpenedDataset(dataset, split, None, scaled, decoding)
     if scaled:
         _check_scaled(opened, options)
     if any(given is not None for given in (options.once, options.cache, options.collate)):

@@ -67,8 +67,8 @@ class Workers:
         """These, but for what `given` says: a number, or each value that is not the default."""
         if not isinstance(given, Workers):
             return replace(self, count=given)
-        said = {each.name: getattr(given, each.name) for each in fields(Workers)}
-        return replace(self, **{k: v for k, v in said.items() if v != getattr(Workers(), k)})
+        values = {each.name: getattr(given, each.name) for each in fields(Workers)}
+        return replace(self, **{k: v for k, v in values.items() if v != getattr(Workers(), k)})
 
 
 @dataclass(frozen=True, slots=True)

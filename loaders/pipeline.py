@@ -91,7 +91,7 @@ class Pipeline:
             options.on_error,
             self.cache,
             readers.borrow if readers else None,
-            partial(check_once, once=options.once, said=options.parts, optional=self._varies),
+            partial(check_once, once=options.once, kinds=options.parts, optional=self._varies),
             self._varies,
             watched=workers.count == 0,
         )

@@ -3,7 +3,7 @@
     reuse 1, no cache      every serve is read anew: nothing is frozen, and nothing is checked
     reaugment=False        every serve of a pass repeats one read: the user asked for just that
     reuse, cache           serves of a pass, or of the whole run, would show one outcome of [i]
-    a stream               is told of: to shuffle it may be all that it draws for
+    a stream               a warning only: it may draw nothing but its shuffle
 
 A random transform of the data set's own is taken out of it, where samples prove that this changes
 none (`without_transform`). It is found out once, when it first matters.
@@ -30,7 +30,8 @@ from loaders.arguments import Serving
 from loaders.batching.user_views import WholeSample
 from loaders.errors import CacheError, SourceError, WorkerDied
 from loaders.opened_dataset import OpenedDataset
-from loaders.options import LoaderOptions, SettledWorkers, reading_thread, worker_process
+from loaders.options import LoaderOptions, reading_thread, worker_process
+from loaders.pipeline import PipelineSetup
 from loaders.pixels.augmentation import Chain
 from loaders.slots.leaves import Chunk
 from loaders.sources.datasets import unwrapped
@@ -43,16 +44,13 @@ log = logging.getLogger(__name__)
 class ReadCheck:
     """What is known of reading the samples of one data set twice."""
 
-    opened: OpenedDataset
-    options: LoaderOptions
-    workers: SettledWorkers
-    seed: int
+    setup: PipelineSetup
 
     def __post_init__(self) -> None:
-        dataset, self._stream = self.opened.dataset, None
+        dataset, self._stream = self.setup.opened.dataset, None
         if isinstance(dataset, StreamedSamples):
             self._stream = dataset.source
-        self._known = self.opened.decoded is not None or _is_ours(dataset)
+        self._known = self.setup.opened.decoded is not None or _is_ours(dataset)
         self._variation: str | None = None
         self._lifted: OpenedDataset | str = ""
         """Without the transform that is random; or why that cannot be taken out."""
@@ -61,7 +59,7 @@ class ReadCheck:
     @property
     def sample_bytes(self) -> int | None:
         """How large a sample is. None: no code of the user's own has read one yet."""
-        dataset = self.opened.dataset
+        dataset = self.setup.opened.dataset
         if self._sample_bytes is None and _is_ours(dataset) and self._stream is None:
             with suppress(Exception):  # whoever needs this sample is told
                 self._sample_bytes = bytes_of(dataset[0])
@@ -69,8 +67,8 @@ class ReadCheck:
 
     def opened_for(self, serving: Serving) -> OpenedDataset:
         """What passes read that are served like this, and were checked."""
-        lifted = self._lifted
-        return self.opened if isinstance(lifted, str) or not self._freezes(serving) else lifted
+        lifted, setup = self._lifted, self.setup
+        return setup.opened if isinstance(lifted, str) or not self._freezes(serving) else lifted
 
     def check(self, *servings: Serving) -> None:
         """Refuse `servings` that would freeze what is random, unless that can be taken out."""
@@ -79,7 +77,7 @@ class ReadCheck:
         if self._stream is not None:
             self._warn_of_random_stream()
             return
-        opened, options = self.opened, self.options
+        opened, options = self.setup.opened, self.setup.options
         if not self._known:
             self._variation, self._known = self._varies(opened.dataset), True
             free = opened.split is None and options.augment is None and options.once is None
@@ -93,7 +91,7 @@ class ReadCheck:
         )
         kind = type(opened.dataset).__name__
         move = f"reading {kind} is random: {self._variation}; {how}"
-        if self.options.cache is not None:
+        if options.cache is not None:
             raise CacheError(
                 f"{move}. With a cache, one draw would be served for the whole run: or leave the"
                 " cache off, with reuse=1"
@@ -106,7 +104,7 @@ class ReadCheck:
     def _freezes(self, *servings: Serving) -> bool:
         """Whether one of them would serve several times what was read once."""
         repeated = any(s.reaugment and s.reuse > 1 for s in servings)
-        return repeated or self.options.cache is not None
+        return repeated or self.setup.options.cache is not None
 
     def _warn_of_random_stream(self) -> None:
         """Say once if the stream gives other samples each time."""
@@ -114,15 +112,15 @@ class ReadCheck:
         if source is None or not source.is_read_twice:
             return
         probed = ProbedReads(FirstSamples(source))
-        found = variation(1, lambda ids: _read_here(probed, ids[0]))
-        if found is not None:
+        difference = variation(1, lambda ids: _read_here(probed, ids[0]))
+        if difference is not None:
             log.warning(
                 "the stream %s draws by chance (%s): what it draws for a sample is the same in all"
                 " its serves, and a pass that is resumed in its middle is refused where it gives"
                 " other samples. Give what augments as augment=, leave shuffling to the loader, or"
                 " draw as a function of the pass (set_epoch); reaugment=False: you mean it",
                 source.identity,
-                found.replace("sample 0 was", "its first samples were"),
+                difference.replace("sample 0 was", "its first samples were"),
             )
 
     def _varies(self, dataset: Any) -> str | None:
@@ -145,14 +143,14 @@ class ReadCheck:
     @contextmanager
     def _reading(self, probed: Any) -> Iterator[Callable[[Sequence[int]], Chunk]]:
         """A function that reads samples of `probed` where those of the data set are read."""
-        workers, timeout = self.workers, self.workers.asked.timeout
+        workers, timeout = self.setup.workers, self.setup.workers.asked.timeout
         if workers.kind == "thread" and timeout is None:
             yield lambda ids: _read_here(probed, ids[0])
         elif workers.kind == "thread":
             with reading_thread(probed, timeout or 0, 0) as thread:
                 yield thread.read
         else:
-            with worker_process(probed, workers, self.seed, 0) as process:
+            with worker_process(probed, workers, self.setup.seed, 0) as process:
                 process.read([])  # it raises an error where the data set cannot be sent there
                 yield process.read
 
@@ -182,41 +180,41 @@ def without_transform(
     """The data set whose random transform is redone at every serve; or why it is not."""
     dataset = opened.dataset
     for lift in possible_lifts(dataset):
-        found = _proven(dataset, lift, reading)
-        if isinstance(found, Lift):
-            lift, taken = found, lifted(dataset, found)
-            found = "what [i] does beside it is random" if varies(taken) else ""
-            if not found and lift.name in LIFTED:
+        proof = _prove(dataset, lift, reading)
+        if isinstance(proof, Lift):
+            lift, taken = proof, lifted(dataset, proof)
+            proof = "what [i] does beside it is random" if varies(taken) else ""
+            if not proof and lift.name in LIFTED:
                 ours = None if options.collate else lift.batched()
                 augment = WholeSample(lift) if ours is None else Chain(ours)
                 split = TransformSplit(None, augment, ours is not None, lift.report)
                 return replace(opened, dataset=taken, split=split)
-        if lift.name in LIFTED or not found:
-            cannot = f" cannot be redone apart from the rest of [i] ({found})" if found else " is"
+        if lift.name in LIFTED or not proof:
+            cannot = f" cannot be redone apart from the rest of [i] ({proof})" if proof else " is"
             return f"its .{lift.name}{cannot}: {advice(lift.name)}"
     return ""
 
 
-def _proven(dataset: Any, lift: Lift, reading: Reading) -> Lift | str:
+def _prove(dataset: Any, lift: Lift, reading: Reading) -> Lift | str:
     """The lift with what samples tell of it, or why it would change one."""
-    found: Lift | None = None
+    proven: Lift | None = None
     until = time.monotonic() + SECONDS
     try:
         with reading(ReadBothWays(dataset, lift)) as read:
             for sample_id in dict.fromkeys(schedule(len(dataset))):
-                if found is not None and time.monotonic() > until:
+                if proven is not None and time.monotonic() > until:
                     break
                 chunk = read([sample_id])
                 if isinstance(chunk.error, Exception):
                     continue  # a pass tells of what it cannot read
                 if chunk.error is not None:
                     raise chunk.error
-                told = cast(Any, chunk.samples[0])
-                if isinstance(told, str):
-                    return f"sample {sample_id}: {told}"
-                before, found = found, replace(lift, paths=told[0], form=told[1])
-                if before not in (None, found):
+                answer = cast(Any, chunk.samples[0])
+                if isinstance(answer, str):
+                    return f"sample {sample_id}: {answer}"
+                before, proven = proven, replace(lift, paths=answer[0], form=answer[1])
+                if before not in (None, proven):
                     return f"sample {sample_id}: it is given something else than for others"
     except WorkerDied as error:
         return str(error)
-    return found or "none of the samples that were tried could be read"
+    return proven or "none of the samples that were tried could be read"

@@ -142,4 +142,4 @@ class ServedData:
         else:
             self.order = RankOrder(opened.dataset, sampler, self.seed, shuffle, ranks)
         self.identity = LoaderIdentity(opened.dataset, sampler)
-        self.reads = ReadCheck(opened, options, workers, self.seed)
+        self.reads = ReadCheck(self.setup)

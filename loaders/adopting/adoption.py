@@ -60,7 +60,7 @@ class AdoptedWorkers:
     start_method: str | None = None
     """How its multiprocessing_context starts processes. None: it has none."""
     worker_init_fn: Callable[[int], object] | None = None
-    """What its worker processes call with their numbers. None: no function of the user's."""
+    """Its worker processes call this with their numbers. None: the user gave no function."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +97,15 @@ def from_dataloader(
     """`splits`: whether the data set's transform will be split, so that a thread that reads ahead
     runs only its known part. `once`: whether each sample is served once a pass."""
     _check(dataloader)
-    own = OwnBatching.from_loader(dataloader)
-    if own is not None and not once:
-        if own.batch_size is None:
-            raise LoaderError(own.refusal)
-        own = None  # one thread at a time iterates the stream, and no sample comes twice
+    theirs = OwnBatching.from_loader(dataloader)
+    if theirs is not None and not once:
+        if theirs.batch_size is None:
+            raise LoaderError(theirs.refusal)
+        theirs = None  # one thread at a time iterates the stream, and no sample comes twice
     dataset, workers = dataloader.dataset, dataloader.num_workers
     batches, collate = cast(BatchSampler, dataloader.batch_sampler), dataloader.collate_fn
-    streamed = own is None and isinstance(dataset, IterableDataset)
-    if own is None:
+    streamed = theirs is None and isinstance(dataset, IterableDataset)
+    if theirs is None:
         collate = None if collate is default_collate else collate
         if not workers and not streamed:
             # A user's own code may not read ahead: it shares random generators with the training.
@@ -117,10 +117,10 @@ def from_dataloader(
         context = None
     adopted = Adopted(
         dataset=dataset,
-        batch_size=batches.batch_size if own is None else own.batch_size or 1,
+        batch_size=batches.batch_size if theirs is None else theirs.batch_size or 1,
         shuffle=False,
-        sampler=own,
-        drop_last=own is None and batches.drop_last,
+        sampler=theirs,
+        drop_last=theirs is None and batches.drop_last,
         collate=collate,
         pin_memory=dataloader.pin_memory,
         workers=AdoptedWorkers(
@@ -129,9 +129,9 @@ def from_dataloader(
             None if context is None else context.get_start_method(),
             init,
         ),
-        notes=tuple(_ignored_settings(dataloader, own)),
+        notes=tuple(_ignored_settings(dataloader, theirs)),
     )
-    return adopted if own is not None else _with_order(adopted, batches.sampler)
+    return adopted if theirs is not None else _with_order(adopted, batches.sampler)
 
 
 def _is_lightnings(function: object) -> bool:
@@ -153,10 +153,11 @@ def _check(dataloader: DataLoader[Any]) -> None:
         )
 
 
-def _ignored_settings(dataloader: DataLoader[Any], own: OwnBatching | None) -> Iterator[str]:
+def _ignored_settings(dataloader: DataLoader[Any], theirs: OwnBatching | None) -> Iterator[str]:
     if type(dataloader).__module__.startswith(STATEFUL):
         yield "its load_state_dict has no effect: ReuseLoader has a state_dict of its own"
-    if isinstance(dataloader.dataset, IterableDataset) and dataloader.num_workers and own is None:
+    streamed = theirs is None and isinstance(dataloader.dataset, IterableDataset)
+    if streamed and dataloader.num_workers:
         yield (
             f"num_workers={dataloader.num_workers}, and what it says of them, has no effect: one"
             f" thread at a time iterates {type(dataloader.dataset).__name__}"

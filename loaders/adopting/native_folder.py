@@ -41,7 +41,7 @@ class ScaledDecoding:
 
 class NativeFolder:
     """The samples of `folder`, an ImageFolder with torchvision's loader and a transform that we
-    know. Several threads may read it. What else is asked of it is answered by `folder`."""
+    know. Several threads may read it. All other attributes are those of `folder`."""
 
     def __init__(
         self, folder: Any, counts: DecodeCounts | None = None, scaled: bool = False
@@ -74,7 +74,7 @@ class NativeFolder:
             transform = self.folder.transform
             return sample if transform is None else transform(sample), target
         if self._converts:
-            return _converted(torch.from_numpy(pixels).permute(2, 0, 1), self._steps), target
+            return _convert(torch.from_numpy(pixels).permute(2, 0, 1), self._steps), target
         return Decode(self._steps)(Image.fromarray(pixels)), target
 
     def _native(self, path: str, room: Room) -> Pixels | None:
@@ -84,12 +84,12 @@ class NativeFolder:
         if not is_jpeg(data):
             self.counts.add(path.rpartition(".")[2].upper()[:8], native=False)
             return None
-        pixels, eighths = self._decoded(data, room)
+        pixels, eighths = self._decode(data, room)
         kind = "JPEG" if eighths == 8 else f"JPEG at 1/{8 // eighths}"
         self.counts.add(kind, native=pixels is not None)
         return pixels
 
-    def _decoded(self, data: bytes, room: Room) -> tuple[Pixels | None, int]:
+    def _decode(self, data: bytes, room: Room) -> tuple[Pixels | None, int]:
         """The pixels, and at how many eighths of the size they were decoded."""
         resizing, eighths = self.resizing, 8
         try:
@@ -104,26 +104,26 @@ class NativeFolder:
                 if self.scaled and room.crops:
                     eighths = room.crops.eighths(*whole)
                 return jpeg.decode(room, eighths), eighths
-        except ValueError:  # Pillow may know better, or says in its own words what is wrong
+        except ValueError:  # Pillow may decode it, or has a better error
             return None, 8
 
 
 def decoded_natively(dataset: Any, scaled: bool = False) -> tuple[Any, str]:
     """The data set, or a copy of it that decodes the JPEGs of torchvision's folders natively; and
-    what to say of it. Empty: it is no such folder. `scaled`: whether they may be decoded smaller,
+    the report of that. Empty: it is no such folder. `scaled`: whether they may be decoded smaller,
     for which it must be one folder, or a Subset of one."""
     if type(dataset) is Subset:
-        inner, said = decoded_natively(dataset.dataset, scaled)
+        inner, report = decoded_natively(dataset.dataset, scaled)
         if inner is not dataset.dataset:
             dataset = copy.copy(dataset)
             dataset.dataset = inner
-        return dataset, said
+        return dataset, report
     if type(dataset) is ConcatDataset:
-        made, said = zip(*map(decoded_natively, dataset.datasets), strict=True)
-        if any(said):
+        made, reports = zip(*map(decoded_natively, dataset.datasets), strict=True)
+        if any(reports):
             dataset = copy.copy(dataset)
             dataset.datasets = list(made)
-        return dataset, "; ".join(dict.fromkeys(filter(None, said)))
+        return dataset, "; ".join(dict.fromkeys(filter(None, reports)))
     if torchvision_reader(dataset) != "DatasetFolder" or not len(dataset):
         return dataset, ""
     if why := _why_not(dataset):
@@ -154,7 +154,7 @@ def _why_not(folder: Any) -> str:
     return ""
 
 
-def _converted(pixels: torch.Tensor, steps: tuple[Any, ...]) -> Any:
+def _convert(pixels: torch.Tensor, steps: tuple[Any, ...]) -> Any:
     """What steps that keep pixels make of the picture of Pillow that has these."""
     made: Any = None  # a picture of Pillow still
     for step in steps:

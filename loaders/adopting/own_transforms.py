@@ -128,7 +128,7 @@ class Lift:
         else:
             made = {0: (Decode(self.rest) if self.prefix else self.transform)(given[0])}
         for key, path in paths.items():
-            sample = _replaced(sample, path, made[key])
+            sample = _replace_part(sample, path, made[key])
         return sample
 
 
@@ -147,12 +147,12 @@ class LiftedReading:
         lift = self._lift
         try:
             sample: Any = cast(Any, super()).__getitem__(index)
-            found = dict(_results_in(sample))
-            calls = [object.__getattribute__(result, "given") for result in found.values()]
+            results = dict(_results_in(sample))
+            calls = [object.__getattribute__(result, "given") for result in results.values()]
             if not calls or any(call is not calls[0] for call in calls):
                 raise HandledResult(f"[i] returns {len(calls)} results of it, and not those of one")
-            keys = [object.__getattribute__(result, "argument") for result in found.values()]
-            paths = dict(zip(keys, found, strict=True))
+            keys = [object.__getattribute__(result, "argument") for result in results.values()]
+            paths = dict(zip(keys, results, strict=True))
             if not len(keys) == len(paths) == len(calls[0]) or lift.paths not in (None, paths):
                 raise HandledResult("its results are elsewhere in the sample, or not there once")
         except HandledResult as error:
@@ -165,7 +165,7 @@ class LiftedReading:
             ) from None
         paths = {key: paths[key] for key in calls[0]}
         for key, path in paths.items():
-            sample = _replaced(sample, path, calls[0][key])
+            sample = _replace_part(sample, path, calls[0][key])
         return (sample, paths) if lift.paths is None else sample
 
 
@@ -226,8 +226,8 @@ class ReadBothWays:
             number = picture_number(sample)
             alone = [*paths] == [0] and number is not None and leaves_of(sample)[number] is given[0]
             form = form_of(given[0]) if alone else None
-            found = replace(self._lift, paths=paths)
-            same = seeded(lambda: digests_of(found(sample))) == whole
+            lift = replace(self._lift, paths=paths)
+            same = seeded(lambda: digests_of(lift(sample))) == whole
         except Exception as error:
             handled = isinstance(error, HandledResult)
             return str(error) if handled else f"{type(error).__name__}: {error}"
@@ -265,11 +265,11 @@ def _part(sample: Any, path: KeyPath) -> Any:
     return sample
 
 
-def _replaced(sample: Any, path: KeyPath, part: Any) -> Any:
+def _replace_part(sample: Any, path: KeyPath, part: Any) -> Any:
     """A copy of the sample with another part at this path."""
     if not path:
         return part
-    inside = _replaced(sample[path[0]], path[1:], part)
+    inside = _replace_part(sample[path[0]], path[1:], part)
     if isinstance(sample, Mapping):
         return like_mapping(sample, {**sample, path[0]: inside})
     parts = [*sample]

@@ -153,7 +153,7 @@ def _pad_crop(step: Any, size: Size | None) -> list[Augmentation] | str:
             f"RandomCrop to {crop} has one with a border only for pictures of that size, and their"
             f" size is {theirs}"
         )
-    if len(each) > 1 or (each != {0} and step.padding_mode != "constant") or _coloured(step.fill):
+    if len(each) > 1 or (each != {0} and step.padding_mode != "constant") or _has_color(step.fill):
         return "RandomCrop has one only with the same black border on all sides"
     [border] = each
     return [PadCrop(border)]
@@ -175,9 +175,9 @@ def _on_bytes(steps: Sequence[Augmentation]) -> list[Augmentation]:
     return late if waiting is None else [*late, waiting]
 
 
-def _coloured(fill: object) -> bool:
+def _has_color(fill: object) -> bool:
     if isinstance(fill, Mapping):
-        return any(_coloured(each) for each in fill.values())
+        return any(_has_color(each) for each in fill.values())
     return any(fill) if isinstance(fill, list | tuple) else bool(fill)
 
 

@@ -74,7 +74,7 @@ class PerSample:
     form: Form = "picture"
 
     def __call__(self, stored: Any) -> torch.Tensor | list[torch.Tensor]:
-        picture = _restored(stored, self.form) if isinstance(stored, torch.Tensor) else stored
+        picture = _restore(stored, self.form) if isinstance(stored, torch.Tensor) else stored
         for step in self.steps:
             picture = step(picture)
         if isinstance(picture, list | tuple):  # several views
@@ -161,12 +161,12 @@ def form_of(picture: object) -> Form:
 def _split(
     decoded: tuple[Step, ...], rest: tuple[Step, ...], size: Size | None, form: Form
 ) -> TransformSplit:
-    said = [f"cached: {_names(decoded) or 'what the data set reads'}"]
+    report = [f"cached: {_names(decoded) or 'what the data set reads'}"]
     if rest:
-        said += [f"redone at every serve: {_names(rest)} ({_why_not_cached(rest[0])})"]
+        report += [f"redone at every serve: {_names(rest)} ({_why_not_cached(rest[0])})"]
     ours = batched(rest, size, form)
     if isinstance(ours, str):
-        said += [f"picture by picture, for want of a batched form: {ours}"]
+        report += [f"picture by picture, for want of a batched form: {ours}"]
         augment = PerSample(rest, form)
     else:
         augment = Chain(tuple(ours)) if ours else None
@@ -174,7 +174,7 @@ def _split(
         Decode(decoded) if decoded else None,
         augment,
         not isinstance(ours, str),
-        "; ".join(said),
+        "; ".join(report),
         rest,
         size,
     )
@@ -213,7 +213,7 @@ def _why_not_cached(step: Step) -> str:
     return f"{name_of(step)} may be random: only transforms of torchvision are known not to be"
 
 
-def _restored(stored: torch.Tensor, form: Form) -> Any:
+def _restore(stored: torch.Tensor, form: Form) -> Any:
     match form:
         case "tensor":
             return stored

@@ -4,7 +4,7 @@
 
 A JPEG that needs no resize keeps its bytes, after it was decoded once as a trial. The file does not
 depend on the number of workers, and is renamed to `out` when it is whole. FFCV's own writer is not
-used, because it waits for ever for a worker that met a bad picture.
+used, because it waits for ever for a worker that failed on a bad picture.
 """
 
 import os
@@ -153,7 +153,7 @@ def _sample(source: Samples, index: int) -> tuple[NDArray[np.uint8], int]:
         label = int(label)
     except LoaderError:
         raise
-    except Exception as error:  # whatever somebody's data set raises
+    except Exception as error:  # a data set may raise any error
         raise SourceError(
             f"sample {index} cannot be read as (picture, label): {type(error).__name__}: {error};"
             " let the data set return a picture and the number of its class"
@@ -196,7 +196,7 @@ def _write(
         return -(-at // page) * page
 
     at, kept = next_page(header.nbytes + fields.nbytes + metadata.nbytes), 0
-    for index, (row, data, as_it_was) in enumerate(_encoded(encoder, samples, workers)):
+    for index, (row, data, as_it_was) in enumerate(_encode_all(encoder, samples, workers)):
         if data.nbytes > page:
             raise SourceError(
                 f"sample {index} takes {data.nbytes / 2**20:.1f} MiB, a page of the file has"
@@ -220,7 +220,7 @@ def _write(
     return kept
 
 
-def _encoded(
+def _encode_all(
     encoder: Encoder, samples: int, workers: int
 ) -> Iterator[tuple[Metadata, NDArray[np.uint8], bool]]:
     """Every sample in order. `workers` threads encode a few samples ahead."""

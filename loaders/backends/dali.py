@@ -71,7 +71,7 @@ class DaliPictures:
         samples: list[tuple[torch.Tensor, int]] = []
         for first in range(0, len(ids), MOST_AT_ONCE):
             chunk = ids[first : first + MOST_AT_ONCE]
-            encoded = [self._encoded(i) for i in chunk]
+            encoded = [self._read_encoded(i) for i in chunk]
             pictures = self._decode_or_blame(chunk, encoded)
             samples += zip(pictures, (self.files.labels[i] for i in chunk), strict=True)
         return samples
@@ -87,13 +87,13 @@ class DaliPictures:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)
 
-    def _encoded(self, index: int) -> NDArray[np.uint8]:
+    def _read_encoded(self, index: int) -> NDArray[np.uint8]:
         data = read(self.files, index)
         try:
             check_encoded(data, self.files.decoder.pixel_limit)
         except Image.DecompressionBombError as error:
             raise unreadable(self.files, index, str(error)) from error
-        except Exception:  # DALI may know what this is; if not, it says so
+        except Exception:  # DALI may be able to decode it; if not, it raises
             log.debug("%s of the files: DALI alone knows how large it is", index)
         return np.frombuffer(data, dtype=np.uint8)
 
@@ -184,10 +184,10 @@ def import_dali() -> Dali:
 
 def _reason(data: NDArray[np.uint8], error: RuntimeError) -> str:
     """The reason why a picture is unreadable. DALI gives a number for most errors, so the native
-    decoder is asked for its words first."""
+    decoder is asked for the reason first."""
     try:
         decode_pixels(data.tobytes())
     except (OSError, ValueError, Image.DecompressionBombError) as known:
         return str(known)
-    said = str(error).rsplit("encountered:", 1)[-1].strip().splitlines()
-    return f"DALI says: {said[0] if said else type(error).__name__}"
+    lines = str(error).rsplit("encountered:", 1)[-1].strip().splitlines()
+    return f"DALI says: {lines[0] if lines else type(error).__name__}"

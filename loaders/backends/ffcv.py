@@ -109,12 +109,12 @@ class BetonPictures:
         data, start, done = np.empty(size, np.uint8), int(self._index.starts[index]), 0
         while done < size:
             try:
-                got = os.preadv(self._file, [data[done:].data], start + done)
+                count = os.preadv(self._file, [data[done:].data], start + done)
             except OSError as error:
                 raise self._unreadable(index, str(error)) from error
-            if not got:
+            if not count:
                 raise self._unreadable(index, f"the file ends {size - done} bytes too early")
-            done += got
+            done += count
         return data
 
     def _unreadable(self, index: int, reason: str) -> DecodeError:

@@ -166,16 +166,16 @@ class BatchMaker:
             for n, sample in zip(rest, made, strict=True):
                 samples[n] = sample
         first = np.zeros(1, dtype=np.int64)
-        for n, one in odd.items():
-            if one.picture is None:
+        for n, slab in odd.items():
+            if slab.picture is None:
                 continue
             try:
-                alike = views.going_with(self._parts_of(one.nest.template))
+                alike = views.going_with(self._parts_of(slab.nest.template))
             except LoaderError as error:
                 error.add_note(f"in sample {ids[n]}, which has other parts than the first one")
                 raise
             at = slice(n, n + 1)
-            [samples[n]] = alike.samples(samples[at], one, first, keys[at], ids[at])
+            [samples[n]] = alike.samples(samples[at], slab, first, keys[at], ids[at])
         return samples
 
     def _by_user(self, samples: list[Any], info: BatchInfo) -> list[Any]:

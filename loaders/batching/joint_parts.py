@@ -68,39 +68,39 @@ def joint_parts(
     template: Any,
     given: str,
     augments: Sequence[object],
-    said: PartKinds | None = None,
+    kinds_by_name: PartKinds | None = None,
     optional: bool = False,
 ) -> tuple[JointPart, ...]:
     """The parts of a sample like `template` that go with its picture, if one of `augments` moves
     that. They were given as the argument `given`; one that would leave such a part behind is
-    refused. `optional`: whether what the user `said` may be missing, or None."""
+    refused. `optional`: whether the parts of `kinds_by_name` may be missing, or None."""
     number = picture_number(template)
-    kinds = _kinds_by_user(template, said or {}, optional)
+    kinds = _kinds_by_user(template, kinds_by_name or {}, optional)
     whole = any(isinstance(augment, WholeSample) for augment in augments)  # it moves all by itself
     if number is None or whole or not any(map(moves_pixels, augments)):
         return ()
     places, leaves = places_of(template), leaves_of(template)
     sides = _sides(leaves[number])
-    found: list[JointPart] = []
+    parts: list[JointPart] = []
     for other, (place, leaf) in enumerate(zip(places, leaves, strict=True)):
         if other == number or (leaf is None and optional):
             continue
         kind = kinds.get(other) or _kind_of_class(leaf, place, sides)
         why = _goes_with(sides, place, leaf) if kind is None else ""
         if kind is not None and kind != "still":
-            found.append(JointPart(other, place, _checked(leaf, place, kind)))
+            parts.append(JointPart(other, place, _checked(leaf, place, kind)))
             why = "" if all(map(is_ours, augments)) else f"which is {_named(kind)}"
         if why:
             raise LoaderError(
                 f"{given} would move the picture (part {places[number]} of a sample), and leave"
                 f" part {place} where it is, {why}: {_advice(augments)}"
             )
-    return tuple(found)
+    return tuple(parts)
 
 
-def check_once(template: Any, once: object, said: PartKinds | None, optional: bool = False) -> None:
+def check_once(template: Any, once: Any, kinds: PartKinds | None, optional: bool = False) -> None:
     """Refuse the augmentation `once` if it would leave a part of a sample behind."""
-    for part in joint_parts(template, "once", [once], said, optional):
+    for part in joint_parts(template, "once", [once], kinds, optional):
         raise LoaderError(
             f"once would move the picture, and leave part {part.place} where it is, which is"
             f" {_named(part.kind)}: leave once out, and give its crop as augment, which moves both,"
@@ -130,10 +130,10 @@ def is_ours(augment: object) -> bool:
     return isinstance(augment, Geometric | ColorJitter | Normalize | ToFloat)
 
 
-def _kinds_by_user(template: Any, said: PartKinds, optional: bool) -> dict[int, PartKind]:
+def _kinds_by_user(template: Any, kinds_by_name: PartKinds, optional: bool) -> dict[int, PartKind]:
     """The kind of each leaf that the user named, or that lies in a part that he named."""
-    places, found = places_of(template), dict[int, PartKind]()
-    for name, kind in said.items():
+    places, kinds = places_of(template), dict[int, PartKind]()
+    for name, kind in kinds_by_name.items():
         way = name if isinstance(name, tuple) else (name,)
         place = "".join(f"[{key!r}]" for key in way)
         inside = [n for n, other in enumerate(places) if f"{other}[".startswith(f"{place}[")]
@@ -142,8 +142,8 @@ def _kinds_by_user(template: Any, said: PartKinds, optional: bool) -> dict[int, 
                 f"parts names {name!r}, which no sample has: its parts are {', '.join(places)};"
                 ' give a key, a number, or both in a tuple, as (1, "boxes")'
             )
-        found |= dict.fromkeys(inside, kind)
-    return found
+        kinds |= dict.fromkeys(inside, kind)
+    return kinds
 
 
 def _kind_of_class(leaf: Any, place: str, sides: tuple[int, int]) -> PartKind | None:

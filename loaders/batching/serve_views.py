@@ -105,14 +105,14 @@ class SlotViews:
         made: list[dict[int, torch.Tensor]] = []
         for view in self._views:
             pictures, moves = self._make_view(view, slab, slots, serves, keys, ids)
-            found = {slab.picture_number: pictures}
+            by_number = {slab.picture_number: pictures}
             for part in self._parts if moves is not None else ():
                 moved = _moved(part, slab, slots, cast(Moves, moves))
-                found[part.number] = self._stacked(moved, part, ids)
-            made.append(found)
+                by_number[part.number] = self._stacked(moved, part, ids)
+            made.append(by_number)
         if not self._several:
             return made[0]
-        return {number: [one[number] for one in made] for number in made[0]}
+        return {number: [of_view[number] for of_view in made] for number in made[0]}
 
     def samples(
         self,
@@ -175,14 +175,14 @@ class SlotViews:
     ) -> dict[int, list[Any]]:
         """The augmented leaves of each sample, as the data set returns such leaves."""
         pictures, moves = self._make_view(view, slab, slots, None, keys, ids)
-        found: dict[int, list[Any]] = {slab.picture_number: list(pictures.unbind())}
+        by_number: dict[int, list[Any]] = {slab.picture_number: list(pictures.unbind())}
         if moves is not None:
-            found |= {part.number: _moved(part, slab, slots, moves) for part in self._parts}
-        for number, leaves in found.items():
+            by_number |= {part.number: _moved(part, slab, slots, moves) for part in self._parts}
+        for number, leaves in by_number.items():
             column = _arrays(slab, number)
             for n, slot in enumerate(slots.tolist()):
                 leaves[n] = _in_form(leaves[n], column, slot, moves, n)
-        return found
+        return by_number
 
     def _stacked(
         self, parts: Sequence[torch.Tensor], part: JointPart, ids: NDArray[np.int64]

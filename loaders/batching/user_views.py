@@ -168,13 +168,13 @@ class UserViews:
     ) -> list[Any]:
         """The augmented samples; None, or one without a picture, stays as it is.
         `changed(arguments, ids, keys)` calls these views elsewhere."""
-        found = [slab.nest_and_picture(sample) for sample in samples]
+        nests = [slab.nest_and_picture(sample) for sample in samples]
         if self._whole:
             picked = [n for n, sample in enumerate(samples) if sample is not None]
             arguments = [samples[n] for n in picked]
         else:
-            picked = [n for n, (_, number) in enumerate(found) if number >= 0]
-            arguments = [found[n][0].leaves(samples[n])[found[n][1]] for n in picked]
+            picked = [n for n, (_, number) in enumerate(nests) if number >= 0]
+            arguments = [nests[n][0].leaves(samples[n])[nests[n][1]] for n in picked]
         keys, ids = [keys[n] for n in picked], [ids[n] for n in picked]
         if changed is not None:
             made = changed(arguments, ids, keys)
@@ -183,25 +183,25 @@ class UserViews:
         if not self._whole and not self._several:
             self._check_counts(made, ids)
         done = list(samples)
-        for n, one in zip(picked, made, strict=True):
+        for n, picture in zip(picked, made, strict=True):
             if self._whole:
-                done[n] = one
+                done[n] = picture
                 continue
-            nest, number = found[n]
+            nest, number = nests[n]
             leaves = nest.leaves(samples[n])
-            leaves[number] = one
+            leaves[number] = picture
             done[n] = nest.sample(leaves)
         return done
 
     def _check_counts(self, made: Sequence[Any], ids: Sequence[int]) -> None:
         """Refuse a function that returns several views itself, and not always as many."""
-        for one, sample_id in zip(made, ids, strict=True):
-            if not isinstance(one, list | tuple):
+        for views, sample_id in zip(made, ids, strict=True):
+            if not isinstance(views, list | tuple):
                 continue
-            self._returned = self._returned or (sample_id, len(one))
+            self._returned = self._returned or (sample_id, len(views))
             first, count = self._returned
-            if len(one) != count:
+            if len(views) != count:
                 raise SampleShapeError(
-                    f"augment returned {count} views of sample {first} and {len(one)} of sample"
+                    f"augment returned {count} views of sample {first} and {len(views)} of sample"
                     f" {sample_id}: let it return as many of every sample"
                 )

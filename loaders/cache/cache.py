@@ -106,8 +106,8 @@ class RamCache(DecodedCache):
         self._closed = False
 
     def read(self, sample_id: int) -> list[Any] | None:
-        found = self._kept.get(sample_id)
-        return None if found is None else unpack(found[0], 0, found[1], found[2])
+        kept = self._kept.get(sample_id)
+        return None if kept is None else unpack(kept[0], 0, kept[1], kept[2])
 
     def offer(self, sample_id: int, leaves: Sequence[Any]) -> bool:
         if sample_id in self._kept or self.limit_bytes - self._nbytes < RAM_ENTRY_BYTES:

@@ -75,7 +75,7 @@ class _ReadOnlyPages:
         self.__array_interface__: dict[str, Any] = {**interface, "data": (address, False)}
 
 
-def _unmapped(writer: int) -> MappedSegment:
+def _empty_segment(writer: int) -> MappedSegment:
     return MappedSegment(writer, 0, torch.empty(0, dtype=torch.uint8))
 
 
@@ -83,7 +83,7 @@ def map_segment(fd: int, writer: int, start: int, end: int) -> MappedSegment:
     """Map the bytes [start, end) of a data file. `start` is rounded down to a page's first byte."""
     start -= start % mmap.ALLOCATIONGRANULARITY
     if end <= start:
-        return _unmapped(writer)
+        return _empty_segment(writer)
     pages = mmap.mmap(fd, end - start, mmap.MAP_SHARED, mmap.PROT_READ, offset=start)
     pages.madvise(mmap.MADV_RANDOM)
     return MappedSegment(writer, start, torch.from_numpy(np.asarray(_ReadOnlyPages(pages))), pages)
@@ -118,7 +118,7 @@ class WriterFiles:
         self._refused: int | None = None
         """So many bytes did not fit within the limit."""
         self._header = header_line(fingerprint)
-        self._segment = _unmapped(writer)
+        self._segment = _empty_segment(writer)
         self._data = self._index = -1
         try:
             # The process that locks the index owns both files. The system unlocks the index when
@@ -213,7 +213,7 @@ class WriterFiles:
     def _grow(self, nbytes: int) -> bool:
         """Reserve an extent of the space that is left to all writers together."""
         sizes = self.sizes
-        with _locked(self.folder / BUDGET_LOCK):
+        with _hold_lock(self.folder / BUDGET_LOCK):
             others = bytes_of_others(self.folder, self.writer)
             # Extents grow with the file, because every mapped extent takes a file descriptor.
             extent = max(nbytes, min(EXTENT, self.limit_bytes // 64), sizes.data_bytes // 8)
@@ -231,7 +231,7 @@ class WriterFiles:
             if fd >= 0:
                 os.close(fd)
         self._data = self._index = -1
-        self._segment = _unmapped(self.writer)  # a mapping holds the file open
+        self._segment = _empty_segment(self.writer)  # a mapping holds the file open
 
 
 @dataclass(slots=True, eq=False)
@@ -344,7 +344,7 @@ def _map_others(folder: Path, writer: int) -> MappedSegment:
     try:
         fd = os.open(data_path(folder, writer), os.O_RDONLY)
     except FileNotFoundError:
-        return _unmapped(writer)
+        return _empty_segment(writer)
     try:
         return map_segment(fd, writer, 0, os.fstat(fd).st_size)
     finally:
@@ -352,8 +352,8 @@ def _map_others(folder: Path, writer: int) -> MappedSegment:
 
 
 def bytes_of_others(folder: Path, writer: int | None) -> int:
-    own = "" if writer is None else data_path(folder, writer).name
-    data = [path for path in folder.glob("writer-*.data") if path.name != own]
+    left_out = "" if writer is None else data_path(folder, writer).name
+    data = [path for path in folder.glob("writer-*.data") if path.name != left_out]
     return sum(path.stat().st_size for path in data)
 
 
@@ -363,11 +363,11 @@ def _lock(fd: int, path: Path) -> None:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise WriterAlive(f"another process that is alive writes {path}") from error
+        raise WriterAlive(f"another live process writes {path}") from error
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _hold_lock(path: Path) -> Iterator[None]:
     import fcntl
 
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)

@@ -87,7 +87,7 @@ class RecordLayouts:
     def parse(self, text: str) -> RecordLayout | None:
         """The layout that `text` describes. None: this torch or numpy lacks one of its types."""
         layout = self.known.get(text)
-        if layout is None and (layout := _parsed(text)):
+        if layout is None and (layout := _parse(text)):
             layout = self.known.setdefault(text, layout)
         return layout
 
@@ -162,7 +162,7 @@ def values_from_text(text: str) -> tuple[Any, ...]:
     return tuple(v["bytes"].encode("latin-1") if type(v) is dict else v for v in json.loads(text))
 
 
-def _parsed(text: str) -> RecordLayout | None:
+def _parse(text: str) -> RecordLayout | None:
     windows: list[Window | None] = []
     end = 0
     for spec in json.loads(text):
@@ -276,7 +276,7 @@ class IndexReader:
                     return
                 if self.position == 0:
                     _check_header(self.path, line[:-1], self.fingerprint)
-                elif parsed := _parsed_line(line[:-1]):
+                elif parsed := _parse_line(line[:-1]):
                     yield parsed
                 else:
                     self.damaged += 1
@@ -306,7 +306,7 @@ def _check_header(path: Path, line: bytes, fingerprint: str) -> None:
         )
 
 
-def _parsed_line(line: bytes) -> RecordLine | DropLine | None:
+def _parse_line(line: bytes) -> RecordLine | DropLine | None:
     match _fields(line):
         case ["record", sample_id, offset, nbytes, crc, layout, values]:
             place = int(sample_id), int(offset), int(nbytes), int(crc, 16)

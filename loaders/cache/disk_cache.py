@@ -77,10 +77,10 @@ class DiskCache(DecodedCache):
             return False
         with self._lock:
             taken = sample_id in self._kept or sample_id in self._in_progress
-            own = self._own
-            if taken or self._stopped or self._closed or own is None:
+            files = self._own
+            if taken or self._stopped or self._closed or files is None:
                 return False
-            line = record_line(sample_id, own.sizes.tail, 0, packed)
+            line = record_line(sample_id, files.sizes.tail, 0, packed)
             reserved = self._reserve(packed.layout.nbytes, len(line.encoded()))
             if reserved is None:
                 return False
@@ -89,7 +89,7 @@ class DiskCache(DecodedCache):
         place = None
         try:
             crc = packed.crc()
-            own.write(offset, packed.rows_by_start())
+            files.write(offset, packed.rows_by_start())
             line = record_line(sample_id, offset, crc, packed)
             at = offset - segment.start
             place = RecordPlace(segment, at, crc, packed.layout, packed.values, checked=True)
@@ -117,8 +117,8 @@ class DiskCache(DecodedCache):
     @property
     def nbytes(self) -> int:
         """The bytes of all writers; others were looked up when this one last reserved space."""
-        own = self._own
-        return bytes_of_others(self.folder, None) if own is None else own.others + own.sizes.used
+        mine = self._own
+        return bytes_of_others(self.folder, None) if mine is None else mine.others + mine.sizes.used
 
     def close(self) -> None:
         with self._lock:
@@ -132,8 +132,8 @@ class DiskCache(DecodedCache):
         try:
             if not self._start_writing():
                 log.warning(
-                    "decoded cache %s: another process that is alive writes it as number %d; this"
-                    " one reads along from pass to pass, and writes when the other has ended",
+                    "decoded cache %s: another live process writes it as number %d; this"
+                    " one reads what that one adds, and writes when it has ended",
                     self.folder,
                     self._writer,
                 )
@@ -162,16 +162,16 @@ class DiskCache(DecodedCache):
     def _start_writing(self) -> bool:
         """Open the files of this writer; returns False if another process writes them."""
         try:
-            own = WriterFiles(self.folder, self._writer, self._fingerprint, self.limit_bytes)
+            files = WriterFiles(self.folder, self._writer, self._fingerprint, self.limit_bytes)
         except WriterAlive:
             return False
         try:
-            own.index.find_end()
+            files.index.find_end()
             self._catalogue.take_over(self._writer)
-            self._end = self._catalogue.admit(own.index, own.map_all())
-            cut_off = own.truncate_after(self._end)
+            self._end = self._catalogue.admit(files.index, files.map_all())
+            cut_off = files.truncate_after(self._end)
         except BaseException:
-            own.close(None)
+            files.close(None)
             raise
         if cut_off:
             log.info(
@@ -180,7 +180,7 @@ class DiskCache(DecodedCache):
                 data_path(self.folder, self._writer),
                 cut_off,
             )
-        self._own = own
+        self._own = files
         return True
 
     def _take_over(self) -> None:

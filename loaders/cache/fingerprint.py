@@ -94,8 +94,8 @@ def verify(cache: DecodedCache, dataset: Any, where: Path) -> None:
         if not _are_equal(pack(cached, RecordLayouts()), fresh):
             raise CacheError(
                 f"sample {sample_id} of the decoded cache {where} is not what"
-                f" {type(dataset).__name__} gives for it now: the data changed in a way that nobody"
-                " could tell, or decoding is random; delete that folder, and give Cache another key"
+                f" {type(dataset).__name__} gives for it now: the data changed in a way that cannot"
+                " be noticed, or decoding is random; delete that folder, and give Cache another key"
                 " whenever the data change"
             )
 

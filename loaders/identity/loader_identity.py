@@ -65,10 +65,10 @@ class LoaderIdentity:
                     " taken as it is"
                 )
             return
-        own = self.state(in_a_pass=False)
-        for part in sorted(saved.keys() & own.keys() - {"order"}):
-            if saved[part] != own[part]:
-                raise StateError(_mismatch_message(part, saved[part], own[part]))
+        here = self.state(in_a_pass=False)
+        for part in sorted(saved.keys() & here.keys() - {"order"}):
+            if saved[part] != here[part]:
+                raise StateError(_mismatch_message(part, saved[part], here[part]))
 
     def expect(self, saved: dict[str, str] | None) -> None:
         """The next pass must have the order of a saved state. None: any order will do."""
@@ -91,14 +91,14 @@ class LoaderIdentity:
             )
 
 
-def _mismatch_message(part: str, saved: str, own: str) -> str:
+def _mismatch_message(part: str, saved: str, here: str) -> str:
     what = {
         "names": "the names of the pictures are others",
         "labels": "the labels are others",
         "rows": "the subset is made of other samples",
         "columns": "the data set holds other values",
         "parts": "the data sets that it is made of are others",
-        "sampler": f"the sampler was {saved}, here it is {own}",
+        "sampler": f"the sampler was {saved}, here it is {here}",
         "sampler arguments": "the sampler has other arguments",
     }[part]
     return (

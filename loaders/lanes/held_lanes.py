@@ -83,10 +83,6 @@ class LaneProgress:
     """Positions that were not read yet when their last serve was committed."""
 
     @property
-    def jobs(self) -> PassJobs:
-        return self.samples.work.jobs
-
-    @property
     def all_taken(self) -> bool:
         """Whether threads have begun to read all of its samples."""
         return self.next_step is not None and self.samples.all_taken
@@ -98,9 +94,7 @@ class LaneProgress:
     def may_make(self, step: int) -> bool:
         """Whether no thread has begun to make the batch of this step, and its samples are there."""
         planned = self.steps.get(step)
-        if planned is None or not planned.is_open:
-            return False
-        return self.samples.has(planned.serve.positions)
+        return planned is not None and planned.is_open and self.samples.has(planned.serve.positions)
 
     def is_pending(self, step: int) -> bool:
         """Whether the batch of this step is not taken, and no thread has begun to make it."""
@@ -119,7 +113,7 @@ class LaneProgress:
         if residents is not None and work.decoded_rows is None:
             jobs = PassJobs.from_residents(residents, len(self.order))
             self.samples.work = replace(work, jobs=jobs)
-        jobs_needed = self.jobs.up_to(int(serve.positions.max(initial=-1)))
+        jobs_needed = self.samples.work.jobs.up_to(int(serve.positions.max(initial=-1)))
         self.steps[step], self.next_step = LaneStep(serve, jobs_needed), step + 1
 
     def take(self, step: int) -> Gathered | BaseException | None:
@@ -163,10 +157,6 @@ class LaneProgress:
                 self.gone.update(p for p in served if p not in self.samples.ready)
                 free += self.samples.release([p for p in served if p in self.samples.ready])
         return free
-
-    def all_slots(self) -> list[int]:
-        """Take the slots from all samples."""
-        return self.samples.release([*self.samples.slot_of])
 
 
 @dataclass(slots=True, eq=False)

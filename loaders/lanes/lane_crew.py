@@ -55,7 +55,6 @@ class LaneCrew:
         self.decoded = 0
         self.decode_seconds = 0.0
         """The time that all threads together spent reading."""
-        self.run_off_worker = self.crew.run_off_worker
 
     # ---- the consumer's side --------------------------------------------------------------------
 
@@ -119,7 +118,7 @@ class LaneCrew:
             job = batch_to_make(held, self.table.step) if makes else None
             job = job or lane_to_plan(held, self.table.step)
             if job is not None:
-                return self._begun(job)
+                return self._begin_job(job)
             if held.now.error is not None and not held.now.busy:
                 raise held.now.error
             self._waited_for = held
@@ -140,7 +139,7 @@ class LaneCrew:
         """Stop and join the threads. It is safe to call this again."""
         if self.pid != os.getpid():
             return  # a forked process has no threads of its parent
-        if self.run_off_worker(self.close):
+        if self.crew.run_off_worker(self.close):
             return
         self.crew.close()
         with self.crew.lock:
@@ -151,9 +150,9 @@ class LaneCrew:
     def _job_of_a_thread(self) -> CrewJob | None:
         lanes = list(self.table.held.values())
         job = next_job(lanes, self.table.step, self._waited_for, self._ahead)
-        return None if job is None else self._begun(job)
+        return None if job is None else self._begin_job(job)
 
-    def _begun(self, job: LaneJob) -> CrewJob:
+    def _begin_job(self, job: LaneJob) -> CrewJob:
         """Note that a job has begun."""
         held, progress = job.held, job.progress
         progress.busy += 1

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from loaders.arguments import SAME_AFTER_RESUME, UNCOMPARED_SEED, Serving, check_order_version
+from loaders.arguments import SAME_AFTER_RESUME, UNCOMPARED_SEED, Serving, check_order
 from loaders.batching.batches import Batch, Gathered
 from loaders.closing import ClosedAtEnd
 from loaders.errors import LaneError, StateError
@@ -99,27 +99,27 @@ class LaneLoader(ClosedAtEnd):
     def ids(self, lane: int) -> LaneServe:
         """Which samples a lane serves at the present step. Nothing is decoded for it. A sample that
         another one replaces (on_error="skip") is told by `take` alone."""
-        crew, order = self._begun()
-        serve = crew.serve(self._checked(lane))
+        crew, order = self._begin()
+        serve = crew.serve(self._check_lane(lane))
         share = order.drawn_ids[lane :: self.lanes]
         return LaneServe(share[serve.positions], serve.serves)
 
     def hold(self, lanes: Collection[int]) -> None:
         """Say which lanes this peer expects to be asked for, in this order: they are decoded ahead,
         as far as they are not yet. Lanes that are let go free their memory."""
-        wanted = list(dict.fromkeys(self._checked(lane) for lane in lanes))
+        wanted = list(dict.fromkeys(self._check_lane(lane) for lane in lanes))
         if self._ended and self._crew is not None:
             # How the next pass is served may still change. What is decoded of it stays.
             self._check_open()
             self._crew.hold(wanted)
         elif wanted or self._crew is not None:
-            self._begun()[0].hold(wanted)
+            self._begin()[0].hold(wanted)
 
     def take(self, lane: int) -> LaneBatch:
         """The micro-batch of a lane at the present step. A lane that is not held is held from now
         on. It may be taken again until the step is committed, and has the same bits then."""
-        lane = self._checked(lane)
-        crew, _ = self._begun()
+        lane = self._check_lane(lane)
+        crew, _ = self._begin()
         pass_index, step = self.position
         if not self._pass.size(lane, step):
             raise LaneError(
@@ -199,13 +199,7 @@ class LaneLoader(ClosedAtEnd):
         here = self.state_dict()
         if "lanes" not in state:
             raise StateError("this is no state of a LaneLoader: load one that a LaneLoader saved")
-        for key in ("samples", "lanes", *SAME_AFTER_RESUME):
-            if state[key] != here[key]:
-                raise StateError(
-                    f"the saved state of lanes has {key}={state[key]}, here it is {here[key]}, so"
-                    f" another order would be served: make the loader with {key}={state[key]}"
-                )
-        check_order_version(state, state["step"])
+        check_order(state, here, ("samples", "lanes", *SAME_AFTER_RESUME), state["step"])
         self._identity.check(state["identity"])
         running, following = Serving(**state["running"]), Serving(**state["next"])
         self._order = self._following = None
@@ -243,7 +237,7 @@ class LaneLoader(ClosedAtEnd):
         whole = serving.plan(loader.options.order, samples, batches, seed)
         return LanePass(whole, self.lanes, serving.reaugment, serving.pass_limit)
 
-    def _begun(self) -> tuple[LaneCrew, PassOrder]:
+    def _begin(self) -> tuple[LaneCrew, PassOrder]:
         """The threads, at the present step of a pass that has begun."""
         self._check_open()
         check_alone(self.loader)
@@ -299,7 +293,7 @@ class LaneLoader(ClosedAtEnd):
             self._following = loader.order.of_pass(following)
             crew.follow(self._pass_of(following, running), self._following)
 
-    def _checked(self, lane: int) -> int:
+    def _check_lane(self, lane: int) -> int:
         lane = index(lane)
         if not 0 <= lane < self.lanes:
             raise ValueError(f"there is no lane {lane}: there are lanes 0 to {self.lanes - 1}")
@@ -317,33 +311,26 @@ def check_loader(loader: Any) -> None:
             f"LaneLoader deals out a ReuseLoader, not {type(loader).__name__}:"
             " ReuseLoader.from_dataloader(loader) makes one from a DataLoader"
         )
-    if loader.state_dict()["stream"] is not None:
-        raise LaneError(
-            "the loader reads a stream, whose samples cannot be dealt to lanes, because nobody can"
-            " ask for them by their numbers: give a data set with len() and [i]"
-        )
-    if loader.state_dict()["tuner"] is not None:
-        raise LaneError(
-            'reuse="auto" measures how fast one peer is, but all peers serve the same lanes: give a'
-            " number"
-        )
-    if loader.buffer_bytes is not None:
-        raise LaneError(
-            f"buffer_bytes={loader.buffer_bytes} decides the order of a lane, but how many lanes a"
-            " peer holds changes: leave it out, and give buffer_batches, which counts for each"
-        )
-    if (device := loader.options.device) is not None:
-        raise LaneError(
-            f"the loader sends its batches to {device.to}, but whoever takes the"
-            " batch of a lane moves it: leave device out"
-        )
-    if loader.setup.opened.scaled:
-        raise LaneError('decode="scaled" has no effect on lanes, whose slots hold whole pictures')
-    if loader.order.named is not None:
-        raise LaneError(
-            f"the sampler {type(loader.order.sampler).__name__} draws the share of one rank, but"
-            " lanes share out the order of all: give a sampler that names no rank"
-        )
+    state, device = loader.state_dict(), loader.options.device
+    refused = {
+        "the loader reads a stream, whose samples cannot be dealt to lanes, because they cannot be"
+        " read by their numbers: give a data set with len() and [i]": state["stream"] is not None,
+        'reuse="auto" measures how fast one peer is, but all peers serve the same lanes: give a'
+        " number": state["tuner"] is not None,
+        f"buffer_bytes={loader.buffer_bytes} decides the order of a lane, but how many lanes a peer"
+        " holds changes: leave it out, and give buffer_batches, which counts for each":
+            loader.buffer_bytes is not None,
+        f"the loader sends its batches to {device and device.to}, but whoever takes the batch of a"
+        " lane moves it: leave device out": device is not None,
+        'decode="scaled" has no effect on lanes, whose slots hold whole pictures':
+            loader.setup.opened.scaled,
+        f"the sampler {type(loader.order.sampler).__name__} draws the share of one rank, but lanes"
+        " share out the order of all: give a sampler that names no rank":
+            loader.order.named is not None,
+    }  # fmt: skip
+    for why, holds in refused.items():
+        if holds:
+            raise LaneError(why)
 
 
 def check_place(loader: ReuseLoader) -> None:

@@ -38,7 +38,7 @@ class LaneRooms:
         pipeline, order, slots = self._pipeline, progress.order, progress.of.slots
         with self._lock:
             if self._first is None:
-                jobs = progress.jobs
+                jobs = progress.samples.work.jobs
                 if residents is not None:
                     jobs = PassJobs.from_residents(residents, len(order))
                 # If that sample cannot be read, another one of the share takes its place.
@@ -209,7 +209,7 @@ class LaneTable:
     def _end(self, held: HeldLane, progress: LaneProgress) -> None:
         """Nobody works for `progress` any more, and nobody will."""
         self.extra_decodes += progress.order.progress.decoded - progress.served_fresh
-        self.free(held, progress.all_slots())
+        self.free(held, progress.samples.release([*progress.samples.slot_of]))
 
     def _settle_room(self, held: HeldLane) -> None:
         if held.left and not held.busy and held.room is not None:

@@ -41,12 +41,12 @@ def shuffled(count: int, *words: int) -> IntArray:
 
 def mixed(values: IntArray, key: int) -> Words:
     """For each value a number of 64 bits, in which every bit depends on all bits of both."""
-    found = values.astype(np.uint64) + np.uint64(key)
+    bits = values.astype(np.uint64) + np.uint64(key)
     for factor in (FIRST, SECOND):
-        found ^= found >> HALF
-        found *= factor
-    found ^= found >> HALF
-    return found
+        bits ^= bits >> HALF
+        bits *= factor
+    bits ^= bits >> HALF
+    return bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +68,10 @@ class KeyedPermutation:
         if self.size <= LEAST_SIDE**2:
             # A few ids in the least table are walked to often: its places are computed once.
             walked = self._walked(np.arange(LEAST_SIDE**2)).__getitem__
-        found = walked(np.asarray(positions, dtype=np.int64))
-        while len(outside := np.flatnonzero(found >= self.size)):
-            found[outside] = walked(found[outside])
-        return found
+        ids = walked(np.asarray(positions, dtype=np.int64))
+        while len(outside := np.flatnonzero(ids >= self.size)):
+            ids[outside] = walked(ids[outside])
+        return ids
 
     def _walked(self, places: IntArray) -> IntArray:
         """Where places of the table lie after all rounds."""
@@ -90,15 +90,15 @@ class KeyedPermutation:
 
 def _numbers_below(limit: int, values: IntArray, key: int) -> IntArray:
     """For each value a number below a limit of at most 32 bits, (almost) all equally often."""
-    found = values.astype(np.uint64)
-    found += np.uint64(key)
-    found *= FIRST
-    found ^= found >> HALF
-    found *= SECOND
-    found >>= HALF
-    found *= np.uint64(limit)
-    found >>= HALF
-    return found.view(np.int64)
+    bits = values.astype(np.uint64)
+    bits += np.uint64(key)
+    bits *= FIRST
+    bits ^= bits >> HALF
+    bits *= SECOND
+    bits >>= HALF
+    bits *= np.uint64(limit)
+    bits >>= HALF
+    return bits.view(np.int64)
 
 
 def _bytes_of(words: tuple[int, ...], count: int) -> bytes:

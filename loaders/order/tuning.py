@@ -49,8 +49,6 @@ class Choice:
 
     reuse: int
     reason: str
-    stall_left: float
-    """The predicted share of the time that training still waits at that reuse."""
 
 
 def choose_reuse(rates: PipelineRates, most: int, margin: float = MARGIN) -> Choice:
@@ -74,7 +72,7 @@ def choose_reuse(rates: PipelineRates, most: int, margin: float = MARGIN) -> Cho
             f"{sides}: even reuse {reuse}, the most allowed, leaves it waiting {stall:.0%} of the"
             " time; more workers or smaller pictures would help"
         )
-    return Choice(reuse, reason, stall)
+    return Choice(reuse, reason)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ one rank's own; another rank, and a source without places, reads from the beginn
 
 import logging
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from loaders.arguments import Serving
@@ -175,15 +175,7 @@ class StreamOrder(PassOrders):
         plan, of = self._serving
         # Where no end has been noticed yet, none changes who stands in the buffer.
         samples = of.samples or ENDLESS
-        oldest = _oldest(replace(plan, samples=samples).walk(served)[0])
-        position, place = of.place_before(oldest) or (0, None)
-        marks = of.marks_since(oldest)
-        return told | {
-            "oldest": oldest,
-            "position": position,
-            "place": place,
-            "marks": None if marks is None else asdict(marks),
-        }
+        return told | of.state(_oldest(replace(plan, samples=samples).walk(served)[0]))
 
     def resume(self, told: dict[str, Any] | None, served: int) -> None:
         identity = self.dataset.source.identity

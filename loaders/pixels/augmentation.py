@@ -113,7 +113,7 @@ class Geometric(ABC):
 
 class Cropping(Geometric):
     """A geometric step that shows one box of a picture of any size. What it draws does not depend
-    on the size, so the box can be told before the picture is decoded."""
+    on the size, so the box is known before the picture is decoded."""
 
     stage = 1
     any_size = True
@@ -146,22 +146,22 @@ class Chain:
         memory = images.blocks.floats_like if isinstance(images, SlotPictures) else floats_like
         for step in self.steps:
             if isinstance(step, Chain):
-                images, inner = step.apply(_rendered(images, placing, done), draws)
+                images, inner = step.apply(_render(images, placing, done), draws)
                 done, placing = [*done, *inner], None
                 continue
             if not isinstance(step, Geometric):
-                moved, placing = _rendered(images, placing, done), None
+                moved, placing = _render(images, placing, done), None
                 converts = isinstance(step, Converting)
                 images = step.convert(moved, memory) if converts else step(moved, draws)
                 continue
             if placing is not None and step.stage <= placing.stage:
-                images, placing = _rendered(images, placing, done), None
+                images, placing = _render(images, placing, done), None
             if placing is None:
                 if isinstance(images, SlotPictures) and not (step.any_size or images.one_size):
                     images = images.gather()  # this raises the error that names the sizes
                 placing = Placing.whole(images)
             placing = step.place(placing, draws)
-        return _rendered(images, placing, done), tuple(done)
+        return _render(images, placing, done), tuple(done)
 
 
 def first_step(augment: object) -> "Cropping | None":
@@ -197,7 +197,7 @@ def reads_slots(augment: object) -> bool:
     return isinstance(augment, Chain | Geometric)
 
 
-def _rendered(images: Images, placing: Placing | None, done: list[Placing]) -> torch.Tensor:
+def _render(images: Images, placing: Placing | None, done: list[Placing]) -> torch.Tensor:
     if placing is not None:
         done.append(placing)
         return render(images, placing)
@@ -287,14 +287,14 @@ class RandomResizedCrop(Cropping):
         area, shape = tall * wide * drawn[:TRIES], drawn[TRIES:-2]
         heights, widths = np.rint(np.sqrt(area / shape)), np.rint(np.sqrt(area * shape))
         fits = (heights > 0) & (heights <= tall) & (widths > 0) & (widths <= wide)
-        first, each, found = fits.argmax(axis=0), np.arange(len(tall)), fits.any(axis=0)
+        first, each, any_fits = fits.argmax(axis=0), np.arange(len(tall)), fits.any(axis=0)
         down, right = drawn[-2:]
         height, width = heights[first, each], widths[first, each]
-        if not found.all():
-            height = np.where(found, height, np.minimum(tall, np.rint(wide / self.ratio[0])))
-            width = np.where(found, width, np.minimum(wide, np.rint(tall * self.ratio[1])))
-        top = np.where(found, np.floor(down * (tall - height + 1)), (tall - height) // 2)
-        left = np.where(found, np.floor(right * (wide - width + 1)), (wide - width) // 2)
+        if not any_fits.all():
+            height = np.where(any_fits, height, np.minimum(tall, np.rint(wide / self.ratio[0])))
+            width = np.where(any_fits, width, np.minimum(wide, np.rint(tall * self.ratio[1])))
+        top = np.where(any_fits, np.floor(down * (tall - height + 1)), (tall - height) // 2)
+        left = np.where(any_fits, np.floor(right * (wide - width + 1)), (wide - width) // 2)
         return placing.fitted(np.stack([top, left, height, width], axis=1), sides_of(self.size))
 
 

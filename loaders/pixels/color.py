@@ -111,7 +111,7 @@ class ColorJitter:
             part = images[rows]
             for kind in ORDERS[which]:
                 if wanted[kind]:
-                    part = _adjusted(kind, part, *(f[rows] for f in factors[kind]))
+                    part = _adjust(kind, part, *(f[rows] for f in factors[kind]))
             images[rows] = part
         return reshaped(images, shape)
 
@@ -134,7 +134,7 @@ def _groups(
             yield torch.from_numpy(rows).to(device, non_blocking=True), which
 
 
-def _adjusted(
+def _adjust(
     kind: int, images: torch.Tensor, factor: torch.Tensor, rest: torch.Tensor
 ) -> torch.Tensor:
     most = LEVELS if _whole_levels(images) else 1

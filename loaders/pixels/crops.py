@@ -1,8 +1,8 @@
-"""What the serves of a sample will show of its picture, told before the picture is decoded.
+"""What the serves of a sample will show of its picture, known before the picture is decoded.
 
 The union of the boxes of all serves is decoded, and no more; each box is then fitted into the
 sample's slot. Where every box has twice the sides that it is fitted to, half the picture's size
-shows as much, in other bits: so a decoder does it only where that was asked for.
+shows as much, in other bits: so a decoder does it only if the user asks for it.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ class Crops:
     """The crops of one sample: those of one serve, view by view, then those of the next one."""
 
     def __init__(self, boxes_in: Callable[[int, int], list[Box]], sizes: Sequence[Sides]) -> None:
-        """`boxes_in` tells their boxes in a picture of some height and width. `sizes` are what the
+        """`boxes_in` gives their boxes in a picture of some height and width. `sizes` are what the
         crops of each view are fitted to."""
         self.sizes = sizes
         self.part: PicturePart | None = None

@@ -51,7 +51,7 @@ _warned_frames = False
 
 
 def as_rgb(picture: Image.Image) -> Image.Image:
-    """The picture in 8-bit RGB. ValueError: nobody knows which of its numbers is white."""
+    """The picture in 8-bit RGB. ValueError: it does not say which number is white."""
     mode = picture.mode
     if mode.startswith("I;16") or (mode == "I" and picture.format in OF_16_BITS):
         bits = _tag(picture, BITS_PER_SAMPLE, 16)
@@ -117,7 +117,7 @@ def _exif_orientation(exif: bytes) -> int:
             if tag == ORIENTATION and kind == 3 and 1 <= value <= 8:
                 return int(value)
     except struct.error:
-        pass  # What is cut off names no orientation, and no viewer turns such a picture.
+        pass  # The EXIF is cut off. No viewer turns such a picture.
     return UPRIGHT
 
 
@@ -144,7 +144,7 @@ class PictureDecoder:
     exif: bool = True
     """Whether pictures are turned as their EXIF says."""
     pixel_limit: int | None = None
-    """What has more pixels is refused. None: Pillow's own limit, PIL.Image.MAX_IMAGE_PIXELS."""
+    """Pictures with more pixels are refused. None: Pillow's limit, PIL.Image.MAX_IMAGE_PIXELS."""
     counts: DecodeCounts = field(default_factory=DecodeCounts, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -162,7 +162,7 @@ class PictureDecoder:
     def decode(self, data: bytes, name: str, room: Room = ANYWHERE) -> torch.Tensor:
         """Decode the bytes of a file. Errors call the picture `name`."""
         try:
-            pixels = self._stored(data, room, name)
+            pixels = self._decode_to_size(data, room, name)
         except LoaderError:
             raise  # there is no room for the pixels, and nothing is wrong with the file
         except Exception as error:  # decoders raise all kinds of errors, even SyntaxError
@@ -176,7 +176,7 @@ class PictureDecoder:
         """The RGB pixels of an encoded picture, before they are fitted (see `decode_pixels`)."""
         return decode_pixels(data, at_least, room, name, self.exif, self.pixel_limit, self.counts)
 
-    def _stored(self, data: bytes, room: Room, name: str) -> Pixels:
+    def _decode_to_size(self, data: bytes, room: Room, name: str) -> Pixels:
         if self.size is None:
             return self.pixels(data, room=room, name=name)
         pixels = self.pixels(data, at_least=self.size, name=name)
@@ -230,7 +230,7 @@ def decode_pixels(
 
 
 def check_extent(height: int, width: int, pixel_limit: int | None = None) -> None:
-    """Refuse a picture that is larger than is trusted: a small file may stand for gigabytes."""
+    """Refuse a picture with too many pixels: a small file may decode to gigabytes."""
     name = "PIL.Image.MAX_IMAGE_PIXELS" if pixel_limit is None else "pixel_limit"
     limit = Image.MAX_IMAGE_PIXELS if pixel_limit is None else pixel_limit
     if limit is not None and height * width > limit:

@@ -42,7 +42,7 @@ class Room:
     memory: Memory
     """Gives memory for these pixels, or for more than them."""
     crops: Crops | None = None
-    """What will be seen of the picture: who decodes less of it says so there. None: all of it."""
+    """What will be seen of the picture. A decoder notes there what it decoded. None: all of it."""
     scratch: Memory = fresh
     """Gives memory for pixels that are not kept."""
 

@@ -159,7 +159,7 @@ def _run(
     library = kernel_library()
     if isinstance(library, str):
         _warn_of_torch(library)
-        _by_torch(pictures, boxes, flips, holes, out, resized=kernel == "pictures_resized_crop")
+        _run_torch(pictures, boxes, flips, holes, out, resized=kernel == "pictures_resized_crop")
         return 0
     batch = _KernelBatch(
         *out.shape,
@@ -263,7 +263,7 @@ def _warn_of_torch(reason: str) -> None:
 # ---- without them -------------------------------------------------------------------------------
 
 
-def _by_torch(
+def _run_torch(
     pictures: Pictures,
     boxes: Integers,
     flips: NDArray[np.bool_] | Pixels,
@@ -272,10 +272,10 @@ def _by_torch(
     resized: bool,
 ) -> None:
     for n in range(len(pictures)):
-        one, size = slice(n, n + 1), (out.shape[1], out.shape[2])
+        row, size = slice(n, n + 1), (out.shape[1], out.shape[2])
         shape = (int(pictures.heights[n]), int(pictures.widths[n]), pictures.channels)
         memory = (ctypes.c_uint8 * prod(shape)).from_address(int(pictures.addresses[n]))
         pixels = torch.from_numpy(np.ctypeslib.as_array(memory).reshape(1, *shape))
-        hole = None if holes is None else holes[one]
-        made = moved(pixels, boxes[one], size, resized, flips[one].astype(bool), hole)
+        hole = None if holes is None else holes[row]
+        made = moved(pixels, boxes[row], size, resized, flips[row].astype(bool), hole)
         out[n] = made[0].numpy()

@@ -165,7 +165,7 @@ def _boxes(values: Numbers, kind: PartKind, moves: Moves, place: str) -> Numbers
     corners = _corners(values.reshape(len(moves), -1, 4), layout)
     _check_inside(corners, layout, moves, place)
     for placing in moves.placings:
-        moved = _placed(corners.reshape(len(moves), -1, 2, 2), placing, edges=True)
+        moved = _place(corners.reshape(len(moves), -1, 2, 2), placing, edges=True)
         flips = placing.flips[:, None, None]
         moved[..., 0] = np.where(flips, moved[..., ::-1, 0], moved[..., 0])
         moved = moved.clip(0, np.array(placing.size[::-1], dtype=np.float64))
@@ -218,7 +218,7 @@ def _points(values: Numbers, moves: Moves, place: str) -> Numbers:
     points = values.reshape(len(moves), -1, values.shape[-1]).copy()
     where, seen = points[..., :2], points[..., 2:] != 0
     for placing in moves.placings:
-        where = _placed(where[:, :, None], placing, edges=False)[:, :, 0]
+        where = _place(where[:, :, None], placing, edges=False)[:, :, 0]
         beyond = np.array(placing.size[::-1]) - 0.5
         seen &= ((where >= -0.5) & (where < beyond)).all(axis=-1, keepdims=True)
     points[..., :2] = where
@@ -227,7 +227,7 @@ def _points(values: Numbers, moves: Moves, place: str) -> Numbers:
     return points.reshape(values.shape)
 
 
-def _placed(places: Numbers, placing: Placing, edges: bool) -> Numbers:
+def _place(places: Numbers, placing: Placing, edges: bool) -> Numbers:
     """Places [samples, n, k, (x, y)] where the pictures were put. With `edges`, whole numbers lie
     between pixels, else on the middle of a pixel."""
     half = 0.0 if edges else 0.5

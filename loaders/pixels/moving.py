@@ -25,7 +25,7 @@ def moved(
 ) -> torch.Tensor:
     """A batch [N, H, W, C] with each box fitted to `size` or, if it is not `resized`, the window of
     that size at its corner; mirrored where `flips` says so, then with holes of zeros."""
-    made = _resized(pixels, boxes, size) if resized else _window(_bits(pixels), boxes, size)
+    made = _resize(pixels, boxes, size) if resized else _window(_bits(pixels), boxes, size)
     out = _bits(made)
     if flips.any():
         mirrored = torch.from_numpy(flips).to(pixels.device)
@@ -62,19 +62,19 @@ def _window(pixels: torch.Tensor, corners: Boxes, size: Sides) -> torch.Tensor:
     return picked.masked_fill(~inside[..., None], 0)
 
 
-def _resized(pixels: torch.Tensor, boxes: Boxes, size: Sides) -> torch.Tensor:
+def _resize(pixels: torch.Tensor, boxes: Boxes, size: Sides) -> torch.Tensor:
     kind = pixels.dtype
     plain = kind == torch.uint8 or kind.is_complex or (kind.is_floating_point and kind.itemsize > 1)
     if not plain:  # torch does not interpolate whole numbers and floats of 8 bits
-        wide = _resized(pixels.double(), boxes, size)
+        wide = _resize(pixels.double(), boxes, size)
         return (wide if kind.is_floating_point else wide.round()).to(kind)
     tops, lefts, heights, widths = torch.from_numpy(boxes).to(pixels.device).long().T
-    rows = _resampled(pixels, tops, heights, size[0])
-    columns = _resampled(rows.transpose(1, 2), lefts, widths, size[1])
+    rows = _resample(pixels, tops, heights, size[0])
+    columns = _resample(rows.transpose(1, 2), lefts, widths, size[1])
     return columns.transpose(1, 2)
 
 
-def _resampled(
+def _resample(
     pixels: torch.Tensor, firsts: torch.Tensor, extents: torch.Tensor, size: int
 ) -> torch.Tensor:
     """Resample a batch along dimension 1, as `kernels` describes: picture i from `firsts[i]` on."""
@@ -101,9 +101,9 @@ def _resampled(
         each = box[:, None, None, None]
         return (total + each // 2) // each if exact else total / each
 
-    one, other = boxed(first), boxed(torch.minimum(first + 1, (count - 1)[:, None]))
+    before, after = boxed(first), boxed(torch.minimum(first + 1, (count - 1)[:, None]))
     w = weight[:, :, None, None]
     if exact:
-        blend = one * (127 - w) + other * w
+        blend = before * (127 - w) + after * w
         return ((blend * 258 + 16384) >> 15).to(torch.uint8)
-    return torch.lerp(one, other, (w / 127).to(one.dtype))
+    return torch.lerp(before, after, (w / 127).to(before.dtype))

@@ -154,10 +154,10 @@ def check_shape(shape: Sequence[int]) -> None:
 
 def render(images: Images, placing: Placing) -> torch.Tensor:
     if isinstance(images, SlotPictures):
-        return _by_kernel(images, placing)
+        return _render_by_kernel(images, placing)
     planes = as_planes(images)
     if images.device.type == "cpu" and images.dtype == torch.uint8:
-        made = _by_kernel(_batch_in_place(planes), placing)
+        made = _render_by_kernel(_batch_in_place(planes), placing)
     else:
         made = moved(
             planes.movedim(-3, -1), placing.boxes, placing.size, placing.resized, placing.flips,
@@ -200,7 +200,7 @@ def _batch_in_place(images: torch.Tensor) -> SlotPictures:
     return SlotPictures(pictures, planes, None, Blocks(0), lambda: images)
 
 
-def _by_kernel(images: SlotPictures, placing: Placing) -> torch.Tensor:
+def _render_by_kernel(images: SlotPictures, placing: Placing) -> torch.Tensor:
     pictures, planes = images.pictures, images.planes
     count = len(pictures) // planes
     boxes, flips, holes = placing.boxes, placing.flips, placing.holes

@@ -265,10 +265,10 @@ class ArrayColumn:
         """A leaf as an array of this column's type and order of dimensions."""
         value: Leaf = as_tensor(leaf)
         if not isinstance(value, torch.Tensor) or value.ndim != len(self.order):
-            got = tuple(value.shape) if isinstance(value, torch.Tensor) else type(leaf).__name__
+            here = tuple(value.shape) if isinstance(value, torch.Tensor) else type(leaf).__name__
             first = tuple(self.shape[self.order.index(d)] for d in range(len(self.shape)))
             raise SampleShapeError(
-                f"part {self.number} of sample {sample_id} is {got}, the first one was {first}: let"
+                f"part {self.number} of sample {sample_id} is {here}, the first was {first}: let"
                 " the data set return parts of one kind"
             )
         if value.dtype != self.dtype:

@@ -109,9 +109,11 @@ def _read(
             return
         begun = True
         if is_mine:
-            said = f"sample {number} of {name}"
+            label = f"sample {number} of {name}"
             skipped = asked < skip
-            yield RawSample(said, None) if skipped else RawSample(said, sample, here, _mark(sample))
+            yield (
+                RawSample(label, None) if skipped else RawSample(label, sample, here, _mark(sample))
+            )
             asked += 1
         number += 1
 
@@ -130,14 +132,14 @@ def _has_state(dataset: Any) -> bool:
 def _mark(sample: Any) -> str:
     """A short digest of the arrays, words and numbers in a sample. Every sample has one: a stream
     that gives others when a pass is resumed must not be taken for the same."""
-    told = 0
+    digest = 0
     for leaf in leaves_of(sample):
         value = as_tensor(leaf)
         if isinstance(value, torch.Tensor) and value.device.type == "cpu":
-            told = zlib.crc32(value.contiguous().view(-1).view(torch.uint8).numpy().data, told)
+            digest = zlib.crc32(value.contiguous().view(-1).view(torch.uint8).numpy().data, digest)
         elif isinstance(value, str | bytes):
-            told = zlib.crc32(repr(value).encode(), told)
-    return f"{told:08x}"
+            digest = zlib.crc32(repr(value).encode(), digest)
+    return f"{digest:08x}"
 
 
 BUFFER = "BufferShuffledExamplesIterable"

@@ -236,9 +236,9 @@ def _members(file: ShardFile) -> Iterator[tarfile.TarInfo]:
                 yield info
             info = tar.next()
     except (tarfile.TarError, ValueError) as error:  # the latter of sizes that are none
-        raise _damaged(file, begin, str(error)) from error
+        raise _damage_error(file, begin, str(error)) from error
     if file.last != bytes(tarfile.BLOCKSIZE):
-        raise _damaged(file, begin, "there is no end of archive")
+        raise _damage_error(file, begin, "there is no end of archive")
 
 
 def _contents(file: ShardFile, info: tarfile.TarInfo) -> bytes:
@@ -252,7 +252,7 @@ def _contents(file: ShardFile, info: tarfile.TarInfo) -> bytes:
     return data
 
 
-def _damaged(file: ShardFile, begin: int, why: str) -> SourceError:
+def _damage_error(file: ShardFile, begin: int, why: str) -> SourceError:
     for magic, kind, command in COMPRESSED:
         if not begin and file.last.startswith(magic):
             return SourceError(

@@ -14,7 +14,7 @@ import weakref
 import zlib
 from collections import deque
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -71,12 +71,11 @@ class MarkedStretch:
     """So many samples the pass has. None: that was not known."""
 
     @classmethod
-    def of(cls, marks: list[tuple[int, str]], end: int | None) -> "MarkedStretch | None":
-        """The stretch of these positions and their marks. None: there are none."""
+    def from_marks(cls, marks: list[tuple[int, str]], end: int | None) -> "MarkedStretch":
         digest = 0
-        for each in marks:
-            digest = _with_mark(digest, *each)
-        return cls(marks[0][0], marks[-1][0], digest, end) if marks else None
+        for position, mark in marks:
+            digest = _with_mark(digest, position, mark)
+        return cls(marks[0][0], marks[-1][0], digest, end)
 
 
 class StreamTrail:
@@ -95,13 +94,13 @@ class StreamTrail:
 
     def note(self, position: int, raw: RawSample) -> None:
         """Note a sample that was read. It is an error if it is not the expected one."""
-        if raw.place is not None and (
-            not self._places or position >= self._places[-1][0] + STRIDE
-        ):
+        apart = not self._places or position >= self._places[-1][0] + STRIDE
+        if apart and raw.place is not None:
             self._places.append((position, raw.place))
         if raw.mark:
             self._marks.append((position, raw.mark))
-            self._compare(position, raw)
+            if self._expected is not None:
+                self._compare(self._expected, position, raw)
 
     def place_before(self, position: int) -> tuple[int, Place] | None:
         """The latest kept place at or before `position`, and the position of its sample."""
@@ -118,10 +117,7 @@ class StreamTrail:
                 f"it ends before sample {end} here, sample {self._expected.last} was read there"
             )
 
-    def _compare(self, position: int, raw: RawSample) -> None:
-        expected = self._expected
-        if expected is None:
-            return
+    def _compare(self, expected: MarkedStretch, position: int, raw: RawSample) -> None:
         if expected.end is not None and position >= expected.end:
             raise self._error(f"it ended before sample {expected.end} there")
         if not expected.first <= position <= expected.last:
@@ -202,14 +198,13 @@ class StreamPass:
             for position in {*gone} - {*residents.tolist()}:
                 del self._kept[position]
 
-    def place_before(self, position: int) -> tuple[int, Place] | None:
+    def state(self, oldest: int) -> dict[str, Any]:
+        """What a saved state has of a pass that will be read again from sample `oldest` on."""
         with self._lock:
-            return self.trail.place_before(position)
-
-    def marks_since(self, position: int) -> MarkedStretch | None:
-        with self._lock:
-            marks, end = self.trail.marks_since(position), self._end
-        return MarkedStretch.of(marks, end)
+            position, place = self.trail.place_before(oldest) or (0, None)
+            marks, end = self.trail.marks_since(oldest), self._end
+        stretch = asdict(MarkedStretch.from_marks(marks, end)) if marks else None
+        return {"oldest": oldest, "position": position, "place": place, "marks": stretch}
 
     def close(self) -> None:
         """Let go of what the source has open. A thread that hangs in a read keeps it open until it

@@ -142,5 +142,5 @@ def _is_pattern(text: str) -> bool:
     return several and text.endswith(".tar") and not Path(text).exists()
 
 
-def _is_tar(one: Any) -> bool:
-    return isinstance(one, str | Path) and (is_remote(str(one)) or str(one).endswith(".tar"))
+def _is_tar(path: Any) -> bool:
+    return isinstance(path, str | Path) and (is_remote(str(path)) or str(path).endswith(".tar"))

@@ -107,7 +107,7 @@ class TarShards:
                     if file.size is not None:
                         self._sizes.setdefault(path, file.size)
                     if place is not None and place["key"] != sample.key:
-                        raise _elsewhere(path, place, sample.key)
+                        raise _other_sample_error(path, place, sample.key)
                     place = None
                     here = {
                         "shard": number,
@@ -119,7 +119,7 @@ class TarShards:
                     files = {**sample.files, KEY: sample.key}
                     yield RawSample(f"{path}:{sample.key}", files, here, mark)
                 if place is not None:
-                    raise _elsewhere(path, place, "nothing")
+                    raise _other_sample_error(path, place, "nothing")
 
     def decode(self, raw: RawSample, room: Room = ANYWHERE) -> Any:
         """The sample; of a picture and its class, with the pixels in the memory of `room`."""
@@ -139,34 +139,34 @@ class TarShards:
         return self._pictures.decode(files[pictures[0]], raw.name, room), int(word)
 
 
-def _elsewhere(path: str, place: Place, found: str) -> StateError:
+def _other_sample_error(path: str, place: Place, key: str) -> StateError:
     return StateError(
         f"the saved state goes on with {place['key']} at byte {place['offset']} of {path}, where"
-        f" {found} is: give the tars of the run that saved it"
+        f" {key} is: give the tars of the run that saved it"
     )
 
 
 def expanded(paths: Paths) -> list[str]:
     """All paths that patterns stand for, in their order."""
     given = [paths] if isinstance(paths, str | Path) else list(paths)
-    found: list[str] = []
-    for one in map(str, given):
-        for path in _braces(one):
+    expanded_paths: list[str] = []
+    for pattern in map(str, given):
+        for path in _braces(pattern):
             if is_remote(path) or not any(sign in path for sign in "*?["):
-                found.append(path)
+                expanded_paths.append(path)
             elif there := sorted(glob.glob(path)):
-                found += there
+                expanded_paths += there
             else:
                 raise SourceError(f"there is no file {path}: give tars, or a pattern of some")
-    if not found:
+    if not expanded_paths:
         raise SourceError("there are no tars to read: the list is empty")
-    path, times = Counter(found).most_common(1)[0]
+    path, times = Counter(expanded_paths).most_common(1)[0]
     if times > 1:
         raise SourceError(
             f"{path} is listed {times} times, so its samples would be served as often: list it"
             " once, and raise reuse instead"
         )
-    return found
+    return expanded_paths
 
 
 def _braces(text: str) -> list[str]:

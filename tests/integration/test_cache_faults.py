@@ -91,7 +91,7 @@ def test_a_writer_that_is_killed_leaves_a_cache_that_opens(
                 beside.refresh()
                 assert beside.entries == cache.entries
                 assert holds(beside, 10**6)
-    assert "another process that is alive writes it as number 0; this one reads" in caplog.text
+    assert "another live process writes it as number 0; this one reads" in caplog.text
     assert [r for r in caplog.records if "cut off" in r.message and "writer-0.data" in r.message]
     with DiskCache(tmp_path, 64 * MIB, NAME, 0) as cache:
         assert cache.entries == len(whole) + 1

@@ -278,9 +278,9 @@ def test_closing_the_loader_ends_its_lanes_with_an_error() -> None:
 @pytest.mark.parametrize(
     ("changes", "lanes", "words"),
     [
-        ({}, 4, "lanes=3, here it is 4"),
-        ({"seed": 1}, 3, "seed=0, here it is 1"),
-        ({"dataset": Pictures(90)}, 3, "samples=100, here it is 90"),
+        ({}, 4, "lanes=3, this loader has lanes=4"),
+        ({"seed": 1}, 3, "seed=0, this loader has seed=1"),
+        ({"dataset": Pictures(90)}, 3, "samples=100, this loader has samples=90"),
     ],
 )
 def test_a_state_of_other_lanes_is_refused(changes: dict[str, Any], lanes: int, words: str) -> None:

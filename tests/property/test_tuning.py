@@ -32,14 +32,15 @@ MARGIN_PERCENT = st.integers(0, 100)
 def test_the_choice_is_the_smallest_that_is_enough_in_exact_arithmetic(
     decode: int, step: int, most: int, percent: int
 ) -> None:
-    choice = choose_reuse(PipelineRates(decode, step), most, percent / 100)
+    rates = PipelineRates(decode, step)
+    choice = choose_reuse(rates, most, percent / 100)
     needed = Fraction(step, decode) * Fraction(100 + percent, 100)
     exact = min(most, max(1, math.ceil(needed)))
     if choice.reuse != exact:  # only where rounding a float may decide
         assert abs(needed - round(needed)) < 1e-9
         assert abs(choice.reuse - exact) == 1
     stall = max(Fraction(0), 1 - Fraction(choice.reuse * decode, step))
-    assert abs(choice.stall_left - stall) < 1e-9
+    assert abs(rates.stall(choice.reuse) - stall) < 1e-9
 
 
 def measurements(
@@ -150,8 +151,9 @@ AFTER = 3 * BLOCK * WINDOW  # three windows have to agree
 def test_the_smallest_reuse_that_keeps_up_is_chosen(
     decode: float, step: float, most: int, reuse: int, stall: float
 ) -> None:
-    choice = choose_reuse(PipelineRates(decode, step), most)
-    assert (choice.reuse, choice.stall_left) == (reuse, pytest.approx(stall))
+    rates = PipelineRates(decode, step)
+    assert choose_reuse(rates, most).reuse == reuse
+    assert rates.stall(reuse) == pytest.approx(stall)
 
 
 # ---- the tuner ----------------------------------------------------------------------------------
