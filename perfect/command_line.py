@@ -1,7 +1,7 @@
 """What all commands have in common: how they begin, and how Ctrl-C ends them.
 
-The file of a command imports at its top only what reads its options, so that --help and a wrong
-option take no second. What does the work is imported where the command does it.
+The file of a command imports at its top only what its options need, so that --help and a wrong
+option are answered at once. The modules that do the work are imported when the work begins.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def run_command(
     do: Callable[[argparse.Namespace], int],
     argv: Sequence[str] | None,
 ) -> int:
-    """Read the options, do what they say, and return the exit code. Ctrl-C is a line and 130."""
+    """Read the options, do what they say, and return the exit code. Ctrl-C: a line, and 130."""
     args = parser.parse_args(argv)
     try:
         return do(args)

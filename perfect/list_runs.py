@@ -5,7 +5,7 @@
     cp RUN TO           a copy that goes on elsewhere: perfect-train TO/config.yaml --out TO
     rm RUN ... [--yes]  removes them; it asks before, and leaves what a process trains in
 
-Only records are read, so no torch is imported. Exit codes: 0 done, 2 a folder is none of a run, 130
+Only records are read, so no torch is imported. Exit codes: 0 done, 2 a folder holds no run, 130
 Ctrl-C.
 """
 
@@ -84,8 +84,8 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _state_of(folder: Path) -> tuple[str, dict[str, Any]]:
-    """Return a run's state in a word, and its record, or raise RunError. A run that says that it is
-    running, and whose process is gone, was killed."""
+    """Return a run's state in a word, and its record, or raise RunError. A run whose record says
+    that it is running, and whose process is gone, was killed."""
     from perfect.report.results import read_run
 
     if (folder / "grid.yaml").is_file():
@@ -102,18 +102,18 @@ def _show(args: argparse.Namespace) -> int:
 
     folder = args.folder
     record = dict(read_run(folder).record)
-    said = {"folder": folder, "state": _state_of(folder)[0]}
-    told = {
+    shown = {"folder": folder, "state": _state_of(folder)[0]}
+    words = {
         "seed": str, "accuracy": accuracy, "accuracy_on": str, "perplexity": "{:.2f}".format,
         "best_accuracy": accuracy, "steps": count, "wall_seconds": duration,
         "decoded_samples": count, "served_samples": count, "error": str,
     }  # fmt: skip
-    said |= {key: say(record[key]) for key, say in told.items() if record.get(key) is not None}
+    shown |= {key: show(record[key]) for key, show in words.items() if record.get(key) is not None}
     for row in record.get("phases", []):
         first, last = (count(row[step]) for step in ("first_step", "last_step"))
-        said[f"phase {row['name']}"] = f"steps {first} to {last}"
-    said["files"] = ", ".join(sorted(path.name for path in folder.iterdir()))
-    for name, value in said.items():
+        shown[f"phase {row['name']}"] = f"steps {first} to {last}"
+    shown["files"] = ", ".join(sorted(path.name for path in folder.iterdir()))
+    for name, value in shown.items():
         label = name.removesuffix("_seconds").replace("_", " ")
         line = legible(f"{label:16} {' '.join(str(value).splitlines())}")
         sys.stdout.write(f"{line}\n")
@@ -123,8 +123,8 @@ def _show(args: argparse.Namespace) -> int:
 def _copy(args: argparse.Namespace) -> int:
     copy_kept(args.folder, args.to)
     kind = "grid.yaml" if (args.to / "grid.yaml").is_file() else "config.yaml"
-    said = legible(f"it goes on with: perfect-train {args.to / kind} --out {args.to}")
-    sys.stdout.write(f"{said}\n")
+    message = legible(f"it goes on with: perfect-train {args.to / kind} --out {args.to}")
+    sys.stdout.write(f"{message}\n")
     return 0
 
 

@@ -39,14 +39,14 @@ def _replay(args: argparse.Namespace) -> int:
     console = Console(soft_wrap=True)
     silence_lightning()
     try:
-        said = replay(args.runs, console, trust=args.trust)
+        result = replay(args.runs, console, trust=args.trust)
     except ReplayDiffers as error:
         console.print(f"different: {error}", highlight=False, markup=False)
         return 1
     except (PerfectError, ElasticError, LoaderError, OffloadError, CheckpointRefused) as error:
         Console(stderr=True, soft_wrap=True).print(str(error), highlight=False, markup=False)
         return 2
-    console.print(said, highlight=False)
+    console.print(result, highlight=False)
     return 0
 
 

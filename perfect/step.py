@@ -4,8 +4,8 @@
     replay   runs the step eagerly and by a plan in this process, and compares all bits
     bisect   names the pass, the task and the value that first differ from eager
 
-Attach the file to a report of a fault. It holds numbers and the names of operations, so that to
-read one runs no code of who wrote it. Exit codes: 0 no bit differs, 1 a bit differs, 2 a run or a
+Attach the file to a report of a fault. It holds numbers and the names of operations, so that
+reading one runs no code of its author. Exit codes: 0 no bit differs, 1 a bit differs, 2 a run or a
 file cannot be used.
 """
 
@@ -82,19 +82,19 @@ def _save(args: argparse.Namespace) -> int:
 
         from perfect.commands.replaying import save_step
     if args.step < 1:
-        raise _refused(f"--step {args.step} is no step: the first one is 1")
+        raise _refusal(f"--step {args.step} is no step: the first one is 1")
     silence_lightning()
     out = args.out or args.run / f"step-{args.step}.pt"
     console = Console(soft_wrap=True)
-    said = save_step(args.run, args.step, out, console, data=not args.no_data, trust=args.trust)
-    console.print(said, highlight=False, markup=False)
+    result = save_step(args.run, args.step, out, console, data=not args.no_data, trust=args.trust)
+    console.print(result, highlight=False, markup=False)
     return 0
 
 
 def _replay(args: argparse.Namespace) -> int:
     from offload.replaying.bisection import replay
 
-    step, budget, engine = _opened(args)
+    step, budget, engine = _open_step(args)
     differing: dict[str, str] = {}
     results = unplanned = 0
     for part in step.parts:
@@ -117,14 +117,14 @@ def _replay(args: argparse.Namespace) -> int:
 def _bisect(args: argparse.Namespace) -> int:
     from offload.replaying.bisection import bisect
 
-    step, budget, engine = _opened(args)
+    step, budget, engine = _open_step(args)
     for number, part in enumerate(step.parts):
-        found = bisect(part, budget, engine)
-        if found is not None:
+        fault = bisect(part, budget, engine)
+        if fault is not None:
             _write(f"{step.title}, part {number + 1} of {len(step.parts)} ({part.step})")
-            _write(f"  first differs from eager: {found.stage}")
-            _write(f"  task: {found.task or 'none can be named'}")
-            _write(f"  value: {found.value}")
+            _write(f"  first differs from eager: {fault.stage}")
+            _write(f"  task: {fault.task or 'none can be named'}")
+            _write(f"  value: {fault.value}")
             return 1
     _write(f"{step.title}: every bit is equal to eager's after each pass, in the plan and engine")
     return 0
@@ -134,7 +134,7 @@ def _write(line: str) -> None:
     sys.stdout.write(f"{line}\n")
 
 
-def _opened(args: argparse.Namespace) -> tuple["SavedStep", "Budget", str | None]:
+def _open_step(args: argparse.Namespace) -> tuple["SavedStep", "Budget", str | None]:
     """Return the step, the budget of its parts, and the engine."""
     with importing():
         import torch
@@ -152,7 +152,7 @@ def _opened(args: argparse.Namespace) -> tuple["SavedStep", "Budget", str | None
         )
     on_gpu = any(part.device.startswith("cuda") for part in step.parts)
     if on_gpu and not torch.cuda.is_available():
-        raise _refused(
+        raise _refusal(
             f"{args.file} was saved on a GPU, and there is none here: run it where one is"
         )
     torch.set_num_threads(step.threads)
@@ -160,7 +160,7 @@ def _opened(args: argparse.Namespace) -> tuple["SavedStep", "Budget", str | None
     return step, budget, None if args.engine == "auto" else args.engine
 
 
-def _refused(why: str) -> Exception:
+def _refusal(why: str) -> Exception:
     from perfect.errors import RunError
 
     return RunError(why)

@@ -128,8 +128,8 @@ def _do(
             recipe, folder, berth_alone(Console(quiet=True) if is_other_rank() else console)
         )
     except BuildError as error:
-        found = [error, *error.others]
-        return _refuse(console, [source.describe(tuple(e.key.split(".")), e.reason) for e in found])
+        wrong = [error, *error.others]
+        return _refuse(console, [source.describe(tuple(e.key.split(".")), e.reason) for e in wrong])
     except (FolderError, FleetError, PhaseError) as error:
         return _refuse(console, [str(error)])
     except OffloadError as error:  # --check found what would end the run

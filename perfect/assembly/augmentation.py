@@ -1,7 +1,7 @@
 """Builds the augmentation of config.augment: steps of ours and of the user, in their order.
 
 only ours       Chain(steps): a whole batch in one pass over the pixels
-an own step     PerSample(steps): one picture after the other, in the order of the YAML
+a user's step   PerSample(steps): one picture after the other, in the order of the YAML
 """
 
 import inspect
@@ -34,7 +34,7 @@ from perfect.config.fields import (
 from perfect.errors import BuildError
 
 TRIES = 4
-"""An own step is tried so often, because a random size is not another one every time."""
+"""A user's step is tried so often, because random sizes may be equal by chance."""
 
 
 def build_augmentation(configs: Sequence[AugmentConfig]) -> Augmentation | PerSample | None:

@@ -41,7 +41,7 @@ from trainers.offloading.planned_strategy import PlannedStrategy
 
 def build_strategy(config: RunConfig) -> Strategy | str:
     if config.elastic is not None and config.offload is not None:
-        # A run with this section joins a swarm, so here it is only looked at, by --check.
+        # A run with this section joins a swarm. Only --check comes here, and only looks at it.
         lanes, sums = config.elastic.lanes, config.elastic.sum
         return LanePlanStrategy(None, lanes, sums, config.offload.budget)
     if config.offload is None:
@@ -110,7 +110,7 @@ class Berth:
     stopped: Callable[[], bool] = lambda: False
     """Says whether the run was ended early for good."""
     clock: Callable[[], float] = time.perf_counter
-    """Returns the seconds of a clock that stands while others train."""
+    """Returns the seconds of a clock that stops while others train."""
     device: Callable[[RunConfig], dict[str, Any]] = lambda config: {
         "accelerator": config.trainer.accelerator,
         "devices": config.trainer.devices,
@@ -141,7 +141,7 @@ def berth_in_fleet(seat: Seat, console: Console) -> Berth:
         if config.offload is None and seat.settings.budget is None:
             return build_strategy(config)
         options = {} if config.offload is None else config.offload.model_dump()
-        # What the run leaves open is the fleet's to say.
+        # The fleet decides what the run leaves open.
         of_fleet = ("budget", "host_budget", "plan_cache")
         left_open = [name for name in of_fleet if options.get(name) is None]
         return seat.strategy(**{k: v for k, v in options.items() if k not in left_open})
@@ -167,15 +167,15 @@ def check_node(given: ElasticConfig) -> None:
     except SecretError as error:
         raise BuildError("elastic.secret_file", str(error)) from error
     except InsecureNetwork as error:
-        said = InsecureNetwork(error.fact, "elastic.insecure_network: true")
-        raise BuildError("elastic.host", str(said)) from error
+        refusal = InsecureNetwork(error.fact, "elastic.insecure_network: true")
+        raise BuildError("elastic.host", str(refusal)) from error
     except AddressError as error:
         raise BuildError("elastic.host", str(error)) from error
 
 
 def berth_in_swarm(console: Console, folder: RunFolder, join: str, name: str = "") -> Berth:
-    """`join`: the anchors' addresses; `name`: of this peer (default: made up). The strategy has
-    this peer's checkpoint: the swarm decides whose state is the newest."""
+    """`join`: the addresses of anchors; `name`: the name of this peer (default: made up). The
+    strategy loads the checkpoint, because the swarm decides which peer has the newest state."""
 
     def strategy(config: RunConfig) -> Strategy:
         given = config.elastic

@@ -23,7 +23,7 @@ from loaders.pipeline import AHEAD, HELD
 from loaders.sources.datasets import cifar10, picture_folder
 from offload.sizes import format_size
 from perfect.assembly.augmentation import build_augmentation, centre_crop, pictures_after
-from perfect.assembly.own_class import construct, load_class
+from perfect.assembly.own_class import construct_own
 from perfect.config.schema import LANGUAGE_MODEL_NAMES, TEXTS, RunConfig
 from perfect.errors import BuildError
 from perfect.models import longest_sequence
@@ -152,9 +152,9 @@ def _padding(config: RunConfig, text: LineText) -> PadToLengths:
     asked = config.data.lengths
     if asked != "auto":
         return PadToLengths(tuple(asked))
-    found = lengths_for(text.train.lengths, config.loader.batch_size, text.longest)
-    log.info("batches are padded to %s tokens", ", ".join(map(str, found)))
-    return PadToLengths(found)
+    lengths = lengths_for(text.train.lengths, config.loader.batch_size, text.longest)
+    log.info("batches are padded to %s tokens", ", ".join(map(str, lengths)))
+    return PadToLengths(lengths)
 
 
 def _first_samples(there: int, asked: int | None, key: str) -> range:
@@ -276,13 +276,7 @@ def _small_buffer(config: RunConfig, each: int) -> Iterator[BuildError]:
 
 
 def _own_data(config: RunConfig, prepare: bool) -> Data:
-    made = load_class(config.data.class_path or "", "data.class_path")
-    if not issubclass(made, L.LightningDataModule):
-        raise BuildError(
-            "data.class_path",
-            f"{config.data.class_path} is not a lightning.LightningDataModule: derive it from one",
-        )
-    datamodule = construct(made, config.data.init_args, "data.init_args")
+    datamodule = construct_own(config.data, "data", L.LightningDataModule)
     if prepare:
         datamodule.prepare_data()
     try:

@@ -1,23 +1,30 @@
 """Loads and constructs a user's class that the YAML names by `class_path`.
 
-What is no class is refused before it is called: its name may lead to any function.
+A name that leads to no class is refused before anything is called: it may be any function.
 """
 
 import importlib
 import os
 import sys
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from perfect.config.fields import NamedOrOwn
 from perfect.errors import BuildError
 
 
-def construct(made: Callable[..., Any], arguments: dict[str, Any], key: str) -> Any:
+def construct_own(section: NamedOrOwn, key: str, base: type[Any]) -> Any:
+    """Load and construct the class that a section names, which derives from Lightning's `base`."""
+    made = load_class(section.class_path or "", f"{key}.class_path")
+    if not issubclass(made, base):
+        what = f"lightning.{base.__name__}: derive it from one"
+        raise BuildError(f"{key}.class_path", f"{section.class_path} is not a {what}")
     try:
-        return made(**arguments)
+        return made(**section.init_args)
     except TypeError as error:
-        raise BuildError(key, f"the class does not take them: {error}; change them") from error
+        raise BuildError(
+            f"{key}.init_args", f"the class does not take them: {error}; change them"
+        ) from error
 
 
 def named_classes(section: object) -> list[str]:
@@ -43,7 +50,7 @@ def load_class(path: str, key: str) -> type[Any]:
     """Import `mypkg.module.Class`, also from the folder in which the command runs."""
     module, _, name = path.rpartition(".")
     try:
-        found = getattr(import_own_module(module), name)
+        named = getattr(import_own_module(module), name)
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if f"{module}.".startswith(f"{missing}."):
@@ -58,6 +65,6 @@ def load_class(path: str, key: str) -> type[Any]:
         raise BuildError(
             key, f"'{path}' cannot be imported: {error}; give package.module.Class, found from here"
         ) from error
-    if not isinstance(found, type):
+    if not isinstance(named, type):
         raise BuildError(key, f"'{path}' is not a class: give package.module.Class")
-    return found
+    return named

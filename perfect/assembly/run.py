@@ -17,7 +17,7 @@ from offload import OffloadError
 from offload.running.drivers.cuda import check_cuda
 from perfect.assembly.berth import Berth, check_device
 from perfect.assembly.data import Data
-from perfect.assembly.own_class import construct, load_class
+from perfect.assembly.own_class import construct_own
 from perfect.callbacks.phase_switch import PhaseSwitch
 from perfect.config.schema import LANGUAGE_MODEL_NAMES, RunConfig
 from perfect.errors import BuildError
@@ -42,13 +42,7 @@ LOG_EVERY_STEPS = 10
 
 def build_module(config: RunConfig, num_classes: int | None) -> L.LightningModule:
     if config.model.class_path is not None:
-        made = load_class(config.model.class_path, "model.class_path")
-        if not issubclass(made, L.LightningModule):
-            raise BuildError(
-                "model.class_path",
-                f"{config.model.class_path} is not a lightning.LightningModule: derive it from one",
-            )
-        return construct(made, config.model.init_args, "model.init_args")
+        return construct_own(config.model, "model", L.LightningModule)
     classes = config.model.num_classes or num_classes
     if classes is None:
         raise BuildError(

@@ -44,7 +44,7 @@ class LoaderCallback(L.Callback):
         self, clock: Callable[[], float] = time.perf_counter, *, same_steps: bool | None = None
     ) -> None:
         """`same_steps`: whether a fit ends after as many steps as with a DataLoader, though reuse
-        makes its epochs longer. None: they stay longer, and a warning asks."""
+        makes its epochs longer. None: they stay longer, and a warning says so."""
         self._clock = clock
         self._same_steps = same_steps
         self._loader: TrainLoader | None = None
@@ -174,8 +174,8 @@ def _train_loader(trainer: L.Trainer) -> TrainLoader:
 
 
 def _serve_alike(trainer: L.Trainer) -> None:
-    """Have all passes alike for Trainer(overfit_batches=...), as Lightning has it of a DataLoader:
-    by not shuffling. It can make a new loader with another sampler only of a DataLoader."""
+    """Have all passes alike for Trainer(overfit_batches=...), as Lightning does with a DataLoader:
+    without shuffling. Lightning can give another sampler to a DataLoader only."""
     source = data_source(trainer)
     loader = source.instance = source.dataloader()
     if not isinstance(loader, ReuseLoader):

@@ -174,10 +174,10 @@ class PhaseSwitch(L.Callback):
             return phase.steps
         assert phase.passes is not None  # check_phases
         size = phase.batch_size or self._given.batch_size
-        batches = self._limited(batches_of_pass(self._require_loader(), size, phase.reuse))
+        batches = self._limit(batches_of_pass(self._require_loader(), size, phase.reuse))
         return phase.passes * -(-batches // self._given.accumulate)
 
-    def _limited(self, batches: int) -> int:
+    def _limit(self, batches: int) -> int:
         """Return how many batches limit_train_batches leaves of a pass."""
         limit = self._given.limit_batches
         return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
@@ -192,7 +192,7 @@ class PhaseSwitch(L.Callback):
         )
         if not resuming:
             loader.limit_pass(None)
-            self._pass.limit = self._limited(len(loader))
+            self._pass.limit = self._limit(len(loader))
             if phase.steps is not None:
                 left = (phase.steps - self.policy.state.step) * self._given.accumulate
                 self._pass.limit = min(self._pass.limit, left)
@@ -267,7 +267,10 @@ class PhaseSwitch(L.Callback):
         }
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._show_average(trainer, pl_module)
+        if self.policy.phase.ema and not trainer.sanity_checking:
+            self._average.show(pl_module)
+
+    on_test_start = on_validation_start
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._average.hide(pl_module)
@@ -290,9 +293,6 @@ class PhaseSwitch(L.Callback):
             if look.verdict is not None:
                 log.info("plateau? %s: %s", look.phase, look.verdict.reason)
 
-    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._show_average(trainer, pl_module)
-
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._average.hide(pl_module)
 
@@ -301,10 +301,6 @@ class PhaseSwitch(L.Callback):
         """Give the module its final weights: the averages, if the last phase keeps an average."""
         with self._average.shown(pl_module) if self.policy.phase.ema else nullcontext():
             yield
-
-    def _show_average(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self.policy.phase.ema and not trainer.sanity_checking:
-            self._average.show(pl_module)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._pass.owes_end:  # after a resume at an epoch's end, Lightning ends it once more

@@ -273,7 +273,7 @@ def _feeding(
     phases: Sequence[tuple[float, int]],
     samples: int,
 ) -> Feeding:
-    run = _measured(config, out)
+    run = _read_record(config, out)
     # A cache keeps more of a sample than its bytes: what Python keeps, and gaps between parts.
     entry = Slab(loader.dataset[0], 1).nbytes + RAM_ENTRY_BYTES + ALIGNED
     place = next(path for path in (out, *out.absolute().parents) if path.exists())
@@ -286,7 +286,7 @@ def _feeding(
     )  # fmt: skip
 
 
-def _measured(config: RunConfig, out: Path) -> dict[str, Any]:
+def _read_record(config: RunConfig, out: Path) -> dict[str, Any]:
     """What `out` says of an earlier part of this run. Empty: nothing has run."""
     folder = RunFolder(out)
     if folder.config.exists() and folder.open(dump_config(config)) != "new":
@@ -296,7 +296,7 @@ def _measured(config: RunConfig, out: Path) -> dict[str, Any]:
 
 
 def _time(config: RunConfig, out: Path, steps: int) -> str:
-    if run := _measured(config, out):
+    if run := _read_record(config, out):
         seconds = run["wall_seconds"] / run["steps"] * steps
         of = f"as measured over {format_count(run['steps'], 'step')} in {out}"
         return f"time about {duration(seconds)}, {of}"

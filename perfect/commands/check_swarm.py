@@ -48,24 +48,24 @@ def swarm_lines(
 
 def _memory(config: RunConfig, module: L.LightningModule, trained: int) -> str:
     weights = sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers()))
-    # Gradients are summed flat, and the total is another one; exact sums have 8 bytes a number.
+    # Sums of gradients are flat, and their total is a second one. Exact ones have 8 bytes a number.
     sums = trained * (8 if config.elastic and config.elastic.sum == "fast" else 4 + 8 + 8)
     if config.offload is not None:  # Plans add up elsewhere, and read the totals from there.
         sums += trained * 8
-    said = f"a peer holds weights {format_size(weights)}, sums {format_size(sums)}"
+    line = f"a peer holds weights {format_size(weights)}, sums {format_size(sums)}"
     if config.model.class_path is not None:
-        return f"{said}, and what your optimizer keeps"
+        return f"{line}, and what your optimizer keeps"
     # AdamW keeps two numbers of each weight, SGD with momentum one.
     kept = 2 if config.optimizer.name == "adamw" else int(config.optimizer.momentum > 0)
     state = 4 * trained * kept
-    return f"{said}, optimizer {format_size(state)}: {format_size(weights + sums + state)} in all"
+    return f"{line}, optimizer {format_size(state)}: {format_size(weights + sums + state)} in all"
 
 
 def _prediction(config: RunConfig, given: ElasticConfig, trained: int, out: Path) -> Iterator[str]:
     if given.peers is None or given.network is None:
-        yield "utilisation unknown: give elastic.peers and elastic.network to reckon with"
+        yield "utilisation unknown: give elastic.peers and elastic.network, which it depends on"
         return
-    seconds = given.seconds_per_sample or _measured(out)
+    seconds = given.seconds_per_sample or _read_seconds(out)
     where = f"{given.peers} peers at {given.network}"
     if seconds is None:
         yield (
@@ -90,12 +90,12 @@ def _prediction(config: RunConfig, given: ElasticConfig, trained: int, out: Path
         yield f"a global batch of {least:,} or more keeps it at {ASKED:.0%}"
 
 
-def _measured(out: Path) -> float | None:
+def _read_seconds(out: Path) -> float | None:
     """Return the seconds of a sample that this folder's run has measured."""
     folder = RunFolder(out)
     swarm = folder.read().get("elastic") if folder.run.exists() else None
-    found = swarm.get("seconds_per_sample") if isinstance(swarm, dict) else None
-    return float(found) if found else None
+    seconds = swarm.get("seconds_per_sample") if isinstance(swarm, dict) else None
+    return float(seconds) if seconds else None
 
 
 IDLE = 0.05

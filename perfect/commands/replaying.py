@@ -56,15 +56,15 @@ def replay(runs: Sequence[Path], console: Console, *, trust: bool = False) -> st
     }
     with tempfile.TemporaryDirectory(prefix="perfect-replay-") as scratch:
         module, ended = _train(config, berth_in_replay(console, strategy), Path(scratch))
-    said = f"equal: {format_count(strategy.replayed.compared, 'step')}"
+    compared = f"equal: {format_count(strategy.replayed.compared, 'step')}"
     if not ended or not finals:
-        return said
+        return compared
     mine = module.state_dict()
     for final, theirs in finals.items():
         for name in {**mine, **theirs}:
             if not _is_equal(mine.get(name), theirs.get(name)):
-                raise ReplayDiffers(f"{name} in {final} is not what the replay comes to")
-    return f"{said}, and the final weights"
+                raise ReplayDiffers(f"{name} in {final} differs from the weights of the replay")
+    return f"{compared}, and the final weights"
 
 
 def trusted_config(run: Path, *, trust: bool) -> RunConfig:
@@ -84,13 +84,13 @@ def _logs_of(run: Path) -> list[Path]:
     logs = sorted((run / "elastic").glob("*.jsonl"))
     if not logs or not (run / "config.yaml").exists():
         raise LogDamaged(
-            f"{run} is no run folder of a peer: it has no config.yaml with elastic/*.jsonl beside"
+            f"{run} is no run folder of a peer: it has no config.yaml and elastic/*.jsonl"
         )
     return logs
 
 
 @contextmanager
-def _built_again(
+def _build_again(
     config: RunConfig, berth: Berth, scratch: Path, **changed: Any
 ) -> Iterator[tuple[L.Trainer, L.LightningModule, PhaseSwitch, Data]]:
     """Build a run for this block that keeps nothing, with some sections changed."""
@@ -113,7 +113,7 @@ def _built_again(
 
 def _train(config: RunConfig, berth: Berth, scratch: Path) -> tuple[L.LightningModule, bool]:
     """Return the trained module, and whether all phases have ended."""
-    with _built_again(config, berth, scratch, elastic=None) as (trainer, module, switch, data):
+    with _build_again(config, berth, scratch, elastic=None) as (trainer, module, switch, data):
         trainer.fit(module, **data.fit_arguments())
         with switch.averaged(module):
             state = {name: value.clone() for name, value in module.state_dict().items()}
@@ -121,12 +121,12 @@ def _train(config: RunConfig, berth: Berth, scratch: Path) -> tuple[L.LightningM
         return module, switch.policy.finished
 
 
-def _is_equal(one: Any, other: Any) -> bool:
+def _is_equal(ours: Any, theirs: Any) -> bool:
     """Whether these are equal tensors. `torch.equal` raises if they are of different kinds."""
-    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
+    if not isinstance(ours, Tensor) or not isinstance(theirs, Tensor):
         return False
-    kinds = [(tensor.dtype, tensor.layout, tensor.device.type) for tensor in (one.cpu(), other)]
-    return kinds[0] == kinds[1] and torch.equal(one.cpu(), other)
+    kinds = [(tensor.dtype, tensor.layout, tensor.device.type) for tensor in (ours.cpu(), theirs)]
+    return kinds[0] == kinds[1] and torch.equal(ours.cpu(), theirs)
 
 
 def save_step(
@@ -159,7 +159,7 @@ def _train_to(
     begun = known if known is not None and known < saver.step else 0
     checkpoint = folder.checkpoint if begun else None
     offload, berth = config.offload or OffloadConfig(), berth_alone(console)
-    with _built_again(config, berth, scratch, offload=offload) as (trainer, module, _, data):
+    with _build_again(config, berth, scratch, offload=offload) as (trainer, module, _, data):
         trainer.callbacks += [saver, _StopAfter(saver)]  # pyright: ignore[reportAttributeAccessIssue]
         with going_on_from(checkpoint, trainer):
             trainer.fit(module, **data.fit_arguments(), ckpt_path=checkpoint, weights_only=True)

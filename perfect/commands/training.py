@@ -116,8 +116,8 @@ def train_run(config: RunConfig, folder: RunFolder, berth: Berth) -> None:
         _hold_folder(folder, stack)
         if resumed_step is not None:
             run_log.resume(resumed_step)
-            said = f"resuming {folder.path} after step {resumed_step}"
-            berth.console.print(said, highlight=False)
+            message = f"resuming {folder.path} after step {resumed_step}"
+            berth.console.print(message, highlight=False)
         folder.begin(plain)
         run = describe_run(
             name=folder.path.name,
@@ -168,8 +168,8 @@ def train_run(config: RunConfig, folder: RunFolder, berth: Berth) -> None:
         if status != "completed":
             run |= measured(switch, run_log, trainer) | swarm_table(trainer)
         if (kept := run["not_saved_since"]) is not None:
-            said = "this run has not saved since step %d: free some space for %s"
-            log.error(said, kept, folder.checkpoint)
+            message = "this run has not saved since step %d: free some space for %s"
+            log.error(message, kept, folder.checkpoint)
         unwritten = _write_results(folder, run | {"status": status})
         _report(folder, run, trainer, berth.console)
         data.close()
@@ -213,8 +213,8 @@ def _report(folder: RunFolder, run: dict[str, Any], trainer: L.Trainer, console:
     if run.get("accuracy") is not None:
         console.print(f"{run['accuracy_on']} accuracy {accuracy(run['accuracy'])}", highlight=False)
     if run.get("perplexity") is not None:
-        said = f"{run['perplexity_on']} perplexity {run['perplexity']:.2f} a token"
-        console.print(f"{said} (exp of the mean loss)", highlight=False)
+        figure = f"{run['perplexity_on']} perplexity {run['perplexity']:.2f} a token"
+        console.print(f"{figure} (exp of the mean loss)", highlight=False)
     console.print(f"report: {report}", highlight=False)
 
 
@@ -224,17 +224,17 @@ def judge(
     """Measure a finished run with its final weights, on the test set if there is one, and on the
     hold-out otherwise. Return `accuracy`, `perplexity`, and the set each was measured on; None if
     not logged. Without a test_step its validation_step and the monitored metric are used."""
-    own = data.datamodule
+    datamodule = data.datamodule
     tests, validates = (is_overridden(f"{s}_step", module) for s in ("test", "validation"))
     if tests and data.test is not None:
         return _figures(trainer.test(module, data.test, verbose=False), "test_accuracy", "test")
-    if tests and own is not None and is_overridden("test_dataloader", own):
-        results = trainer.test(module, datamodule=own, verbose=False)
+    if tests and datamodule is not None and is_overridden("test_dataloader", datamodule):
+        results = trainer.test(module, datamodule=datamodule, verbose=False)
         return _figures(results, "test_accuracy", "test")
     if validates and data.test is not None:
         return _figures(trainer.validate(module, data.test, verbose=False), switch.monitor, "test")
-    if validates and own is not None and is_overridden("val_dataloader", own):
-        results = trainer.validate(module, datamodule=own, verbose=False)
+    if validates and datamodule is not None and is_overridden("val_dataloader", datamodule):
+        results = trainer.validate(module, datamodule=datamodule, verbose=False)
         return _figures(results, switch.monitor, "holdout")
     return _figures([], "", "")
 

@@ -2,5 +2,5 @@
 
 May import: errors, loaders.order, method, offload.sizes.
 
-Nothing here imports torch, so a mistake in a YAML is told at once.
+Nothing here imports torch, so a mistake in a YAML is reported at once.
 """

@@ -18,12 +18,12 @@ UNITS = ("", "k", "M", "G", "T")
 
 def parse_bandwidth(given: object) -> float:
     """Return the bits a second of `400Mbps` or `1Gbps`."""
-    found = (
+    match = (
         re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT]?)bps", given) if isinstance(given, str) else None
     )
-    if found is None or not float(found.group(1)):
+    if match is None or not float(match.group(1)):
         raise ValueError(f"must be a bandwidth such as 400Mbps or 1Gbps, not {given!r}")
-    return float(found.group(1)) * 1000.0 ** UNITS.index(found.group(2))
+    return float(match.group(1)) * 1000.0 ** UNITS.index(match.group(2))
 
 
 def _bandwidth(given: object) -> object:
@@ -52,12 +52,12 @@ class ElasticConfig(Section):
     loose_key: Flag = False
     """Allows a secret file that others may use, as where a container cannot set modes."""
     peers: Count | None = None
-    """So many peers --check reckons with. A run takes whoever comes."""
+    """The number of peers that --check assumes. A run takes every peer that comes."""
     network: Bandwidth | None = None
-    """The bandwidth between peers (1Gbps) that --check reckons with."""
+    """The bandwidth between peers (1Gbps) that --check assumes."""
     seconds_per_sample: Rate | None = None
-    """Forward and backward pass on one peer, as --check reckons (None: as this folder's run has
-    measured it)."""
+    """The time of a forward and backward pass on one peer that --check assumes (None: as this
+    folder's run has measured it)."""
 
 
 OF_A_NODE = (

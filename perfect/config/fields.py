@@ -17,11 +17,11 @@ from pydantic import (
 from offload.sizes import is_share, parse_share, parse_size
 
 
-def unknown(what: str, got: str, known: tuple[str, ...]) -> str:
+def unknown(what: str, name: str, known: tuple[str, ...]) -> str:
     """Return the sentence for an unknown name, with the nearest known one."""
-    near = difflib.get_close_matches(got, known, n=1)
+    near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
-    return f"unknown {what} '{got}'; {hint}"
+    return f"unknown {what} '{name}'; {hint}"
 
 
 def no_effect(keys: set[str], why: str) -> str:
@@ -101,9 +101,9 @@ class NamedOrOwn(Section):
         if self.class_path is None and self.init_args:
             raise ValueError(no_effect({"init_args"}, "without class_path"))
         if self.class_path is not None:
-            own = changed(self) - {"class_path", "init_args"}
-            if own:
-                raise ValueError(no_effect(own, "beside class_path"))
+            idle = changed(self) - {"class_path", "init_args"}
+            if idle:
+                raise ValueError(no_effect(idle, "beside class_path"))
         return self
 
 

@@ -50,20 +50,20 @@ def why_not(path: str, data: Mapping[str, Any], root: type[BaseModel] = RunConfi
                 return f"{place} has {length} {there}, counted from 0: give a smaller number"
             here, value = [m for kind in lists for m in _members(get_args(kind)[0])], value[part]
         else:
-            found = [m for model in models if part in model.model_fields
+            holders = [m for model in models if part in model.model_fields
                      for m in _members(model.model_fields[str(part)].annotation)]  # fmt: skip
-            if not found:
-                return _unknown(path, done, models, leaves(root), bool(lists))
-            here, value = found, value.get(part) if isinstance(value, dict) else None
+            if not holders:
+                return _describe_unknown(path, done, models, leaves(root), bool(lists))
+            here, value = holders, value.get(part) if isinstance(value, dict) else None
         done.append(str(part))
     if any(_is_model(m) for kind in here for m in (kind, *_inner(kind))):
-        inside = [one for one in leaves(root) if one.startswith(f"{_general(path)}.")]
-        inside.sort(key=lambda one: (len(one), one))
+        inside = [leaf for leaf in leaves(root) if leaf.startswith(f"{_general(path)}.")]
+        inside.sort(key=lambda leaf: (len(leaf), leaf))
         return f"'{path}' holds other keys: give one of them, such as '{inside[0]}'"
     return None
 
 
-def _unknown(
+def _describe_unknown(
     path: str, done: Sequence[str], models: Sequence[type[BaseModel]], keys: set[str], many: bool
 ) -> str:
     if many:
@@ -75,7 +75,7 @@ def _unknown(
     if near and part != near[0]:
         return f"unknown key '{path}'; did you mean '{'.'.join((*done, near[0], *rest))}'?"
     last = path.rpartition(".")[2]
-    same = sorted(one for one in keys if one.rpartition(".")[2] == last)
+    same = sorted(key for key in keys if key.rpartition(".")[2] == last)
     near = same or difflib.get_close_matches(path, sorted(keys), n=1)
     place = f"in {'.'.join(done)} known: " if done else "known: "
     hint = f"did you mean '{near[0]}'?" if near else f"{place}{', '.join(known) or 'none'}"
@@ -84,17 +84,17 @@ def _unknown(
 
 def leaves(model: type[BaseModel] = RunConfig, at: str = "") -> set[str]:
     """Return every path that holds a value; a list is shown by its first entry."""
-    found: set[str] = set()
+    paths: set[str] = set()
     for name, field in model.model_fields.items():
         here = f"{at}{name}"
         kinds = list(_members(field.annotation))
         inner = [(here, kind) for kind in kinds if _is_model(kind)]
         inner += [(f"{here}.0", m) for kind in kinds for m in _inner(kind) if _is_model(m)]
         for place, kind in inner:
-            found |= leaves(kind, f"{place}.")
+            paths |= leaves(kind, f"{place}.")
         if not inner:
-            found.add(here)
-    return found
+            paths.add(here)
+    return paths
 
 
 def put(data: dict[str, Any], path: str, value: Any) -> None:  # Any: plain data of a YAML
@@ -244,7 +244,7 @@ def unlike(names: Sequence[str]) -> list[str]:
     for name in names:
         safe = UNSAFE.sub("_", name)[:LONGEST_NAME].lstrip(".") or "_"
         again = (f"{safe}-{number}" for number in itertools.count(2))
-        made.append(safe if safe not in made else next(one for one in again if one not in made))
+        made.append(safe if safe not in made else next(each for each in again if each not in made))
     return made
 
 

@@ -49,14 +49,14 @@ from perfect.config.yaml_reader import (
 
 MOST_POINTS = 1000
 ENOUGH = 10 * MOST_PROBLEMS
-"""Values with so many problems together are looked at, and no more: few of them are told."""
+"""No more values are checked after so many problems: few of them are shown."""
 OF_THE_FLEET = ("trainer.accelerator", "trainer.devices", "trainer.threads")
 OVERRIDDEN = (
     ("optimizer.lr", "lr", "lr.lr"),
     ("optimizer.weight_decay", "weight_decay", "weight_decay"),
     ("loader.batch_size", "batch_size", "batch_size"),
 )
-"""A key of the run, the phases' own key that is used in its place, and where its value is."""
+"""A key of the run, the key of a phase that replaces it, and the place of its value."""
 
 
 def read_recipe(path: Path, settings: Sequence[str] = ()) -> tuple[RunConfig | Grid, Source]:
@@ -90,10 +90,10 @@ class _Reading:
         if fleet is not None:
             self._add_conflicts(fleet, axes, points)
         if self._problems or self._document.problems or fleet is None:
-            told = dict.fromkeys(
+            lines = dict.fromkeys(
                 self._document.source.describe(*problem) for problem in self._problems
             )
-            raise config_error([*self._document.problems, *told])
+            raise config_error([*self._document.problems, *lines])
         return Grid(axes, fleet, self._base, points)
 
     def _add(self, problems: Sequence[Problem]) -> None:
@@ -159,15 +159,15 @@ class _Reading:
         for number, place in of_all:
             values = [*firsts[:number], axes[number].values[place], *firsts[number + 1 :]]
             data = placed(self._base, axes, values)
-            found = check_run(data, source)[1]
-            probes.append((number, place, found))
-            if (so_far := so_far + len(found)) > ENOUGH:
+            problems = check_run(data, source)[1]
+            probes.append((number, place, problems))
+            if (so_far := so_far + len(problems)) > ENOUGH:
                 break
-        always = set.intersection(*({*found} for _, _, found in probes))
-        of_the_run = [one for one in check_run(self._base, source)[1] if one in always]
+        always = set.intersection(*({*problems} for _, _, problems in probes))
+        of_the_run = [problem for problem in check_run(self._base, source)[1] if problem in always]
         self._add(of_the_run)
-        for number, place, found in probes:
-            for path, reason in found:
+        for number, place, problems in probes:
+            for path, reason in problems:
                 if (path, reason) in of_the_run:
                     continue
                 owner = _owner(path, axes)
@@ -180,11 +180,11 @@ class _Reading:
                 else:  # no value is without it
                     here = ("grid", axes[_nearest(path, axes)].key)
                     self._add([(here, f"{_text(path)}{reason}")])
-        idle = [*self._overridden(axes)]
+        idle = [*self._find_overridden(axes)]
         self._add(idle)
-        return bool(idle or any(found for _, _, found in probes))
+        return bool(idle or any(problems for _, _, problems in probes))
 
-    def _overridden(self, axes: tuple[Axis, ...]) -> Iterator[Problem]:
+    def _find_overridden(self, axes: tuple[Axis, ...]) -> Iterator[Problem]:
         """Yield axes whose values no phase uses."""
         data = placed(self._base, axes, [axis.values[0] for axis in axes])
         phases = data.get("phases")
@@ -193,8 +193,8 @@ class _Reading:
         for axis in axes:
             for path, key, value in OVERRIDDEN:
                 if axis.paths == (path,) and all(phase.get(key) is not None for phase in phases):
-                    own = ", ".join((path, *(f"phases.{n}.{value}" for n in range(len(phases)))))
-                    why = f"has no effect, as every phase has its own {key}: give '{own}', whose"
+                    paths = ", ".join((path, *(f"phases.{n}.{value}" for n in range(len(phases)))))
+                    why = f"has no effect, as every phase has its own {key}: give '{paths}', whose"
                     yield ("grid", axis.key), f"{why} keys get the same value"
 
     def _points(self, axes: tuple[Axis, ...]) -> tuple[Point, ...]:
@@ -206,7 +206,7 @@ class _Reading:
         for name, values in zip(folders, combinations, strict=True):
             config, problems = check_run(placed(self._base, axes, values), source)
             for path, reason in problems:
-                at = ("grid",) if _touched(path, axes) else path
+                at = ("grid",) if _is_set(path, axes) else path
                 self._add([(at, f"in the point {name}: {reason}")])
             if config is None:
                 continue
@@ -261,23 +261,23 @@ def _value_problems(key: str, values: Any) -> Iterator[Problem]:
             yield (*here, place), f"{value!r} is the same as {first!r} before it: remove one"
 
 
-def _same(one: object, two: object) -> bool:
-    return one == two and isinstance(one, bool) == isinstance(two, bool)
+def _same(first: object, second: object) -> bool:
+    return first == second and isinstance(first, bool) == isinstance(second, bool)
 
 
 def _owner(path: Path_, axes: Sequence[Axis]) -> int | None:
     """Return the axis that sets the key at this path, or one above it."""
     for number, axis in enumerate(axes):
-        for own in map(parts_of, axis.paths):
-            if path[: len(own)] == own:
+        for keys in map(parts_of, axis.paths):
+            if path[: len(keys)] == keys:
                 return number
     return None
 
 
-def _touched(path: Path_, axes: Sequence[Axis]) -> bool:
+def _is_set(path: Path_, axes: Sequence[Axis]) -> bool:
     """Whether an axis sets the key at this path, one in it or one above it."""
-    paths = [own for axis in axes for own in map(parts_of, axis.paths)]
-    return any(all(a == b for a, b in zip(path, own, strict=False)) for own in paths)
+    paths = [keys for axis in axes for keys in map(parts_of, axis.paths)]
+    return any(all(a == b for a, b in zip(path, keys, strict=False)) for keys in paths)
 
 
 def _text(path: Path_) -> str:
@@ -286,7 +286,7 @@ def _text(path: Path_) -> str:
 
 def _nearest(path: Path_, axes: Sequence[Axis]) -> int:
     """Return the axis that sets something in the same section, or else the first one."""
-    tops = [{parts_of(one)[0] for one in axis.paths} for axis in axes]
+    tops = [{parts_of(path_of_axis)[0] for path_of_axis in axis.paths} for axis in axes]
     return next((n for n, top in enumerate(tops) if path and path[0] in top), 0)
 
 
@@ -294,9 +294,9 @@ def _with_paths(source: Source, axes: Sequence[Axis]) -> Source:
     """Return the source with the keys that a grid sets, so that a problem's place is found."""
     lines = dict(source.lines)
     for axis in axes:
-        for own in map(parts_of, axis.paths):
-            for length in range(1, len(own) + 1):
-                lines.setdefault(own[:length], source.lines[("grid", axis.key)])
+        for keys in map(parts_of, axis.paths):
+            for length in range(1, len(keys) + 1):
+                lines.setdefault(keys[:length], source.lines[("grid", axis.key)])
     return Source(source.name, lines)
 
 

@@ -97,15 +97,11 @@ class DataConfig(NamedOrOwn):
     that fit the training texts."""
 
     @model_validator(mode="after")
-    def _check_picture_size(self) -> "DataConfig":
+    def _check_keys_of_kind(self) -> "DataConfig":
         if self.name == "imagefolder" and self.picture_size is None:
             raise ValueError("imagefolder needs picture_size, the side of the stored square")
         if self.name == "cifar10" and self.picture_size is not None:
             raise ValueError("picture_size has no effect: CIFAR-10 pictures have 32x32 pixels")
-        return self
-
-    @model_validator(mode="after")
-    def _check_keys_of_kind(self) -> "DataConfig":
         if self.name is None:
             return self
         of_text = {"sequence", "vocabulary", "evaluation_samples", "test_text", "lengths"}
@@ -152,7 +148,7 @@ class LoaderConfig(Section):
     """The cache takes at most so many bytes: in RAM per process, on disk for all processes."""
     cache_dir: str | None = None  # The folder of a cache on disk.
     cache_key: str | None = None
-    """A word that vouches for what of a data set of your own a cache on disk cannot tell."""
+    """A word that names the version of what a cache on disk cannot compare in your own data set."""
     on_error: Literal["raise", "skip"] = "raise"
     """With skip, another sample replaces one that cannot be read. Evaluation always raises."""
 

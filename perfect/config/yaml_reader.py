@@ -25,7 +25,7 @@ from perfect.errors import ConfigError
 MOST_BYTES, MOST_VALUES, DEEPEST = 128 * 1024, 5_000, 40
 """Our own configurations have 130 values at most, and are 6 deep."""
 MOST_PROBLEMS, LONGEST = 100, 500
-"""So many problems are told at once, and so many characters of one are shown."""
+"""So many problems are shown at once, and so many characters of each."""
 Path_ = tuple[str | int, ...]
 Problem = tuple[Path_, str]
 Model = TypeVar("Model", bound=BaseModel)
@@ -68,8 +68,8 @@ def read_config(path: Path) -> tuple[RunConfig, Source]:
 
 def run_of(document: Document) -> tuple[RunConfig, Source]:
     """Return the document's configuration of a run."""
-    config, found = check_run(document.data, document.source)
-    problems = [*document.problems, *(document.source.describe(*problem) for problem in found)]
+    config, mistakes = check_run(document.data, document.source)
+    problems = [*document.problems, *(document.source.describe(*problem) for problem in mistakes)]
     if config is None or problems:
         raise config_error(problems)
     return config, document.source
@@ -133,14 +133,14 @@ def validated(
     try:
         return model.model_validate(data), []
     except ValidationError as error:
-        told = [e for e in error.errors() if not _reported(e["input"])]
-        return None, [_problem(e, source, model) for e in told[:MOST_PROBLEMS]]
+        errors = [e for e in error.errors() if not _is_reported(e["input"])]
+        return None, [_problem(e, source, model) for e in errors[:MOST_PROBLEMS]]
 
 
 def config_error(problems: Sequence[str]) -> ConfigError:
-    """Return the error that tells these problems, in the order of the file."""
+    """Return the error with these problems, in the order of the file."""
     first = sorted(map(shown, problems), key=_line)[:MOST_PROBLEMS]
-    more = [f"only the first {MOST_PROBLEMS} problems are told: correct these"]
+    more = [f"only the first {MOST_PROBLEMS} problems are shown: correct these"]
     return ConfigError(first if len(first) < MOST_PROBLEMS else [*first, *more])
 
 
@@ -152,8 +152,8 @@ def shown(problem: str) -> str:
 
 
 def _line(problem: str) -> int:
-    found = re.search(r":(\d+): ", problem)
-    return int(found.group(1)) if found else 0
+    match = re.search(r":(\d+): ", problem)
+    return int(match.group(1)) if match else 0
 
 
 UNREADABLE = "\0"
@@ -165,8 +165,8 @@ class TooLarge(yaml.MarkedYAMLError):
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1, with 1e-3 and 5e4 read as numbers, and with bounds. Of scalars it has plain ones
-    alone: no tag of a type of Python's, nothing that is no 64-bit number or cannot be UTF-8."""
+    """YAML 1.1, with 1e-3 and 5e4 read as numbers, and with bounds. Scalars are plain: tags of
+    Python types, numbers of more than 64 bits and text that is not UTF-8 are problems."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -185,11 +185,11 @@ class _Loader(yaml.SafeLoader):
         return None if node is None else self._plain(node, ())
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        with self._counted(self.peek_event().start_mark):
+        with self._count(self.peek_event().start_mark):
             return super().compose_node(parent, index)
 
     @contextmanager
-    def _counted(self, mark: yaml.Mark) -> Iterator[None]:
+    def _count(self, mark: yaml.Mark) -> Iterator[None]:
         """Count a value that begins here. An alias counts as all that it stands for."""
         self._values += 1
         self._depth += 1
@@ -203,7 +203,7 @@ class _Loader(yaml.SafeLoader):
         self._depth -= 1
 
     def _plain(self, node: yaml.Node, path: Path_) -> Any:
-        with self._counted(node.start_mark):
+        with self._count(node.start_mark):
             self.lines.setdefault(path, node.start_mark.line + 1)
             long = len(node.value) > LONGEST and node.tag in NUMBERS  # 1:1:1:... takes its square
             if long or node.tag not in PLAIN_TAGS:
@@ -255,7 +255,7 @@ _Loader.add_implicit_resolver(
 )
 
 
-def _reported(given: Any) -> bool:
+def _is_reported(given: Any) -> bool:
     return given == UNREADABLE or (isinstance(given, dict) and UNREADABLE in given.values())
 
 

@@ -1,8 +1,8 @@
 """Says what a grid would run, without training: `perfect-train grid.yaml --check`.
 
-A fleet in a folder of its own builds and plans jobs, as long as there is memory for them, and ends
-there. Of points with equal steps it is one, and the others take what that one takes. No step is
-run, and nothing is left.
+A fleet in a temporary folder builds and plans jobs, as long as there is memory for them, and ends
+there. It builds one of all points whose steps are equal, because the others take as much. No step
+is run, and no file is left.
 """
 
 import logging
@@ -52,11 +52,11 @@ def check_grid(grid: Grid, console: Console) -> int:
                 read = made.input and f"{made.input} of seed {point.config.seed}"
                 plans[point.name] = replace(made, job=point.name, input=read)
     jobs = {point.name: jobs[point.name] for point in points}
-    said = explained([plans[name] for name in jobs if name in plans], states[-1].settings)
+    explanation = explained([plans[name] for name in jobs if name in plans], states[-1].settings)
     if grid.fleet.search is not None:
         console.print("a search chooses its points in the run; this is the first one")
     console.print(_table(jobs))
-    console.print(Text(said), soft_wrap=True)
+    console.print(Text(explanation), soft_wrap=True)
     failed = [job for job in jobs.values() if job.phase == "failed"]
     for job in failed:
         console.print(
@@ -87,8 +87,8 @@ def _plan_relevant(config: RunConfig) -> dict[str, Any]:
     plain["optimizer"]["lr"] = None
     for phase in plain["phases"]:
         phase["lr"] = phase["lr"] is not None
-    own = config.model.class_path or config.data.class_path
-    if own is None and config.data.name != "lines":
+    own_class = config.model.class_path or config.data.class_path
+    if own_class is None and config.data.name != "lines":
         plain["seed"] = None
     return plain
 

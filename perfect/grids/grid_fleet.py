@@ -58,14 +58,14 @@ class GridJob:
             except Interrupted as error:
                 raise JobLeft(folder.checkpoint_step() or 0) from error
             except BuildError as error:
-                found = [error, *error.others]
-                raise RunFailed("; ".join(f"{e.key}: {e.reason}" for e in found)) from error
+                errors = [error, *error.others]
+                raise RunFailed("; ".join(f"{e.key}: {e.reason}" for e in errors)) from error
 
 
 @contextmanager
 def job_output(folder: Path) -> Iterator[Console]:
     """Yield a console that writes into the folder's file; this thread's logging goes there, too.
-    Jobs are threads of one process, so a record goes by the thread that wrote it."""
+    Jobs are threads of one process, so records are told apart by their threads."""
     folder.mkdir(parents=True, exist_ok=True)
     root = logging.getLogger()
     kept = _WhatFits(folder / OUTPUT, "a")
@@ -85,11 +85,11 @@ def job_output(folder: Path) -> Iterator[Console]:
             for handler in others:
                 handler.removeFilter(hush)
     if kept.left_out:
-        log.error("%s lacks words (%s): free some space", folder / OUTPUT, kept.left_out)
+        log.error("%s is incomplete (%s): free some space", folder / OUTPUT, kept.left_out)
 
 
 class _WhatFits(io.FileIO):
-    """Leaves out what has no room on its disk: a job goes on without its words."""
+    """Leaves out what does not fit on a full disk: a job goes on without its output."""
 
     left_out: OSError | None = None
 
@@ -242,7 +242,7 @@ def failures(result: FleetResult) -> list[str]:
     """Return a sentence for each job that failed."""
     return [
         f"{job.name} failed: {job.why or 'no reason is known'}; {job.folder / 'output.txt'} has"
-        " what it said"
+        " its output"
         for job in result.jobs.values()
         if job.state == "failed"
     ]
@@ -281,10 +281,10 @@ def _plain(value: float | None) -> str:
 
 def runs_of(folder: Path, results: Mapping[str, Any]) -> dict[str, Run]:
     """Return the run of every job that has begun."""
-    found = {}
+    runs = {}
     for job in results["jobs"]:
         try:
-            found[job["name"]] = read_run(folder / job["folder"])
+            runs[job["name"]] = read_run(folder / job["folder"])
         except RunError:
             continue  # it was not built, or never had a turn
-    return found
+    return runs

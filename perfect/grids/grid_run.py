@@ -157,7 +157,7 @@ def run_grid(grid: Grid, out: Path, console: Console) -> int:
         fleet = build_fleet(grid, out, watch, grid.points)
         status, code = "failed", 1
         try:
-            for part in (_sigterm_as_ctrl_c(), _warnings_logged(), timeline, board):
+            for part in (_sigterm_as_ctrl_c(), _log_warnings(), timeline, board):
                 stack.enter_context(part)
             result = fit_of(grid, fleet)()
             status, code = "completed", 0
@@ -166,8 +166,8 @@ def run_grid(grid: Grid, out: Path, console: Console) -> int:
                 _print_line(console, f"the time is over: {describe_unfinished(left, out)}: {again}")
         except KeyboardInterrupt as error:
             status, code = "interrupted", 130
-            said = str(error) or f"stopped at once; the same command goes on in {out}"
-            _print_line(console, said)
+            message = str(error) or f"stopped at once; the same command goes on in {out}"
+            _print_line(console, message)
         finally:
             stack.close()
             _write_records(grid, folder, fleet, status, console)
@@ -212,7 +212,7 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
 
 
 @contextmanager
-def _warnings_logged() -> Iterator[None]:
+def _log_warnings() -> Iterator[None]:
     """A warning goes where its job's other messages go, and not into the table."""
     logging.captureWarnings(True)
     try:

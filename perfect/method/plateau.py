@@ -133,7 +133,7 @@ class PlateauDetector:
         early = seen.at < rule.not_before
         self._hits = self._hits + 1 if flat and not early else 0
         fired = self._hits >= rule.hits
-        said = ", ".join(
+        slopes = ", ".join(
             text
             for text, value in (
                 (f"accuracy {up or 0:+.3f} points/epoch", up),
@@ -142,8 +142,8 @@ class PlateauDetector:
             if value is not None
         )
         if early:
-            said += f"; not before epoch {rule.not_before:g}"
-        return Verdict(seen.at, fired, up, loss, self._hits, said)
+            slopes += f"; not before epoch {rule.not_before:g}"
+        return Verdict(seen.at, fired, up, loss, self._hits, slopes)
 
     def state_dict(self) -> dict[str, Any]:
         points = [asdict(p) for p in self._points]

@@ -67,21 +67,21 @@ def load_pretrained(model: Gpt2 | Llama, folder: Path) -> None:
     if isinstance(model, Llama):
         _take_constants(model, theirs.config, folder)
     names = GPT2_NAMES if isinstance(model, Gpt2) else LLAMA_NAMES
-    found = {_our_name(name, names): tensor for name, tensor in theirs.state_dict().items()}
+    weights = {_our_name(name, names): tensor for name, tensor in theirs.state_dict().items()}
     if isinstance(model, Gpt2):
-        found = {n: t.T if n.endswith(TRANSPOSED) else t for n, t in found.items()}
-    _check(found, model.state_dict(), folder)
-    model.load_state_dict(found)
+        weights = {n: t.T if n.endswith(TRANSPOSED) else t for n, t in weights.items()}
+    _check(weights, model.state_dict(), folder)
+    model.load_state_dict(weights)
 
 
 def _take_constants(model: Llama, config: Any, folder: Path) -> None:
     """Check the constants that no tensor holds, and take over the norms' epsilon."""
     rotary = getattr(config, "rope_parameters", None) or {"rope_theta": config.rope_theta}
-    told = (config.num_attention_heads, rotary["rope_theta"], rotary.get("rope_type", "default"))
+    stored = (config.num_attention_heads, rotary["rope_theta"], rotary.get("rope_type", "default"))
     ours = (model.shape.heads, model.shape.rotary_base, "default")
-    if told != ours:
+    if stored != ours:
         raise WeightsError(
-            f"{folder} holds another model: heads, rotary base and kind are {told} there,"
+            f"{folder} holds another model: heads, rotary base and kind are {stored} there,"
             f" {ours} here; give weights of this model"
         )
     for norm in model.modules():
@@ -96,13 +96,13 @@ def _our_name(name: str, names: Mapping[str, str]) -> str:
     return name
 
 
-def _check(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], folder: Path) -> None:
-    odd = [f"it lacks {name}" for name in wanted if name not in found]
-    odd += [f"it also has {name}" for name in found if name not in wanted]
+def _check(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor], folder: Path) -> None:
+    odd = [f"it lacks {name}" for name in wanted if name not in weights]
+    odd += [f"it also has {name}" for name in weights if name not in wanted]
     odd += [
-        f"{name} is {list(found[name].shape)} there, {list(tensor.shape)} here"
+        f"{name} is {list(weights[name].shape)} there, {list(tensor.shape)} here"
         for name, tensor in wanted.items()
-        if name in found and found[name].shape != tensor.shape
+        if name in weights and weights[name].shape != tensor.shape
     ]
     if odd:
         more = f"; and {len(odd) - 3} more" if len(odd) > 3 else ""

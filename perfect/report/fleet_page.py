@@ -72,7 +72,7 @@ def metric_figure(fleet: FleetRecord) -> str | None:
         for number, job in enumerate(fleet.jobs)
         if job.run is not None
     ]  # fmt: skip
-    curves = [one for one in curves if len(one[2][0])]
+    curves = [curve for curve in curves if len(curve[2][0])]
     if not curves:
         return None
     with panels([3.0], columns=2) as (figure, axes):
@@ -106,11 +106,11 @@ def rungs(fleet: Mapping[str, object], end: float) -> list[int]:
     stop = fleet.get("stop")
     if not isinstance(stop, Mapping):
         return []
-    found, step = [], int(stop["first"])
+    steps, step = [], int(stop["first"])
     while step <= end:
-        found.append(step)
+        steps.append(step)
         step *= int(stop["eta"])
-    return found
+    return steps
 
 
 def timeline_figure(fleet: FleetRecord) -> str | None:
@@ -153,16 +153,16 @@ def _row(
     axes: Axes,
     low: int,
     label: str,
-    found: Mapping[str, NDArray[np.float64]],
+    shares: Mapping[str, NDArray[np.float64]],
     end: float,
     is_device: bool,
 ) -> None:
     edges = np.linspace(0, end, BINS + 1)
     bottom = np.full(BINS, low + 0.12)
     for phase, (_, colour) in PHASE_STYLES.items():
-        if phase not in found:
+        if phase not in shares:
             continue
-        top = bottom + 0.76 * found[phase]
+        top = bottom + 0.76 * shares[phase]
         axes.fill_between(
             np.repeat(edges, 2)[1:-1], np.repeat(bottom, 2), np.repeat(top, 2), color=colour,
             linewidth=0,
@@ -178,13 +178,13 @@ def _row(
 
 def shares(spans: Sequence[JobSpan], end: float) -> dict[str, NDArray[np.float64]]:
     """Return each phase's share of each of BINS equal stretches of the time up to `end`."""
-    found: dict[str, NDArray[np.float64]] = {}
+    by_phase: dict[str, NDArray[np.float64]] = {}
     edges = np.linspace(0, end, BINS + 1)
     for span in spans:
         overlap = np.minimum(edges[1:], span.end) - np.maximum(edges[:-1], span.begin)
         share = np.clip(overlap, 0, None) * BINS / end
-        found[span.phase] = found.get(span.phase, np.zeros(BINS)) + share
-    return found
+        by_phase[span.phase] = by_phase.get(span.phase, np.zeros(BINS)) + share
+    return by_phase
 
 
 CSS = """
@@ -225,7 +225,7 @@ def fleet_page(fleet: FleetRecord) -> str:
             "What every device and every job did",
             plot(
                 timeline_figure(fleet),
-                "The height of a colour is its share of the time there. Devices show what jobs did"
+                "The height of a colour is its share of the time there. Devices show the jobs"
                 " that had them to themselves."
                 + (" The program began again at a dashed line." if fleet.restarts else ""),
             )
@@ -241,41 +241,41 @@ def summary(fleet: FleetRecord) -> str:
     """Return what came of the grid in one sentence."""
     counts = {state: sum(job.state == state for job in fleet.jobs) for state in STATES}
     rest = len(fleet.jobs) - sum(counts.values())
-    told = [f"{number} {state}" for state, number in counts.items() if number]
-    told += [f"{rest} not at their end"] if rest else []
-    jobs = f"{words.counted(len(fleet.jobs), 'job')} ({', '.join(told)})"
+    states = [f"{number} {state}" for state, number in counts.items() if number]
+    states += [f"{rest} not at their end"] if rest else []
+    jobs = f"{words.counted(len(fleet.jobs), 'job')} ({', '.join(states)})"
     took = f"{duration(fleet.seconds)} on {words.counted(len(fleet.devices), 'device')}"
     best = fleet.best
     if best is None:
         return f"{jobs} in {took}. No job has finished with a {fleet.metric}."
-    judged = _judged(best)
+    judged = _describe_weights(best)
     more = f" ({', '.join(judged)})" if judged else ""
     return f'"{best.name}" is best: {fleet.metric} {best.metric:.5g}{more}. {jobs} in {took}.'
 
 
-def _judged(job: JobRecord) -> list[str]:
+def _describe_weights(job: JobRecord) -> list[str]:
     """Say how good the final weights of a job are."""
-    said = []
+    texts = []
     if job.run is not None:
         if (accuracy := job.run.number("accuracy")) is not None:
-            said.append(f"{job.run.record.get('accuracy_on')} accuracy {words.accuracy(accuracy)}")
+            texts.append(f"{job.run.record.get('accuracy_on')} accuracy {words.accuracy(accuracy)}")
         if (perplexity := job.run.number("perplexity")) is not None:
-            said.append(f"{job.run.record.get('perplexity_on')} perplexity {perplexity:.4g}")
-    return said
+            texts.append(f"{job.run.record.get('perplexity_on')} perplexity {perplexity:.4g}")
+    return texts
 
 
 def _alerts(fleet: FleetRecord) -> str:
-    said = [
+    alerts = [
         f"{job.name} failed after {words.counted(job.step, 'step')}:"
         f" {job.why or 'no reason is known'}"
         for job in fleet.jobs
         if job.state == "failed"
     ]
     if fleet.status == "interrupted":
-        said.append("The grid was interrupted. The same command goes on with it.")
+        alerts.append("The grid was interrupted. The same command goes on with it.")
     if fleet.status == "out of time":
-        said.append("Its time was over. The same command goes on with it for as long again.")
-    text = "\n".join(said)
+        alerts.append("Its time was over. The same command goes on with it for as long again.")
+    text = "\n".join(alerts)
     return f"<p class=alert>{escape(text)}</p>" if text else ""
 
 
@@ -294,11 +294,11 @@ def _jobs(fleet: FleetRecord) -> str:
             shown = f"{value:g}" if isinstance(value, float) else str(value)
             cells.append(DASH if value is None else shown)
         cells.append(DASH if job.metric is None else f"{job.metric:.5g}")
-        found = job.run
+        run = job.run
         if accuracy:
-            cells.append(words.accuracy(found.number("accuracy")) if found else DASH)
+            cells.append(words.accuracy(run.number("accuracy")) if run else DASH)
         if perplexity:
-            figure = found.number("perplexity") if found else None
+            figure = run.number("perplexity") if run else None
             cells.append(DASH if figure is None else f"{figure:.4g}")
         why = f": {job.why}" if job.why and job.state in ("stopped", "failed") else ""
         cells += [count(job.step), words.seconds(job.seconds), f"{job.state}{why}"]
@@ -318,10 +318,10 @@ def _breakable(name: str) -> str:
 
 
 def _curves_caption(fleet: FleetRecord) -> str:
-    said = "A dot is the end of a job, a cross the end of one that was stopped early."
+    caption = "A dot is the end of a job, a cross the end of one that was stopped early."
     if fleet.fleet.get("stop"):
-        said += " Dashed lines are the rungs at which jobs were judged."
-    return said
+        caption += " Dashed lines are the rungs at which jobs were judged."
+    return caption
 
 
 def _waits(fleet: FleetRecord) -> str | None:

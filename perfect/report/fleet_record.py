@@ -95,12 +95,12 @@ def read_fleet(folder: Path) -> FleetRecord:
     path = folder / "grid.json"
     try:
         data = read_record(path)
-        found = _fields_of(FleetRecord, data, "it", "folder", "jobs", "restarts")
-        FleetConfig.model_validate(found["fleet"])
+        fields = _fields_of(FleetRecord, data, "it", "folder", "jobs", "restarts")
+        FleetConfig.model_validate(fields["fleet"])
         spans, restarts = read_timeline(folder / "timeline.jsonl")
         rows = typed({"jobs": tuple[dict, ...]}, data, "it")["jobs"]
         jobs = tuple(_job(folder, row, spans) for row in rows)
-        return FleetRecord(folder=folder, jobs=jobs, restarts=restarts, **found)
+        return FleetRecord(folder=folder, jobs=jobs, restarts=restarts, **fields)
     except OSError as error:
         raise RunError(
             f"{path} cannot be read ({error.strerror}); give the folder of a grid"

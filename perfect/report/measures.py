@@ -145,27 +145,27 @@ def remarks(runs: Sequence[Run], baseline: Run) -> list[str]:
     """Return what a reader must know before believing the table."""
     [name] = [name for run, name in zip(runs, labels(runs), strict=True) if run is baseline]
     kind = ", which is without reuse" if without_reuse(baseline) else ""
-    said = [f"Speed-ups are in wall time, against {name}{kind}."]
+    notes = [f"Speed-ups are in wall time, against {name}{kind}."]
     if any(run.number("process_peak_bytes") for run in runs):
-        said.append("Process memory is the most that was resident: Python and libraries included.")
+        notes.append("Process memory is the most that was resident: Python and libraries included.")
     open_runs = [
         label for label, r in zip(labels(runs), runs, strict=True) if r.status == "running"
     ]
     if open_runs:
-        said.append(f"These are still running, with figures so far: {', '.join(open_runs)}.")
+        notes.append(f"These are still running, with figures so far: {', '.join(open_runs)}.")
     steps = [run.number("steps") or 0 for run in runs if run.completed]
     if steps and max(steps) > 1.01 * min(steps):
-        said.append(
-            "The runs took different numbers of steps: those with fewer are also faster for that."
+        notes.append(
+            "The runs took different numbers of steps: fewer steps alone make a run faster."
         )
     if len({run.record.get("accuracy_on") for run in runs if run.number("accuracy")}) > 1:
-        said.append("Some accuracies are of the test set, others of the hold-out set.")
-    return said + _same_losses(runs)
+        notes.append("Some accuracies are of the test set, others of the hold-out set.")
+    return notes + _same_losses(runs)
 
 
 def _same_losses(runs: Sequence[Run]) -> list[str]:
     """Say whether runs that differ in nothing but `offload` had the same losses."""
-    said = []
+    notes = []
     named = list(zip(runs, labels(runs), strict=True))
     for number, (run, name) in enumerate(named):
         for other, before in named[:number]:
@@ -175,10 +175,10 @@ def _same_losses(runs: Sequence[Run]) -> list[str]:
                 continue
             count, step = compared_losses(run, other)
             if step is not None:
-                said.append(f"The losses of {before} and {name} differ from step {step:.0f} on.")
+                notes.append(f"The losses of {before} and {name} differ from step {step:.0f} on.")
             elif count:
-                said.append(f"All {count} losses of {before} and {name} are equal, bit for bit.")
-    return said
+                notes.append(f"All {count} losses of {before} and {name} are equal, bit for bit.")
+    return notes
 
 
 def compared_losses(run: Run, other: Run) -> tuple[int, float | None]:
@@ -186,7 +186,7 @@ def compared_losses(run: Run, other: Run) -> tuple[int, float | None]:
     count, steps = 0, []
     for name in ("train_loss", "val_loss", "test_loss"):
         rows, others = (
-            [*zip(*one.metrics.pairs("step", name), strict=True)] for one in (run, other)
+            [*zip(*each.metrics.pairs("step", name), strict=True)] for each in (run, other)
         )
         count += min(len(rows), len(others))
         steps += [min(a or b, b or a) for a, b in zip_longest(rows, others) if a != b]
@@ -201,8 +201,8 @@ Setting = tuple[Any, Any]
 def differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
     """Return the settings that differ, with the value in every run. A section that only some runs
     have is one setting, without its defaults."""
-    found = [(run.table("config"), run.table("chosen") or run.table("config")) for run in runs]
-    return list(_differences(found, ""))
+    settings = [(run.table("config"), run.table("chosen") or run.table("config")) for run in runs]
+    return list(_differences(settings, ""))
 
 
 def _differences(settings: Sequence[Setting], at: str) -> Iterator[tuple[str, list[str]]]:
@@ -234,8 +234,8 @@ def _text(value: object, given: object) -> str:
     if value is ABSENT:
         return DASH
     if isinstance(value, Mapping):
-        told = {} if given is ABSENT else given
-        return yaml.safe_dump(told, default_flow_style=True, sort_keys=False, width=1000).strip()
+        shown = {} if given is ABSENT else given
+        return yaml.safe_dump(shown, default_flow_style=True, sort_keys=False, width=1000).strip()
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 

@@ -111,18 +111,18 @@ TRUSTED = 0.1
 
 
 def stalls_section(run: Run) -> str:
-    found = run.table("offload")
-    if not found:
+    stats = run.table("offload")
+    if not stats:
         return ""
-    spent = [TimeShares.from_row(row) for row in found.get("phases") or ()]
+    spent = [TimeShares.from_row(row) for row in stats.get("phases") or ()]
     if len(spent) > 1:
-        spent.insert(0, TimeShares.from_row(found, "whole run"))
-    if not found.get("runs"):
+        spent.insert(0, TimeShares.from_row(stats, "whole run"))
+    if not stats.get("runs"):
         trained = any(time.seconds for time in spent)
-        told = (
+        reason = (
             "No step was planned: the run trained eagerly." if trained else "No step was trained."
         )
-        return section("Where the time goes", note(told))
+        return section("Where the time goes", note(reason))
     head = ("", "Training", *(name.capitalize() for name, *_ in PARTS.values()))
     rows = [
         (time.name, seconds(time.seconds), *(percent(time.share(part)) for part in PARTS))
@@ -142,24 +142,24 @@ def stalls_section(run: Run) -> str:
 
 
 def memory_section(run: Run) -> str:
-    found = run.table("offload")
-    if not found.get("peak_bytes"):
+    stats = run.table("offload")
+    if not stats.get("peak_bytes"):
         return ""
-    unmoved, peak = found.get("unmoved_bytes"), found["peak_bytes"]
+    unmoved, peak = stats.get("unmoved_bytes"), stats["peak_bytes"]
     rows = [
-        ("Budget", size(found.get("budget_bytes")), _share(found.get("budget_bytes"), unmoved)),
+        ("Budget", size(stats.get("budget_bytes")), _share(stats.get("budget_bytes"), unmoved)),
         ("Taken by the plan", size(peak), _share(peak, unmoved)),
-        ("In use at the same time, measured", size(found.get("held_bytes")),
-         _share(found.get("held_bytes"), unmoved)),
-        ("The smallest budget that can be planned", size(found.get("smallest_bytes")),
-         _share(found.get("smallest_bytes"), unmoved)),
+        ("In use at the same time, measured", size(stats.get("held_bytes")),
+         _share(stats.get("held_bytes"), unmoved)),
+        ("The smallest budget that can be planned", size(stats.get("smallest_bytes")),
+         _share(stats.get("smallest_bytes"), unmoved)),
         ("Needed if nothing is moved", size(unmoved), _share(unmoved, unmoved)),
-        ("On the host", size(found.get("host_bytes")), _share(found.get("host_bytes"), unmoved)),
+        ("On the host", size(stats.get("host_bytes")), _share(stats.get("host_bytes"), unmoved)),
     ]  # fmt: skip
     return section(
         "Memory over the step",
         table(("", "Bytes", "Share of what a step needs"), [row for row in rows if row[1] != DASH]),
-        *(_picture(run, row) for row in found.get("plans") or ()),
+        *(_picture(run, row) for row in stats.get("plans") or ()),
     )
 
 
@@ -172,15 +172,15 @@ def _picture(run: Run, row: Row) -> str | None:
     svg = path.read_bytes()
     if b"<svg" not in svg:
         return note(f"{path.name} is damaged and cannot be shown.")
-    told = f"{row['part']}, batch of {row['inputs']}"
+    name = f"{row['part']}, batch of {row['inputs']}"
     source = f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
-    image = f'<img alt="{escape(f"Memory: {told}")}" src="{source}">'
-    return plot(image, f"{told[0].upper()}{told[1:]}: the plan as it was simulated.", broad=True)
+    image = f'<img alt="{escape(f"Memory: {name}")}" src="{source}">'
+    return plot(image, f"{name[0].upper()}{name[1:]}: the plan as it was simulated.", broad=True)
 
 
 def steps_section(run: Run) -> str:
-    found = run.table("offload")
-    plans = found.get("plans") or ()
+    stats = run.table("offload")
+    plans = stats.get("plans") or ()
     if not plans:
         return ""
     head = ("Batch", "Part", "Runs", "Predicted", "Measured", "Ratio", "Transfer stall",
@@ -200,35 +200,35 @@ def steps_section(run: Run) -> str:
         )
         for row in plans
     ]
-    ran, made, kept = "", found.get("plans_made") or len(plans), len(plans)
-    if device := found.get("device"):  # run.json of older versions does not contain it
-        ran = f" Steps ran on {escape(str(device))}, engine {escape(str(found.get('engine')))}."
+    ran, made, kept = "", stats.get("plans_made") or len(plans), len(plans)
+    if device := stats.get("device"):  # run.json of older versions does not contain it
+        ran = f" Steps ran on {escape(str(device))}, engine {escape(str(stats.get('engine')))}."
     more = f" {count(made)} plans were made; those that are not listed are no longer kept."
     return section(
         "Step time, predicted and measured",
-        f"<p>{prediction(found)}{ran}</p>",
+        f"<p>{prediction(stats)}{ran}</p>",
         table(head, rows, words=(0, 1, 9)),
         note("Measured is the median of the latest runs." + (more if made > kept else "")),
     )
 
 
-def prediction(found: Row) -> str:
+def prediction(stats: Row) -> str:
     """Compare predicted and measured time in one sentence."""
-    ratio = _ratio(found)
+    ratio = _ratio(stats)
     if ratio is None:
         return "No step was measured."
-    said = (
-        f"A step was predicted to take {brief(found['predicted_seconds'])} and took"
-        f" {brief(found['median_seconds'])}: {times(ratio)}."
+    line = (
+        f"A step was predicted to take {brief(stats['predicted_seconds'])} and took"
+        f" {brief(stats['median_seconds'])}: {times(ratio)}."
     )
     if abs(ratio - 1) <= TRUSTED:
-        return said
+        return line
     off = percent(abs(ratio - 1), 0)
     if ratio < 1:
-        return f"{said} That is {off} less: the machine was busier when its kernels were measured."
+        return f"{line} That is {off} less: the machine was busier when its kernels were measured."
     return (
-        f"{said} That is {off} more: the machine was busier than when its kernels were measured, or"
-        " the gaps between kernels are long. The budget is kept in either case."
+        f"{line} That is {off} more: the machine was busier than when its kernels were measured,"
+        " or the gaps between kernels are long. The budget is kept in either case."
     )
 
 
@@ -254,23 +254,23 @@ MEANINGS = (
 
 
 def swarm_section(run: Run) -> str:
-    found = run.table("elastic")
-    generations: Sequence[Row] = found.get("generations") or ()
-    if not found:
+    swarm = run.table("elastic")
+    generations: Sequence[Row] = swarm.get("generations") or ()
+    if not swarm:
         return ""
     if not generations:
         return section("The swarm", note("This peer was not a member of any generation."))
     return section(
         "The swarm",
-        f"<p>{escape(_lead(found, generations))}</p>",
-        _shares(found.get("peers") or ()),
+        f"<p>{escape(_lead(swarm, generations))}</p>",
+        _shares(swarm.get("peers") or ()),
         _generations(generations),
-        _gaps(found.get("gaps") or (), run.rows("phases")),
+        _gaps(swarm.get("gaps") or (), run.rows("phases")),
     )
 
 
-def _lead(found: Row, generations: Sequence[Row]) -> str:
-    began = found.get("began") or {}
+def _lead(swarm: Row, generations: Sequence[Row]) -> str:
+    began = swarm.get("began") or {}
     how = {
         "nothing": "with the first weights",
         "checkpoint": f"with a checkpoint of step {began.get('step')}",
@@ -278,7 +278,7 @@ def _lead(found: Row, generations: Sequence[Row]) -> str:
     }.get(str(began.get("with")), "")
     most = max(len(row["members"]) for row in generations)
     return (
-        f"A step was dealt in {found.get('lanes')} lanes to {most} or fewer peers. This peer began"
+        f"A step was dealt in {swarm.get('lanes')} lanes to {most} or fewer peers. This peer began"
         f" {how}, and saw {words.counted(len(generations), 'generation')}."
     )
 
@@ -337,24 +337,25 @@ def _generations(generations: Sequence[Row]) -> str:
 def _gaps(gaps: Sequence[Row], phases: Sequence[Row]) -> str:
     if not gaps:
         return note("No generation ended unplanned, so there were no gaps.")
-    median, longest, whole = _waited(gaps)
-    told = note(
+    median, longest, whole = _summarize_waits(gaps)
+    lead = note(
         f"{words.counted(len(gaps), 'generation')} ended unplanned. Until the"
         f" next one had begun this peer waited {median} (median), {longest} at most, {whole} in"
         " all. No step was lost."
     )
     if len(phases) < 2:
-        return told
+        return lead
     ends = [phase["first_step"] for phase in phases[1:]]
     rows = []
     for phase, first, end in zip(phases, [0, *ends], [*ends, inf], strict=True):
-        own = [gap for gap in gaps if first <= gap["step"] < end]
-        rows.append((phase["name"], count(len(own)), *(_waited(own) if own else [DASH] * 3)))
+        here = [gap for gap in gaps if first <= gap["step"] < end]
+        waits = _summarize_waits(here) if here else [DASH] * 3
+        rows.append((phase["name"], count(len(here)), *waits))
     head = ("Phase", "Gaps", "Median", "Longest", "In all")
-    return told + table(head, rows, words=(0,))
+    return lead + table(head, rows, words=(0,))
 
 
-def _waited(gaps: Sequence[Row]) -> list[str]:
+def _summarize_waits(gaps: Sequence[Row]) -> list[str]:
     """Return the median, the longest and all seconds of gaps."""
     seconds = sorted(gap["seconds"] for gap in gaps)
-    return [brief(one) for one in (seconds[len(seconds) // 2], seconds[-1], sum(seconds))]
+    return [brief(value) for value in (seconds[len(seconds) // 2], seconds[-1], sum(seconds))]

@@ -45,9 +45,9 @@ def section(title: str, *content: str | None) -> str:
 
 def plot(svg: str | None, caption: str = "", broad: bool = False) -> str | None:
     """Return a figure with its caption. A `broad` one is wider than the text if there is room."""
-    told = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+    below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
     kind = " class=broad" if broad else ""
-    return svg and f"<figure{kind}><div class=wide>{svg}</div>{told}</figure>"
+    return svg and f"<figure{kind}><div class=wide>{svg}</div>{below}</figure>"
 
 
 def note(text: str) -> str:

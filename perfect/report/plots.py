@@ -104,12 +104,12 @@ class RunPhases:
             return
         for span in self.spans:
             room = (min(span.end, stop) - span.start) / stop * 72 * (WIDTH - 0.7)
-            told = (
+            texts = (
                 f"{span.name}, {_reuse(span.reuse)}",
                 _reuse(span.reuse),
                 f"{TIMES}{span.reuse}",
             )
-            label = next((t for t in told if 5.0 * len(t) + 4 < room), "")
+            label = next((t for t in texts if 5.0 * len(t) + 4 < room), "")
             put_text(below[0], span.start / stop, 1.0, label, (3, 4), color=MUTED, va="bottom")
         for i, mark in enumerate(self.marks if mark_text else ()):
             right = mark.step < 0.6 * stop

@@ -70,26 +70,26 @@ def summary(run: Run) -> str:
     steps = words.counted(run.number("steps") or 0, "step")
     accuracy, best = run.number("accuracy"), run.number("best_accuracy")
     if accuracy is not None:
-        said = f"{words.accuracy(accuracy)} {_judged_on(run, 'accuracy')} after {steps}"
+        outcome = f"{words.accuracy(accuracy)} {_judged_set(run, 'accuracy')} after {steps}"
     elif best is not None:
-        said = f"{words.accuracy(best)} best hold-out accuracy in {steps}"
+        outcome = f"{words.accuracy(best)} best hold-out accuracy in {steps}"
     elif (perplexity := run.number("perplexity")) is not None:
-        said = f"{_judged_on(run, 'perplexity')} {perplexity:.2f} a token after {steps}"
+        outcome = f"{_judged_set(run, 'perplexity')} {perplexity:.2f} a token after {steps}"
     else:
-        said = f"{steps} without a measured accuracy"
+        outcome = f"{steps} without a measured accuracy"
     if not run.completed:
-        said = f"{run.status}: {said}"
-    parts = [said]
+        outcome = f"{run.status}: {outcome}"
+    parts = [outcome]
     if run.fresh_passes is not None and run.number("served_samples"):
         extra = run.number("extra_decodes")
         again = f" (and {count(extra)} samples decoded again)" if extra else ""
         fresh = passes(run.fresh_passes)
-        one = f"{fresh} fresh {'pass' if fresh == '1' else 'passes'}"
+        fresh_passes = f"{fresh} fresh {'pass' if fresh == '1' else 'passes'}"
         of = f" for {passes(run.in_passes('served_samples'))} served"
         parts.append(
-            f"{one}{of}; the data set is in memory, so nothing is decoded"
+            f"{fresh_passes}{of}; the data set is in memory, so nothing is decoded"
             if run.in_memory
-            else f"{one} decoded{again}{of}: {fewer(run.saved)}"
+            else f"{fresh_passes} decoded{again}{of}: {fewer(run.saved)}"
         )
     if run.stall_share is not None:
         stall = duration(run.number("stall_seconds"))
@@ -102,7 +102,7 @@ def summary(run: Run) -> str:
     return text[0].upper() + text[1:]
 
 
-def _judged_on(run: Run, what: str) -> str:
+def _judged_set(run: Run, what: str) -> str:
     sets = {"test": "test ", "holdout": "hold-out "}
     return f"{sets.get(run.record.get(f'{what}_on') or '', '')}{what}"
 
@@ -119,18 +119,18 @@ def _alerts(run: Run) -> str:
     }[run.status]
     text = "\n".join(str(part) for part in (text, error) if part)
     resumed = ", ".join(map(str, run.record.get("resumed_at") or ()))
-    said = f"<p class=alert>{escape(text)}</p>" if text else ""
-    return said + (note(f"It was resumed at step {resumed}.") if resumed else "")
+    alert = f"<p class=alert>{escape(text)}</p>" if text else ""
+    return alert + (note(f"It was resumed at step {resumed}.") if resumed else "")
 
 
 def _key_figures(run: Run) -> str:
-    label = _judged_on(run, "accuracy")
+    label = _judged_set(run, "accuracy")
     figures = [
         (words.accuracy(run.number("accuracy")), label[0].upper() + label[1:]),
         (words.accuracy(run.number("best_accuracy")), "Best on hold-out"),
     ]
     if (perplexity := run.number("perplexity")) is not None:
-        figures = [(f"{perplexity:.2f}", _judged_on(run, "perplexity").capitalize())]
+        figures = [(f"{perplexity:.2f}", _judged_set(run, "perplexity").capitalize())]
     figures += [
         (count(run.number("steps")), "Optimizer steps"),
         (duration(run.number("wall_seconds")), "Wall time"),
@@ -149,15 +149,15 @@ def _key_figures(run: Run) -> str:
 
 def _switches_caption(run: Run) -> str:
     reused = any(phase["reuse"] > 1 for phase in run.rows("phases"))
-    told = "Samples are reused in shaded phases; in darker ones, more often." if reused else ""
+    caption = "Samples are reused in shaded phases; in darker ones, more often." if reused else ""
     for switch in run.rows("switches"):
         if switch.get("entered") is not None:
-            told += (
+            caption += (
                 f" The run switched to {switch['entered']} at step {switch['step']}"
                 f" (epoch {switch.get('at', math.nan):.1f}): {switch['reason']};"
                 f" {switch.get('detail', '')}."
             )
-    return told.strip()
+    return caption.strip()
 
 
 def _plateau(run: Run) -> str:
@@ -167,13 +167,13 @@ def _plateau(run: Run) -> str:
     rule = run.table("config").get("switch") or {}
     svg = plots.plateau_trace(verdicts, rule.get("accuracy_slope"), rule.get("loss_slope"))
     hits = f" {rule['hits']} checks in a row must be flat." if rule.get("hits") else ""
-    told = (
+    caption = (
         f"Slopes are over a window of checks, under a constant learning rate.{hits} The rule fired"
         " at a diamond. The axis is linear within the threshold, logarithmic beyond it."
     )
     reason = verdicts[-1].get("reason", "")
     last = f"The window never filled, so there are no slopes. The last check said: {reason}."
-    return section("Plateau", plot(svg, told) or note(last))
+    return section("Plateau", plot(svg, caption) or note(last))
 
 
 def _phases(run: Run) -> str:
@@ -241,8 +241,8 @@ def _decodes(run: Run) -> str:
 
 
 def _environment(run: Run) -> str | None:
-    found = {**run.table("environment"), "seed": run.record.get("seed")}
-    rows = [(key, value) for key, value in found.items() if value is not None]
+    values = {**run.table("environment"), "seed": run.record.get("seed")}
+    rows = [(key, value) for key, value in values.items() if value is not None]
     return table((), rows, words=(0, 1)) if rows else None
 
 

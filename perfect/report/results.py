@@ -243,10 +243,10 @@ def read_record(path: Path) -> Any:
 def _problems(record: object) -> list[str]:
     if not isinstance(record, dict):
         return ["it is not an object"]
-    found = [*_problems_in(record)]
+    problems = [*_problems_in(record)]
     if (status := record.get("status")) not in STATUSES:
-        found = [f"status is {status!r:.40}, not one of {', '.join(STATUSES)}", *found]
-    return found
+        problems = [f"status is {status!r:.40}, not one of {', '.join(STATUSES)}", *problems]
+    return problems
 
 
 def _problems_in(value: Any, at: str = "", path: str = "", depth: int = 0) -> Iterator[str]:

@@ -67,8 +67,8 @@ class RunCheckpoint(Checkpoint):
                   Lightning logs what batch k has measured: the resumed run will not
         batch k+1 on_train_batch_start  stop, if that was asked for
 
-    In a swarm one peer writes. Where it dies, another one does from then on, and begins at once:
-    the dead one may not have come to writing what was due.
+    In a swarm one peer writes. When it dies, another one writes from then on, and begins at once,
+    because the dead one may have died before its last checkpoint.
 
     If a save fails (disk full), the error is logged and the run keeps the previous checkpoint.
     """
@@ -93,7 +93,7 @@ class RunCheckpoint(Checkpoint):
         self._writes = True
         """Whether this process is the one that writes."""
         self._overdue = False
-        """Whether it has come to write in the middle of the run, and has not written yet."""
+        """Whether it became the one that writes during the run, and has not written yet."""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._due_from = self._saved_step = trainer.global_step

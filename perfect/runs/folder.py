@@ -123,7 +123,7 @@ def _without_how(config: Any) -> Any:
 
 
 def check_same(what: str, theirs: Any, mine: Any) -> None:
-    """Raise `FolderError` if these are not the same, with what differs. `what`: what that means."""
+    """Raise `FolderError` with the differences, if there are any. `what` says what they mean."""
     if odd := differences(theirs, mine):
         raise FolderError(
             f"{what}: {'; '.join(odd[:5])}{'; ...' if len(odd) > 5 else ''}. Give another --out, or"

@@ -39,7 +39,7 @@ def kept_below(root: Path) -> Iterator[Path]:
             entries = [e for e in folder.iterdir() if e.is_dir() and not e.is_symlink()]
             waiting += sorted(entries, reverse=True)
         except OSError:
-            yield folder  # who looks at it is told why it cannot be read
+            yield folder  # reading it says why it cannot be read
 
 
 def check_resumable(folder: Path) -> None:

@@ -118,11 +118,11 @@ class RunProgress(L.Callback):
         switch, seconds = self._switch, max(self._log.wall_seconds, 1e-9)
         assert switch.loader is not None
         stats, metrics = switch.loader.stats, trainer.callback_metrics
-        said = [
+        words = [
             f"step {trainer.global_step}/{switch.total_steps}",
             f"{switch.policy.phase.name} x{switch.policy.phase.reuse}",
         ]
-        said += [
+        words += [
             f"{label} {said_as(float(metrics[name]))}"
             for label, name, said_as in (
                 ("loss", "train_loss", "{:.3f}".format),
@@ -132,9 +132,9 @@ class RunProgress(L.Callback):
             if name in metrics
         ]
         if not in_memory(switch.loader):
-            said.append(f"{decoded_by_all(trainer, switch.loader) / seconds:.0f} decoded/s")
-        said.append(f"stall {percent(stats.stall_seconds / seconds, 0)}")
-        return "  ".join(said)
+            words.append(f"{decoded_by_all(trainer, switch.loader) / seconds:.0f} decoded/s")
+        words.append(f"stall {percent(stats.stall_seconds / seconds, 0)}")
+        return "  ".join(words)
 
     def _whole_line(self, trainer: L.Trainer) -> str:
         """The line where there is no table below it."""

@@ -213,8 +213,8 @@ def process_peak_bytes() -> int | None:
     """Return the most memory of this process that was ever resident at the same time. Jobs of a
     fleet that share a process share this number; where nobody counts it is None."""
     status = Path("/proc/self/status")
-    found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text() if status.exists() else "")
-    return int(found[1]) * 1024 if found else None
+    match = re.search(r"VmHWM:\s+(\d+) kB", status.read_text() if status.exists() else "")
+    return int(match[1]) * 1024 if match else None
 
 
 def environment() -> dict[str, Any]:

@@ -150,7 +150,7 @@ class StallLog(L.Callback):
 
     def draw(self, folder: Path) -> None:
         """Draw the plans that took most of the time, each into the file that its row names."""
-        for row, measured in self._measured():
+        for row, measured in self._measured_plans():
             if measured is not None and "picture" in row:
                 measured.plan.draw(folder / row["picture"])
 
@@ -179,13 +179,13 @@ class StallLog(L.Callback):
         return self._plan
 
     def _plans(self) -> list[Row]:
-        return [row for row, _ in self._measured()]
+        return [row for row, _ in self._measured_plans()]
 
-    def _measured(self) -> list[tuple[Row, MeasuredPlan | None]]:
+    def _measured_plans(self) -> list[tuple[Row, MeasuredPlan | None]]:
         """Return the plans of the whole run, one row for each, also of before a resume."""
-        found: list[tuple[Row, MeasuredPlan | None]] = [(row, None) for row in self._earlier]
+        plans: list[tuple[Row, MeasuredPlan | None]] = [(row, None) for row in self._earlier]
         if self._strategy is None:
-            return found
+            return plans
         steps = self._strategy.spent.seconds
         for measured in self._strategy.plans:
             row = _row(measured)
@@ -193,21 +193,21 @@ class StallLog(L.Callback):
             at = next(
                 (
                     n
-                    for n, (old, now) in enumerate(found)
+                    for n, (old, now) in enumerate(plans)
                     if now is None and (old["inputs"], old["part"]) == of
                 ),
-                len(found),
+                len(plans),
             )
-            if at < len(found):
-                old = found[at][0]
+            if at < len(plans):
+                old = plans[at][0]
                 summed = ("runs", "seconds", "compute_seconds", "transfer_seconds")
                 row = old | row | {key: old[key] + row[key] for key in summed}
             else:
-                found.append((row, measured))
+                plans.append((row, measured))
             if measured.spent.seconds >= DRAWN * steps:
                 row["picture"] = f"memory-{at + 1}.svg"
-            found[at] = (row, measured)
-        return found
+            plans[at] = (row, measured)
+        return plans
 
 
 def _row(measured: MeasuredPlan) -> Row:

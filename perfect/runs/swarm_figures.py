@@ -53,9 +53,9 @@ def swarm_board(trainer: L.Trainer) -> Table | None:
 def words_of(view: View, headers: Sequence[Header]) -> str:
     """Say it in a line."""
     members = "; ".join(
-        f"{one.name} {len(one.done)} lanes {one.samples_per_second:.0f} samples/s"
-        f" {size(one.pace.sent)} sent"
-        for one in _members(view, headers)
+        f"{header.name} {len(header.done)} lanes {header.samples_per_second:.0f} samples/s"
+        f" {size(header.pace.sent)} sent"
+        for header in _members(view, headers)
     )
     return f"generation {view.generation}: {members}"
 
@@ -66,26 +66,26 @@ def board_of(view: View, headers: Sequence[Header], own_rank: int) -> Table:
     for head in ("lanes", "samples/s", "sent"):
         table.add_column(head, justify="right")
     table.add_column("state")
-    for rank, one in enumerate(_members(view, headers)):
-        said = {
+    for rank, header in enumerate(_members(view, headers)):
+        remarks = {
             "writes": rank == 0,
             "this peer": rank == own_rank,
-            "computes nothing": not one.done,
-            "a change is announced": one.announced,
+            "computes nothing": not header.done,
+            "a change is announced": header.announced,
         }
         table.add_row(
-            Text(one.name),
-            str(len(one.done)),
-            f"{one.samples_per_second:.0f}",
-            size(one.pace.sent),
-            ", ".join(words for words, is_so in said.items() if is_so),
+            Text(header.name),
+            str(len(header.done)),
+            f"{header.samples_per_second:.0f}",
+            size(header.pace.sent),
+            ", ".join(words for words, is_so in remarks.items() if is_so),
         )
     return table
 
 
 def _members(view: View, headers: Sequence[Header]) -> list[Header]:
-    """The members of the generation, also those of whom nothing was heard yet."""
-    known = {one.name: one for one in headers}
+    """The members of the generation, also those that have sent no header yet."""
+    known = {header.name: header for header in headers}
     return [known.get(name, Header(name, 0)) for name in view.names]
 
 
@@ -131,12 +131,12 @@ class SwarmFigures(L.Callback):
 
 def figures_by_name(headers: Sequence[Header]) -> dict[str, float]:
     """Return what loggers are given of the members."""
-    found: dict[str, float] = {}
-    for one in headers:
-        found[f"elastic/{one.name}/lanes"] = float(len(one.done))
-        found[f"elastic/{one.name}/samples_per_second"] = one.samples_per_second
-        found[f"elastic/{one.name}/sent_bytes"] = float(one.pace.sent)
-    return found
+    figures: dict[str, float] = {}
+    for header in headers:
+        figures[f"elastic/{header.name}/lanes"] = float(len(header.done))
+        figures[f"elastic/{header.name}/samples_per_second"] = header.samples_per_second
+        figures[f"elastic/{header.name}/sent_bytes"] = float(header.pace.sent)
+    return figures
 
 
 def swarm_table(trainer: L.Trainer) -> dict[str, Any]:
@@ -154,7 +154,7 @@ PLANNED = "somebody came"
 
 @dataclass(slots=True)
 class _PeerSums:
-    """What is counted of one of them."""
+    """What is counted of one peer."""
 
     name: str
     lanes: int = 0
@@ -163,22 +163,24 @@ class _PeerSums:
     seconds: float = 0.0
     present: float = 0.0
     bytes_sent: int = 0
-    said: int | None = None
-    """The bytes that it had told of last."""
+    reported: int | None = None
+    """The bytes sent, by its latest report."""
 
     def add(self, samples: int, seconds: float, sent: int, present: float) -> None:
-        """Count what it has told at a step. `present`: the seconds since the step before."""
+        """Count its report of a step. `present`: the seconds since the step before."""
         self.samples += samples
         self.seconds += seconds
         self.present += present
-        if self.said is not None:  # a peer that joins again under its name begins at 0
-            self.bytes_sent += sent - self.said if sent >= self.said else sent
-        self.said = sent
+        if self.reported is not None:  # a peer that joins again under its name begins at 0
+            self.bytes_sent += sent - self.reported if sent >= self.reported else sent
+        self.reported = sent
 
     def plain(self) -> dict[str, Any]:
-        told = asdict(self) | {key: round(getattr(self, key), 3) for key in ("seconds", "present")}
-        del told["said"]
-        return told
+        values = asdict(self) | {
+            key: round(getattr(self, key), 3) for key in ("seconds", "present")
+        }
+        del values["reported"]
+        return values
 
 
 def swarm_record(lines: Sequence[Line]) -> dict[str, Any]:
@@ -197,7 +199,7 @@ def swarm_record(lines: Sequence[Line]) -> dict[str, Any]:
             began = {"step": line["begins"], "with": line["with"]}
             latest = None
             for peer in peers.values():
-                peer.said = None  # what it has sent while this peer was away is not counted
+                peer.reported = None  # what it has sent while this peer was away is not counted
         elif "generation" in line:
             latest = line["time"] if latest is None else latest
             if generations:
@@ -242,8 +244,8 @@ OF_GLOO = re.compile(rb"/gloo/|ProcessGroupGloo\.cpp")
 
 @contextmanager
 def gloo_apart(log: Path) -> Iterator[None]:
-    """Send what is not Python's to `log` in this block, and show at its end what is not gloo's. If
-    the process dies in the block, Python says where on the terminal, and `log` has the rest."""
+    """Send the output of C++ libraries to `log` in this block, and show at its end what is not of
+    gloo. If the process dies in the block, the terminal has Python's traceback, `log` the rest."""
     before = sys.stderr
     terminal = os.fdopen(os.dup(STDERR), "w", buffering=1)
     reports = faulthandler.is_enabled()

@@ -53,7 +53,7 @@ class PadToLengths:
 MOST = 8
 WASTE = 0.1
 MULTIPLE = 8
-"""Lengths are multiples of it, for kernels' sake, but for the longest."""
+"""All lengths but the longest are multiples of it, which kernels need to be fast."""
 
 
 def lengths_for(counts: Mapping[int, int], batch: int, longest: int) -> tuple[int, ...]:
@@ -76,13 +76,13 @@ def lengths_for(counts: Mapping[int, int], batch: int, longest: int) -> tuple[in
 def longest_of_batches(counts: Mapping[int, int], batch: int) -> dict[int, float]:
     """Return, by length, the part of all batches, drawn at random, whose longest has it."""
     whole, before, seen = sum(counts.values()), 0.0, 0
-    found: dict[int, float] = {}
+    shares: dict[int, float] = {}
     for length in sorted(counts):
         seen += counts[length]
         so_far = (seen / whole) ** batch
-        found[length] = so_far - before
+        shares[length] = so_far - before
         before = so_far
-    return found
+    return shares
 
 
 def padded(weights: Mapping[int, float], lengths: tuple[int, ...]) -> float:

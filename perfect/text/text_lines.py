@@ -82,18 +82,18 @@ def read_lines(root: Path, sequence: int, vocabulary: int | None = None) -> Line
 
 def _lines(file: Path, bpe: Bpe, sequence: int) -> TextLines:
     text = read_text(file)
-    packed = cached_ids(file, text, bpe, lambda text: _packed(file, text, bpe), "lines")
+    packed = cached_ids(file, text, bpe, lambda text: _pack(file, text, bpe), "lines")
     count = int(packed[0])
     sizes, ids = packed[1 : count + 1].astype(np.int64), packed[count + 1 :]
     if short := int((sizes < 2).sum()):
         log.info("%s: %d lines of fewer than two tokens are left out", file, short)
-    found = TextLines(ids, np.cumsum(sizes), sequence)
-    if not len(found):
+    lines = TextLines(ids, np.cumsum(sizes), sequence)
+    if not len(lines):
         raise SourceError(f"{file} has no line of two tokens or more: give texts, one a line")
-    return found
+    return lines
 
 
-def _packed(file: Path, text: str, bpe: Bpe) -> NDArray[np.int32]:
+def _pack(file: Path, text: str, bpe: Bpe) -> NDArray[np.int32]:
     """Return the number of lines, the tokens of each, and all tokens."""
     texts = [line for line in text.splitlines() if line.strip()]
     lines = [bpe.encode(line) for line in with_progress_bar(texts, f"encoding {file.name}")]

@@ -265,7 +265,7 @@ def test_a_job_goes_on_though_its_words_have_no_room(
         assert not caplog.records
         console.print(said[0])
     [told] = caplog.messages
-    assert "output.txt lacks words ([Errno 27] File too large): free some space" in told
+    assert "output.txt is incomplete ([Errno 27] File too large): free some space" in told
     lines = (tmp_path / "output.txt").read_text().splitlines()
     assert lines[0] == said[0] and lines[-1].endswith(said[0])
 

@@ -54,7 +54,7 @@ STRANGE = {
     "half a character as a key": ('"\\ud800": 1', ":1: .*unicode"),
     "a terminal's commands": ('"\\e[2J\\n\\r": 1', r":1: \\x1b\[2J\\n\\r: unknown key"),
     "a long version": (f"%YAML 1.{'9' * 5000}\n---\na: 1\n", ":1: this is not YAML"),
-    "a key given often": ("seed: 1\n" * 2000, f"only the first {MOST_PROBLEMS} problems are told"),
+    "a key given often": ("seed: 1\n" * 2000, f"only the first {MOST_PROBLEMS} problems are shown"),
     "many wrong phases": (f"phases: [{'{}, ' * 2000}]", "only the first"),
     "a long key": (f"? {'k' * 9000}\n: 1", ":1: the key on line 1 is no name"),
     "a long value": (f"seed: {'v' * 9000}", r"seed: must be a valid integer, not 'v+ \.\.\. v+'"),
