@@ -110,10 +110,10 @@ def _read(
         begun = True
         if is_mine:
             label = f"sample {number} of {name}"
-            skipped = asked < skip
-            yield (
-                RawSample(label, None) if skipped else RawSample(label, sample, here, _mark(sample))
-            )
+            if asked < skip:
+                yield RawSample(label, None)
+            else:
+                yield RawSample(label, sample, here, _mark(sample))
             asked += 1
         number += 1
 
