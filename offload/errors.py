@@ -20,7 +20,7 @@ class OffloadError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle all attributes besides the message: the error may come from another process."""
-        return _restored, (type(self), self.args, self.__dict__)
+        return _restore, (type(self), self.args, self.__dict__)
 
 
 class CaptureError(OffloadError):
@@ -93,7 +93,7 @@ class StepError(OffloadError):
     """
 
 
-def _restored(kind: type[OffloadError], args: tuple[Any, ...], known: dict[str, Any]) -> Any:
+def _restore(kind: type[OffloadError], args: tuple[Any, ...], known: dict[str, Any]) -> Any:
     error = kind.__new__(kind, *args)
     error.args = args
     error.__dict__.update(known)

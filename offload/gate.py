@@ -29,7 +29,7 @@ LOOK_SECONDS = 0.5
 """Seconds until a thread notices a Ctrl-C that hits just before it begins to wait."""
 
 
-def _closed_bell() -> threading.Lock:
+def _make_bell() -> threading.Lock:
     lock = threading.Lock()
     lock.acquire()
     return lock
@@ -53,7 +53,7 @@ class Guest:
     asked: float
     granted: float = 0.0
     ended: float = 0.0
-    bell: threading.Lock = field(default_factory=_closed_bell)
+    bell: threading.Lock = field(default_factory=_make_bell)
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +69,7 @@ class _StepSide:
     stands_aside: bool = False
     waits_elsewhere: bool = False
     """Whether it waits for something else than the gate, and will ask before it goes on."""
-    bell: threading.Lock = field(default_factory=_closed_bell)
+    bell: threading.Lock = field(default_factory=_make_bell)
 
 
 class Gate:

@@ -102,8 +102,8 @@ class MemGraph:
     def __repr__(self) -> str:
         return f"<MemGraph: {len(self.nodes)} nodes, arenas of {dict(self.arenas)} bytes>"
 
-    def described(self, number: int) -> str:
-        """The node with its task and the user's line, for error messages."""
+    def describe(self, number: int) -> str:
+        """Describe the node, with its task and the user's line, for error messages."""
         node = self.nodes[number]
         task = self.graph.tasks[node.task]
         what = f"task {task.name}"
@@ -125,14 +125,14 @@ def places_of(memgraph: MemGraph) -> dict[str, Place]:
     for number, buffer in enumerate(memgraph.graph.buffers):
         if buffer.persistent and number in memgraph.starts:
             pieces.setdefault(buffer.tensor, []).append((buffer.start, memgraph.starts[number]))
-    return {key: _joined(key, sorted(parts, key=_start)) for key, parts in pieces.items()}
+    return {key: _join_pieces(key, sorted(parts, key=_start)) for key, parts in pieces.items()}
 
 
 def _start(piece: tuple[int, Any]) -> int:
     return piece[0]
 
 
-def _joined(key: str, pieces: list[tuple[int, Place]]) -> Place:
+def _join_pieces(key: str, pieces: list[tuple[int, Place]]) -> Place:
     first, home = pieces[0]
     end = first
     for start, place in pieces:

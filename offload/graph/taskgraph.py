@@ -113,9 +113,9 @@ class Task:
     def touches(self) -> tuple[int, ...]:
         return tuple(dict.fromkeys((*self.reads, *self.writes)))
 
-    def renamed(self, names: Mapping[int, int]) -> "Task":
+    def rename(self, names: Mapping[int, int]) -> "Task":
         """The same task over renamed buffers."""
-        kernel = self.kernel.renamed(names) if hasattr(self.kernel, "renamed") else self.kernel
+        kernel = self.kernel.rename(names) if hasattr(self.kernel, "rename") else self.kernel
         return replace(
             self,
             reads=tuple(names.get(b, b) for b in self.reads),
@@ -154,8 +154,8 @@ class TaskGraph:
         """Every offset in an arena is a multiple of it."""
         return ALIGNMENT if self.program is None else self.program.alignment
 
-    def aligned(self, nbytes: int) -> int:
-        """The bytes that a buffer of `nbytes` takes in an arena."""
+    def align(self, nbytes: int) -> int:
+        """Round `nbytes` up to what such a buffer takes in an arena."""
         alignment = self.alignment
         return max(1, -(-nbytes // alignment)) * alignment
 
@@ -171,8 +171,8 @@ class TaskGraph:
             notes=(*self.notes, *filter(None, notes)),
         )
 
-    def reordered(self, order: Sequence[int], *notes: str) -> "TaskGraph":
-        """The tasks in another order, which must keep `dependencies`."""
+    def reorder(self, order: Sequence[int], *notes: str) -> "TaskGraph":
+        """Put the tasks in another order, which must keep `dependencies`."""
         place = {old: new for new, old in enumerate(order)}
         tasks = [self.tasks[old] for old in order]
         tasks = [

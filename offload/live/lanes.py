@@ -54,7 +54,7 @@ def _drawing_from(graph: TaskGraph, state: DrawState, turn: int) -> TaskGraph:
     """The graph, whose random tasks of this lane draw from a generator of its own."""
     return graph.with_tasks(
         [
-            replace(task, kernel=state.wrapped(task.kernel.calls))
+            replace(task, kernel=state.wrap(task.kernel.calls))
             if task.random and task.turn == turn
             else task
             for task in graph.tasks

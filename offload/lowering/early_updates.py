@@ -25,4 +25,4 @@ def early_updates(graph: TaskGraph) -> TaskGraph:
         else:
             places.append((number,))
     order = sorted(range(len(places)), key=places.__getitem__)
-    return graph.reordered(order)
+    return graph.reorder(order)

@@ -41,7 +41,7 @@ def layer_by_layer(graph: TaskGraph, together: int, nbytes: int = SMALL) -> Task
         for pieces in zip_longest(*cut[first : first + together], fillvalue=()):
             wanted += chain.from_iterable(pieces)
     order = _completed(graph.dependencies(), wanted)
-    return graph.reordered(order, f"{ONCE} {together} micro-batches")
+    return graph.reorder(order, f"{ONCE} {together} micro-batches")
 
 
 def _pieces(graph: TaskGraph, tasks: Sequence[int], nbytes: int) -> list[list[int]]:

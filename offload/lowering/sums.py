@@ -45,7 +45,7 @@ def add_in_place(graph: TaskGraph, nbytes: int = 1 << 20) -> TaskGraph:
 
     for number, task in enumerate(graph.tasks):
         if not names.keys().isdisjoint(task.touches):
-            task = task.renamed(names)
+            task = task.rename(names)
         way = next((way for way in _ways(task) if fits(way, number)), None)
         if way is not None:
             into, result = way.into.buffer, way.result.buffer

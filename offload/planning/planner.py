@@ -62,7 +62,7 @@ class _Walk:
         homes: Mapping[int, Place],
     ) -> None:
         self.graph, self.policy = graph, policy
-        self.sizes = [graph.aligned(buffer.nbytes) for buffer in graph.buffers]
+        self.sizes = [graph.align(buffer.nbytes) for buffer in graph.buffers]
         self.clock = list(clock) or [float(n) for n in range(len(graph.tasks))]
         self.capacities = capacities
         self.homes = homes
@@ -193,7 +193,7 @@ class _Walk:
             if b not in self.layout.on_device and self.graph.buffers[b].device != HOST
         ]
         if task.workspace > SMALL_WORKSPACE:
-            wanted.append((None, self.graph.aligned(task.workspace)))
+            wanted.append((None, self.graph.align(task.workspace)))
         return sorted(wanted, key=lambda pair: -pair[1])
 
     def _settle_in(self, number: int, copies: Mapping[int | None, Copy]) -> None:
@@ -284,7 +284,7 @@ class _Walk:
         self.layout.on_host[b] = self._on_host(buffer.nbytes, buffer.name, b)
 
     def _on_host(self, nbytes: int, name: str, b: int | None) -> Copy:
-        size, space = self.graph.aligned(nbytes), self.arenas.spaces[HOST]
+        size, space = self.graph.align(nbytes), self.arenas.spaces[HOST]
         offset = self.arenas.host.best_fit(size)
         if offset is None:
             refuse_arena(HOST, space.used + size, space.capacity, name)

@@ -109,7 +109,7 @@ def recomputed(graph: TaskGraph, buffers: Collection[int]) -> TaskGraph:
         for b in before.get(number, ()):
             tasks.append(_again(graph.tasks[uses.writers[b][0]], b, names, known))
         place.append(len(tasks))
-        renamed = task if names.keys().isdisjoint(task.touches) else task.renamed(names)
+        renamed = task if names.keys().isdisjoint(task.touches) else task.rename(names)
         tasks.append(replace(renamed, after=tuple(place[a] for a in task.after)))
     moved = sum(graph.buffers[b].nbytes for b in points)
     note = f"{len(points)} activations ({moved >> 20} MiB) are recomputed" if points else ""
@@ -193,5 +193,5 @@ def _again(task: Task, b: int, names: dict[int, int], known: list[Buffer]) -> Ta
         fresh[written] = len(known) - 1
     names[b] = fresh[b]
     return replace(
-        task.renamed(fresh), name=f"{task.name} again", recomputes=task.name, phase="backward"
+        task.rename(fresh), name=f"{task.name} again", recomputes=task.name, phase="backward"
     )

@@ -20,7 +20,7 @@ def scratch_bytes(graph: TaskGraph, device: int) -> int:
         for task in graph.tasks
         if task.device == device and task.lane == "compute" and task.workspace <= SMALL_WORKSPACE
     ]
-    return graph.aligned(max(small)) if any(small) else 0
+    return graph.align(max(small)) if any(small) else 0
 
 
 def working_set(graph: TaskGraph, task: Task, device: int, resident: Collection[int] = ()) -> int:
@@ -28,12 +28,12 @@ def working_set(graph: TaskGraph, task: Task, device: int, resident: Collection[
     if task.lane == "host":
         return 0
     nbytes = sum(
-        graph.aligned(graph.buffers[b].nbytes)
+        graph.align(graph.buffers[b].nbytes)
         for b in task.touches
         if graph.buffers[b].device == device and b not in resident
     )
     if task.device == device and task.workspace > SMALL_WORKSPACE:
-        nbytes += graph.aligned(task.workspace)
+        nbytes += graph.align(task.workspace)
     return nbytes
 
 
@@ -45,11 +45,11 @@ def resident_bytes(
     used = {b for task in graph.tasks for b in task.touches}
     used |= {*graph.outputs, *graph.kept, *homes}
     homeless = sum(
-        graph.aligned(graph.buffers[b].nbytes)
+        graph.align(graph.buffers[b].nbytes)
         for b in used
         if b in resident and b not in homes and graph.buffers[b].device == device
     )
-    there = (p.offset + graph.aligned(p.nbytes) for p in homes.values() if p.arena == device)
+    there = (p.offset + graph.align(p.nbytes) for p in homes.values() if p.arena == device)
     return max(there, default=0) + homeless + scratch_bytes(graph, device)
 
 

@@ -35,7 +35,7 @@ def most_resident(
         by_tensor[buffer.device, buffer.tensor or f"#{b}"].append(b)
     classes: dict[tuple[int, int], list[list[int]]] = defaultdict(list)
     for (device, _), pieces in by_tensor.items():
-        nbytes = sum(graph.aligned(graph.buffers[b].nbytes) for b in pieces)
+        nbytes = sum(graph.align(graph.buffers[b].nbytes) for b in pieces)
         most = max(moves[b][0] for b in pieces)
         if not first.isdisjoint(pieces):
             most = FIRST
@@ -46,7 +46,7 @@ def most_resident(
     chosen: set[int] = set()
     for (device, _), tensors in sorted(classes.items()):
         tensors.sort(key=lambda pieces: min(moves[b][1] for b in pieces))
-        sizes = [sum(graph.aligned(graph.buffers[b].nbytes) for b in pieces) for pieces in tensors]
+        sizes = [sum(graph.align(graph.buffers[b].nbytes) for b in pieces) for pieces in tensors]
         share = min(1.0, max(0, left.get(device, 0)) / max(1, sum(sizes)))
         due = 0.0
         for pieces, nbytes in zip(tensors, sizes, strict=True):
@@ -93,7 +93,7 @@ def exposed(
                 continue
             seen.add(b)
             there = copied[buffer.device] + costs.of_copy(RELOAD, buffer.nbytes)
-            nbytes = graph.aligned(buffer.nbytes)
+            nbytes = graph.align(buffer.nbytes)
             if there > now and nbytes <= left[buffer.device]:
                 early.add(b)
                 left[buffer.device] -= nbytes

@@ -100,11 +100,11 @@ def _stays(graph: TaskGraph, device: int) -> tuple[list[Owner], NDArray[np.int64
         buffer = graph.buffers[b]
         if buffer.device == device and not buffer.persistent:
             owners.append(b)
-            stays.append((first[b], last[b], graph.aligned(buffer.nbytes)))
+            stays.append((first[b], last[b], graph.align(buffer.nbytes)))
     for number, task in enumerate(graph.tasks):
         if task.device == device and task.workspace > SMALL_WORKSPACE:
             owners.append((number,))
-            stays.append((number, number, graph.aligned(task.workspace)))
+            stays.append((number, number, graph.align(task.workspace)))
     return owners, np.array(stays, dtype=np.int64)
 
 

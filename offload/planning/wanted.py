@@ -137,13 +137,13 @@ def peak_bytes(graph: TaskGraph, device: int) -> int:
     first, last = graph.spans()
     for b, begin in first.items():
         if graph.buffers[b].device == device:
-            change[begin] += graph.aligned(graph.buffers[b].nbytes)
-            change[last[b] + 1] -= graph.aligned(graph.buffers[b].nbytes)
+            change[begin] += graph.align(graph.buffers[b].nbytes)
+            change[last[b] + 1] -= graph.align(graph.buffers[b].nbytes)
     peak = live = 0
     for number, task in enumerate(graph.tasks):
         live += change[number]
         hidden = task.device == device and task.workspace > SMALL_WORKSPACE
-        peak = max(peak, live + (graph.aligned(task.workspace) if hidden else 0))
+        peak = max(peak, live + (graph.align(task.workspace) if hidden else 0))
     return peak + scratch_bytes(graph, device)
 
 

@@ -164,15 +164,15 @@ def unmoved(
     first, last = source.spans()
     for b, begin in first.items():
         if source.buffers[b].device == device:
-            change[begin] += source.aligned(source.buffers[b].nbytes)
-            change[last[b] + 1] -= source.aligned(source.buffers[b].nbytes)
+            change[begin] += source.align(source.buffers[b].nbytes)
+            change[last[b] + 1] -= source.align(source.buffers[b].nbytes)
     levels: list[int] = []
     live = 0
     for task, more in zip(source.tasks, change, strict=False):
         live += more
         # Smaller workspaces share the scratch memory.
         has_workspace = task.device == device and task.workspace > SMALL_WORKSPACE
-        levels.append(live + (source.aligned(task.workspace) if has_workspace else 0))
+        levels.append(live + (source.align(task.workspace) if has_workspace else 0))
     # Keep the program's order: a task that starts before its turn must not turn the curve back.
     return np.maximum.accumulate(times).tolist() if times else [], levels
 

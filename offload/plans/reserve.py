@@ -42,7 +42,7 @@ def reserve_bytes(graph: TaskGraph, placement: str) -> int:
     most = max((_bytes_of_kernel(task, placement) for task in tasks), default=0)
     if device != CPU:
         return bytes_outside_arena(most, graph.program.fixed)
-    return graph.aligned(most) if most else 0
+    return graph.align(most) if most else 0
 
 
 def _bytes_of_kernel(task: Task, placement: str) -> int:

@@ -59,7 +59,7 @@ class DrawState:
         generator.set_state(default.get_state())
         default.set_state(self._others)
 
-    def wrapped(self, calls: Sequence[Call]) -> Calls:
+    def wrap(self, calls: Sequence[Call]) -> Calls:
         """These calls, which draw from the micro-batch's own generator. It is an argument, so that
         `generators_of` finds it."""
         enter = Call(self.enter, (self.generator,), allocations=())

@@ -41,7 +41,8 @@ class Value:
     stride: tuple[int, ...]
     offset: int = 0
 
-    def renamed(self, names: Mapping[int, int]) -> "Value":
+    def rename(self, names: Mapping[int, int]) -> "Value":
+        """The same tensor over a renamed buffer."""
         return replace(self, buffer=names.get(self.buffer, self.buffer))
 
     def fills(self, nbytes: int) -> bool:
@@ -59,7 +60,7 @@ class Value:
 class Kernel(Protocol):
     """One or more `Call`s in a row."""
 
-    def renamed(self, names: Mapping[int, int]) -> "Kernel": ...
+    def rename(self, names: Mapping[int, int]) -> "Kernel": ...
 
     @property
     def calls(self) -> "Sequence[Call]": ...
@@ -87,18 +88,18 @@ class Call:
         """The op of torch's, where something of ours calls it."""
         return getattr(self.op, "of_torch", self.op)
 
-    def renamed(self, names: Mapping[int, int]) -> "Call":
-        def rename(leaf: Any) -> Any:
-            return leaf.renamed(names) if isinstance(leaf, Value) else leaf
+    def rename(self, names: Mapping[int, int]) -> "Call":
+        def rename_value(leaf: Any) -> Any:
+            return leaf.rename(names) if isinstance(leaf, Value) else leaf
 
-        args, kwargs = _map((self.args, dict(self.kwargs)), rename)
-        outputs = tuple(None if v is None else v.renamed(names) for v in self.outputs)
+        args, kwargs = _map_leaves((self.args, dict(self.kwargs)), rename_value)
+        outputs = tuple(None if v is None else v.rename(names) for v in self.outputs)
         return replace(self, args=args, kwargs=kwargs, outputs=outputs)
 
     def arguments(self, view: View) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with tensors in place of values."""
-        kwargs = {name: _viewed(part, view) for name, part in self.kwargs.items()}
-        return tuple([_viewed(part, view) for part in self.args]), kwargs
+        kwargs = {name: _put_tensors(part, view) for name, part in self.kwargs.items()}
+        return tuple([_put_tensors(part, view) for part in self.args]), kwargs
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +108,8 @@ class Calls:
 
     calls: tuple[Call, ...]
 
-    def renamed(self, names: Mapping[int, int]) -> "Calls":
-        return Calls(tuple(call.renamed(names) for call in self.calls))
+    def rename(self, names: Mapping[int, int]) -> "Calls":
+        return Calls(tuple(call.rename(names) for call in self.calls))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,15 +136,6 @@ class Program:
         code."""
         return alignment_on(self.device)
 
-    def renamed(self, names: Mapping[int, int]) -> "Program":
-        """The same program over renamed buffers."""
-
-        def rename(leaf: Any) -> Any:
-            return leaf.renamed(names) if isinstance(leaf, Value) else leaf
-
-        inputs = tuple(value.renamed(names) for value in self.inputs)
-        return replace(self, inputs=inputs, outputs=_map(self.outputs, rename))
-
 
 def alignment_on(device: torch.device) -> int:
     return ALIGNMENT if device.type == "cpu" else DEVICE_ALIGNMENT
@@ -163,7 +155,7 @@ def values_in(tree: Any) -> Iterator[Value]:
             yield from values_in(leaf)
 
 
-def _viewed(tree: Any, view: View) -> Any:
+def _put_tensors(tree: Any, view: View) -> Any:
     """The tree with tensors in place of values."""
     kind = type(tree)
     if kind is Value:
@@ -171,17 +163,17 @@ def _viewed(tree: Any, view: View) -> Any:
     if kind in LEAVES or kind is torch.Tensor:
         return tree
     if kind is tuple or kind is list:
-        return kind([_viewed(part, view) for part in tree])
-    return _map(tree, lambda leaf: view(leaf) if isinstance(leaf, Value) else leaf)
+        return kind([_put_tensors(part, view) for part in tree])
+    return _map_leaves(tree, lambda leaf: view(leaf) if isinstance(leaf, Value) else leaf)
 
 
-def _map(tree: Any, change: Callable[[Any], Any]) -> Any:
+def _map_leaves(tree: Any, change: Callable[[Any], Any]) -> Any:
     """As `tree_map`, which takes ten times as long for the nests that arguments of kernels are."""
     kind = type(tree)
     if kind is Value or kind in LEAVES or kind is torch.Tensor:
         return change(tree)
     if kind is tuple or kind is list:
-        return kind([_map(part, change) for part in tree])
+        return kind([_map_leaves(part, change) for part in tree])
     if kind is dict:
-        return {key: _map(part, change) for key, part in tree.items()}
+        return {key: _map_leaves(part, change) for key, part in tree.items()}
     return pytree.tree_map(change, tree, is_leaf=lambda leaf: isinstance(leaf, Value))

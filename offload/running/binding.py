@@ -174,7 +174,7 @@ def notes(memgraph: MemGraph, record: Record) -> list[str]:
     lines: list[str] = []
     if record.failed is not None:
         node = memgraph.nodes[record.failed]
-        lines.append(f"in {memgraph.described(record.failed)}, on lane {node.lane}")
+        lines.append(f"in {memgraph.describe(record.failed)}, on lane {node.lane}")
     if record.under_way:
         names = ", ".join(_with_line(memgraph, node) for node in record.under_way)
         lines.append(f"the device told of it late; it had in its queues then: {names}")

@@ -115,7 +115,7 @@ class Bound:
         places, end = [], 0
         for nbytes in (*(buffer.nbytes for buffer in graph.buffers), task.workspace):
             places.append(Place(0, end, nbytes))
-            end += graph.aligned(nbytes)
+            end += graph.align(nbytes)
         self.arenas = Arenas.allocate({0: end}, DEVICE)
         self.places = places[:-1]
         accesses = tuple(Access(p, b, True, True) for b, p in enumerate(places[:-1]))

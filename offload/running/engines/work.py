@@ -71,7 +71,7 @@ class StepWork:
             successors=tuple(tuple(after) for after in successors),
             first=tuple(number for number, node in enumerate(memgraph.nodes) if not node.deps),
             lanes=tuple(dict.fromkeys(node.lane for node in memgraph.nodes)),
-            name=memgraph.described,
+            name=memgraph.describe,
             report=report,
             in_a_row=all(
                 node.lane == "compute" or _comes_in(memgraph, node) for node in memgraph.nodes
