@@ -21,9 +21,9 @@ from offload.live.tape_calls import TapeReader
 from offload.live.tried_costs import costs_without_moves
 from offload.live.weights import LiveWeights
 from offload.lowering.passes import PASSES
-from offload.lowering.pointwise_groups import grouped
+from offload.lowering.pointwise_groups import group_tasks
 from offload.lowering.update_splits import split_updates
-from offload.lowering.whole_updates import whole_updates
+from offload.lowering.whole_updates import merge_whole_updates
 from offload.measuring.kept_costs import KeptCosts, MeasuredCosts
 from offload.measuring.profiling import measured
 from offload.memory.collector import collector_paused
@@ -42,7 +42,7 @@ GraphPass = Callable[[TaskGraph], TaskGraph]
 
 
 def group_small_kernels(graph: TaskGraph) -> TaskGraph:
-    return grouped(graph, GROUP, GROUP_BYTES, any_kind=True)
+    return group_tasks(graph, GROUP, GROUP_BYTES, any_kind=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class PlannedTapes:
         kept = None if plans.cache is None else KeptCosts(plans.cache)
         self._measured = MeasuredCosts(kept)
         self.passes: Sequence[GraphPass] = (
-            whole_updates,
+            merge_whole_updates,
             split_updates,
             self.measure_kernels,
             *PASSES,

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from offload.graph.taskgraph import Role, Task, TaskGraph
-from offload.lowering.merging import held_in_order, kin, regrouped
+from offload.lowering.merging import find_ordered_tasks, merge_groups, merge_key
 from offload.lowering.update_splits import most_bytes
 
 SMALL = 16
@@ -41,10 +41,10 @@ class _Bucket:
         return not (self.writes.isdisjoint(task.touches) and self.reads.isdisjoint(task.writes))
 
 
-def bucketed_updates(graph: TaskGraph, nbytes: int | None = None) -> TaskGraph:
+def bucket_updates(graph: TaskGraph, nbytes: int | None = None) -> TaskGraph:
     """Merge neighbouring updates that together touch at most `nbytes`."""
     nbytes = nbytes or most_bytes(graph)
-    ordered = held_in_order(graph)
+    ordered = find_ordered_tasks(graph)
     limit = min(nbytes, max((_room(graph, task) for task in graph.tasks), default=0))
     live = graph.live_bytes()
     peak = max(live, default=0)
@@ -59,7 +59,7 @@ def bucketed_updates(graph: TaskGraph, nbytes: int | None = None) -> TaskGraph:
         kind = None
         if task.phase == "update" and number not in ordered:
             kind = (*_kind(task), _trains(graph, task) and _room(graph, task) <= limit // SMALL)
-        close([key for key, bucket in open_.items() if _parted(key == kind, bucket, graph, task)])
+        close([key for key, b in open_.items() if _must_close(b, key == kind, graph, task)])
         waiting = sum(bucket.waiting for bucket in open_.values())
         workspace = max((bucket.workspace for bucket in open_.values()), default=0)
         if live[number] + waiting + workspace > peak:
@@ -85,13 +85,13 @@ def bucketed_updates(graph: TaskGraph, nbytes: int | None = None) -> TaskGraph:
     together = sum(len(members) for members in groups if len(members) > 1)
     buckets = sum(len(members) > 1 for members in groups)
     note = f"{together} updates are merged into {buckets} buckets" if buckets else ""
-    return regrouped(graph, groups, note)
+    return merge_groups(graph, groups, note)
 
 
-def _parted(same: bool, bucket: _Bucket, graph: TaskGraph, task: Task) -> bool:
-    """Whether the task cannot be in the bucket or before it. A bucket's calls may become one, so it
-    has no parameter twice."""
-    if not same:
+def _must_close(bucket: _Bucket, is_same_kind: bool, graph: TaskGraph, task: Task) -> bool:
+    """Whether the task can neither join the bucket nor run before it. A bucket's calls may become
+    one call, so no parameter is in it twice."""
+    if not is_same_kind:
         return bucket.must_precede(task)
     return any(b in bucket.writes and graph.buffers[b].role is Role.PARAMETER for b in task.writes)
 
@@ -99,7 +99,7 @@ def _parted(same: bool, bucket: _Bucket, graph: TaskGraph, task: Task) -> bool:
 def _kind(task: Task) -> tuple[object, ...]:
     """A key that keeps measuring gradients apart from changing them: the latter may go to the
     host."""
-    return (*kin(task), {*task.writes} <= {*task.reads})
+    return (*merge_key(task), {*task.writes} <= {*task.reads})
 
 
 def _trains(graph: TaskGraph, task: Task) -> bool:

@@ -3,21 +3,21 @@
     x -> y   y -> z   w -> z   z -> out        the second goes: the third makes z anew before a read
 
 The pass goes backwards and keeps a task if it writes a live buffer. Outputs and persistent buffers
-are live at the end of the step. Draws of random numbers stay, because later draws depend on them,
-and so does what raises an error where a number is out of range.
+are live at the end of the step. Draws of random numbers stay, because later draws depend on them.
+So do operations that raise an error if a number is out of range.
 """
 
 from offload.graph.taskgraph import Task, TaskGraph
-from offload.lowering.merging import held_in_order, regrouped
+from offload.lowering.merging import find_ordered_tasks, merge_groups
 from offload.torch_seams import OpOverload, name_of
 
 RAISING = ("embedding", "gather", "index", "nll_loss", "scatter", "take")
-"""Beginnings of the names of such operations."""
+"""The names of operations that raise begin with one of these."""
 
 
-def without_views_and_dead(graph: TaskGraph) -> TaskGraph:
+def drop_dead_tasks(graph: TaskGraph) -> TaskGraph:
     """Remove the tasks that write nothing that is read later."""
-    ordered = held_in_order(graph)
+    ordered = find_ordered_tasks(graph)
     live = {b for b, buffer in enumerate(graph.buffers) if buffer.persistent} | {*graph.outputs}
     kept: list[int] = []
     for number in reversed(range(len(graph.tasks))):
@@ -28,7 +28,7 @@ def without_views_and_dead(graph: TaskGraph) -> TaskGraph:
             live.update(task.reads)
     dropped = len(graph.tasks) - len(kept)
     note = f"{dropped} tasks whose results nobody reads are left out" if dropped else ""
-    return regrouped(graph, [[number] for number in reversed(kept)], note)
+    return merge_groups(graph, [[number] for number in reversed(kept)], note)
 
 
 def _may_raise(task: Task) -> bool:

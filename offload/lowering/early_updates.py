@@ -12,7 +12,7 @@ Peak live bytes do not rise: whatever an update touches is live after that last 
 from offload.graph.taskgraph import TaskGraph
 
 
-def early_updates(graph: TaskGraph) -> TaskGraph:
+def move_updates_early(graph: TaskGraph) -> TaskGraph:
     """Put every update right after the last task that it depends on."""
     needed = graph.dependencies()
     # A task's place is a path: (7,) is the seventh task, (7, 20) is update 20, which follows it,

@@ -64,7 +64,7 @@ class _Users:
         return users
 
 
-def host_updates(
+def move_updates_to_host(
     graph: TaskGraph, costs: Costs, choose: str = "auto", fixed: Collection[int] = ()
 ) -> TaskGraph:
     """Move updates to the host. `choose`: "auto" moves those for which the link is slower, "host"
@@ -73,15 +73,15 @@ def host_updates(
         raise GraphError(f"choose={choose!r} is unknown; choose one of {', '.join(CHOICES)}")
     if choose == "device":
         return graph
-    chosen = moves(graph, costs, fixed)
+    chosen = weigh_moves(graph, costs, fixed)
     if choose == "auto":
         chosen = {number: move for number, move in chosen.items() if move.pays}
     if not chosen:
         return graph
-    foreign = any(_foreign(graph.tasks[number]) for number in chosen)
-    going = {*chosen, *_casts(graph, chosen)}
+    foreign = any(_has_device_kernels(graph.tasks[number]) for number in chosen)
+    going = {*chosen, *_find_casts(graph, chosen)}
     tasks = [
-        _at_home(task, foreign) if number in going else task
+        _put_on_host(task, foreign) if number in going else task
         for number, task in enumerate(graph.tasks)
     ]
     return graph.with_tasks(
@@ -97,46 +97,46 @@ def variants(
 ) -> Iterator[tuple[str, TaskGraph]]:
     """Different graphs to plan and simulate. "auto": no update on the host, then more and more."""
     if choose == "host":
-        yield "updates on the host", host_updates(graph, costs, "host", fixed)
+        yield "updates on the host", move_updates_to_host(graph, costs, "host", fixed)
         return
     yield "", graph
-    possible = moves(graph, costs, fixed) if choose == "auto" else {}
+    possible = weigh_moves(graph, costs, fixed) if choose == "auto" else {}
     pay = sum(move.pays for move in possible.values())
     if 0 < pay < len(possible):
         name = f"{pay} of {len(possible)} updates on the host"
-        yield name, host_updates(graph, costs, "auto", fixed)
+        yield name, move_updates_to_host(graph, costs, "auto", fixed)
     if possible:
-        yield "updates on the host", host_updates(graph, costs, "host", fixed)
+        yield "updates on the host", move_updates_to_host(graph, costs, "host", fixed)
 
 
-def moves(graph: TaskGraph, costs: Costs, fixed: Collection[int] = ()) -> dict[int, Move]:
+def weigh_moves(graph: TaskGraph, costs: Costs, fixed: Collection[int] = ()) -> dict[int, Move]:
     """What each update that can run on the host would cost and save."""
     users = _Users.from_graph(graph)
     fixed = frozenset(fixed)
-    able = {n for n, task in enumerate(graph.tasks) if _able(graph, task, fixed)}
-    return {n: _move(graph, costs, n, able, users) for n in sorted(able)}
+    able = {n for n, task in enumerate(graph.tasks) if _can_move(graph, task, fixed)}
+    return {n: _weigh_move(graph, costs, n, able, users) for n in sorted(able)}
 
 
-def _able(graph: TaskGraph, task: Task, fixed: frozenset[int]) -> bool:
+def _can_move(graph: TaskGraph, task: Task, fixed: frozenset[int]) -> bool:
     if task.phase != "update" or task.lane != "compute" or not fixed.isdisjoint(task.touches):
         return False
     if any(graph.buffers[b].device == HOST for b in task.touches):
         return False
     # A handmade kernel, without calls, works on bytes wherever they are.
-    return is_update(task) and _exact(task)
+    return is_update(task) and _is_exact(task)
 
 
 def is_update(task: Task) -> bool:
     """Whether it is an update, of the optimizer or handmade."""
-    return all(map(_updates, _calls(task)))
+    return all(map(_is_update_kernel, _calls(task)))
 
 
-def _updates(call: Any) -> bool:
-    """Whether it is a kernel of updates, which says whether it works element by element."""
+def _is_update_kernel(call: Any) -> bool:
+    """Whether it is a kernel of updates: only these say whether they work element by element."""
     return hasattr(call.op, "elementwise")
 
 
-def _exact(task: Task) -> bool:
+def _is_exact(task: Task) -> bool:
     """Whether any number of threads gives the same bits."""
     return all(
         value.dtype in EXACT and getattr(call.op, "elementwise", True)
@@ -145,21 +145,21 @@ def _exact(task: Task) -> bool:
     )
 
 
-def _casts(graph: TaskGraph, chosen: Mapping[int, Move]) -> set[int]:
-    """Casts for these updates whose results no other task reads."""
+def _find_casts(graph: TaskGraph, chosen: Mapping[int, Move]) -> set[int]:
+    """The casts that are made for these updates alone."""
     casts = {cast for move in chosen.values() for cast in move.casts}
     made = {graph.tasks[cast].writes[0]: cast for cast in casts}
     others = {b for n, task in enumerate(graph.tasks) if n not in chosen for b in task.reads}
     return {cast for b, cast in made.items() if b not in others}
 
 
-def _move(graph: TaskGraph, costs: Costs, number: int, able: set[int], users: _Users) -> Move:
+def _weigh_move(graph: TaskGraph, costs: Costs, number: int, able: set[int], users: _Users) -> Move:
     """Pieces of one update share the cost of what they have in common."""
     task, buffers = graph.tasks[number], graph.buffers
-    foreign = _foreign(task)
+    foreign = _has_device_kernels(task)
     into = out = 0.0
     casts = set[int]()
-    seconds = costs.of_task(_at_home(task, foreign))
+    seconds = costs.of_task(_put_on_host(task, foreign))
     for b in task.touches:
         nbytes, readers = buffers[b].nbytes, users.readers.get(b, ())
         pieces = sum(n in able for n in readers) or 1
@@ -168,18 +168,18 @@ def _move(graph: TaskGraph, costs: Costs, number: int, able: set[int], users: _U
             into += nbytes if able.issuperset(readers) else 0
             out += nbytes / pieces if b in task.writes else 0
             continue
-        cast = _cast(graph, b, able, users)
+        cast = _find_cast(graph, b, able, users)
         if cast is not None:
             casts.add(cast)
             nbytes = buffers[graph.tasks[cast].reads[0]].nbytes
-            seconds += costs.of_task(_at_home(graph.tasks[cast], foreign)) / pieces
+            seconds += costs.of_task(_put_on_host(graph.tasks[cast], foreign)) / pieces
         out -= nbytes / pieces
     # The two directions run at the same time: only the busier one counts.
     saved = max(into / costs.h2d, out / costs.d2h)
     return Move(saved, seconds / costs.host_workers, frozenset(casts))
 
 
-def _cast(graph: TaskGraph, b: int, able: set[int], users: _Users) -> int | None:
+def _find_cast(graph: TaskGraph, b: int, able: set[int], users: _Users) -> int | None:
     """The task that only casts a smaller gradient for updates, if there is one."""
     writers = users.writers.get(b, ())
     if len(writers) != 1 or b in graph.outputs or not able.issuperset(users.readers.get(b, ())):
@@ -195,14 +195,14 @@ def _cast(graph: TaskGraph, b: int, able: set[int], users: _Users) -> int | None
     return number if source.nbytes < graph.buffers[b].nbytes and not source.persistent else None
 
 
-def _at_home(task: Task, foreign: bool) -> Task:
+def _put_on_host(task: Task, foreign: bool) -> Task:
     """The task on the host. Measurements from another device are dropped."""
     return replace(task, lane="host", seconds=None if foreign else task.seconds)
 
 
-def _foreign(task: Task) -> bool:
-    """Whether a GPU computes it by other kernels."""
-    return any(call.op.device.type != "cpu" for call in _calls(task) if _updates(call))
+def _has_device_kernels(task: Task) -> bool:
+    """Whether it was captured with a GPU's kernels, which the host does not have."""
+    return any(call.op.device.type != "cpu" for call in _calls(task) if _is_update_kernel(call))
 
 
 def _calls(task: Task) -> Sequence[Any]:

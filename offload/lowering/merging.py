@@ -20,8 +20,8 @@ Function = Callable[[Sequence[Any], Sequence[Any]], Any]
 
 @dataclass(frozen=True, slots=True)
 class Functions:
-    """Runs `fn(reads, writes)` kernels in a row. They keep the buffer numbers of the time when they
-    were put together. Views are given by position, so buffers may be renamed later."""
+    """Runs `fn(reads, writes)` kernels in a row. It keeps the buffer numbers that it was made with.
+    Views are given by position, so buffers may be renamed later."""
 
     parts: tuple[tuple[Function, tuple[int, ...], tuple[int, ...]], ...]
     reads: tuple[int, ...]
@@ -34,32 +34,32 @@ class Functions:
             function([views[b] for b in read], [views[b] for b in written])
 
 
-def kin(task: Task) -> tuple[object, ...]:
-    """A key of the task. Only tasks with equal keys can be merged, but for the first part."""
+def merge_key(task: Task) -> tuple[object, ...]:
+    """Tasks with equal keys can be merged, and so can those that differ only in the first part."""
     return (task.phase, task.lane, task.device, task.turn, _kind(task.kernel))
 
 
-def is_held(task: Task) -> bool:
+def is_ordered(task: Task) -> bool:
     return bool(task.after) or task.random or task.lane == RANKS
 
 
-def held_in_order(graph: TaskGraph) -> frozenset[int]:
+def find_ordered_tasks(graph: TaskGraph) -> frozenset[int]:
     """Tasks that buffers alone do not order: they draw random numbers, are done together with
     other ranks, or are in an `after`."""
     return frozenset(
         number
         for at, task in enumerate(graph.tasks)
-        for number in ((at, *task.after) if is_held(task) else ())
+        for number in ((at, *task.after) if is_ordered(task) else ())
     )
 
 
-def merged(members: Sequence[Task], name: str = "") -> Task:
+def merge_tasks(members: Sequence[Task], name: str = "") -> Task:
     """One task that does what `members` do. Its `after` still names tasks of the old graph;
-    `regrouped` puts that right."""
+    `merge_groups` puts that right."""
     first = members[0]
-    if len({kin(task)[1:] for task in members}) > 1:
+    if len({merge_key(task)[1:] for task in members}) > 1:
         raise GraphError(f"{[task.name for task in members]} differ in kind and cannot be merged")
-    reads, writes = _from_outside(members)
+    reads, writes = _outside_uses(members)
     seconds = [task.seconds for task in members]
     return replace(
         first,
@@ -76,20 +76,20 @@ def merged(members: Sequence[Task], name: str = "") -> Task:
         repeatable=all(task.repeatable for task in members) and not {*reads} & {*writes},
         pointwise=all(task.pointwise for task in members),
         recomputes="",
-        kernel=_one_kernel(members, reads, writes),
+        kernel=_join_kernels(members, reads, writes),
         where=_lines(members),
     )
 
 
 def _lines(members: Sequence[Task]) -> str:
-    """The user's lines of the first member and of the last one: an error is from one of them, or
-    from between."""
+    """The user's lines of the first and the last member: an error comes from these lines, or from
+    between them."""
     return " to ".join(
         dict.fromkeys(task.where for task in (members[0], members[-1]) if task.where)
     )
 
 
-def regrouped(graph: TaskGraph, groups: Sequence[Sequence[int]], note: str = "") -> TaskGraph:
+def merge_groups(graph: TaskGraph, groups: Sequence[Sequence[int]], note: str = "") -> TaskGraph:
     """The graph with each group of tasks merged, in the order of the groups."""
     if len(groups) == len(graph.tasks) and all(n == old for n, [old] in enumerate(groups)):
         return graph
@@ -97,13 +97,13 @@ def regrouped(graph: TaskGraph, groups: Sequence[Sequence[int]], note: str = "")
     tasks = []
     for new, group in enumerate(groups):
         members = [graph.tasks[old] for old in group]
-        task = members[0] if len(members) == 1 else merged(members)
+        task = members[0] if len(members) == 1 else merge_tasks(members)
         after = tuple(sorted({place[a] for a in task.after} - {new}))
         tasks.append(task if after == task.after else replace(task, after=after))
     return graph.with_tasks(tasks, None, note)
 
 
-def _from_outside(members: Sequence[Task]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _outside_uses(members: Sequence[Task]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     reads: dict[int, None] = {}
     writes: dict[int, None] = {}
     for task in members:
@@ -112,7 +112,7 @@ def _from_outside(members: Sequence[Task]) -> tuple[tuple[int, ...], tuple[int, 
     return tuple(reads), tuple(writes)
 
 
-def _one_kernel(members: Sequence[Task], reads: tuple[int, ...], writes: tuple[int, ...]) -> Any:
+def _join_kernels(members: Sequence[Task], reads: tuple[int, ...], writes: tuple[int, ...]) -> Any:
     kind = _kind(members[0].kernel)
     if kind == "calls":
         return Calls(tuple(chain.from_iterable(task.kernel.calls for task in members)))

@@ -15,10 +15,10 @@ from offload.graph.taskgraph import Role, TaskGraph
 from offload.planning.residency import SMALL
 
 ONCE = "a weight moves once for"
-"""How the note of a graph begins in which weights move once for several micro-batches."""
+"""The beginning of the note of a graph whose weights move once for several micro-batches."""
 
 
-def orders(graph: TaskGraph) -> Iterator[tuple[str, TaskGraph]]:
+def list_orders(graph: TaskGraph) -> Iterator[tuple[str, TaskGraph]]:
     """The graph as it is, then with weights that move once for fewer and fewer micro-batches."""
     yield "", graph
     turns = 1 + max((task.turn for task in graph.tasks), default=0)
@@ -26,10 +26,10 @@ def orders(graph: TaskGraph) -> Iterator[tuple[str, TaskGraph]]:
         for together in dict.fromkeys((turns, (turns + 1) // 2)):
             if together > 1:
                 name = f"weights move once for {together} micro-batches"
-                yield name, layer_by_layer(graph, together)
+                yield name, take_turns(graph, together)
 
 
-def layer_by_layer(graph: TaskGraph, together: int, nbytes: int = SMALL) -> TaskGraph:
+def take_turns(graph: TaskGraph, together: int, nbytes: int = SMALL) -> TaskGraph:
     """Let pieces of `together` micro-batches take turns. A piece begins where other weights are
     needed. Weights below `nbytes` do not count."""
     turns: dict[int, list[int]] = {}
@@ -40,7 +40,7 @@ def layer_by_layer(graph: TaskGraph, together: int, nbytes: int = SMALL) -> Task
     for first in range(0, len(cut), together):
         for pieces in zip_longest(*cut[first : first + together], fillvalue=()):
             wanted += chain.from_iterable(pieces)
-    order = _completed(graph.dependencies(), wanted)
+    order = _complete(graph.dependencies(), wanted)
     return graph.reorder(order, f"{ONCE} {together} micro-batches")
 
 
@@ -62,7 +62,7 @@ def _pieces(graph: TaskGraph, tasks: Sequence[int], nbytes: int) -> list[list[in
     return pieces
 
 
-def _completed(needed: Sequence[Sequence[int]], wanted: Sequence[int]) -> list[int]:
+def _complete(needed: Sequence[Sequence[int]], wanted: Sequence[int]) -> list[int]:
     """All tasks in the wanted order, except that each comes after those that it needs."""
     done = [False] * len(needed)
     order: list[int] = []

@@ -7,20 +7,20 @@ These passes keep every bit of the step's results. The search for a plan chooses
 """
 
 from offload.graph.taskgraph import TaskGraph
-from offload.lowering.buckets import bucketed_updates
+from offload.lowering.buckets import bucket_updates
 from offload.lowering.counters import fold_counters
-from offload.lowering.dead_tasks import without_views_and_dead
-from offload.lowering.early_updates import early_updates
-from offload.lowering.pointwise_groups import grouped
+from offload.lowering.dead_tasks import drop_dead_tasks
+from offload.lowering.early_updates import move_updates_early
+from offload.lowering.pointwise_groups import group_tasks
 from offload.lowering.sums import add_in_place
 
 PASSES = (
-    without_views_and_dead,
+    drop_dead_tasks,
     fold_counters,
     add_in_place,
-    early_updates,
-    bucketed_updates,
-    grouped,
+    move_updates_early,
+    bucket_updates,
+    group_tasks,
 )
 
 

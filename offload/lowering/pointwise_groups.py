@@ -10,10 +10,10 @@ from collections.abc import Collection
 
 from offload.graph.memgraph import SMALL_WORKSPACE
 from offload.graph.taskgraph import TaskGraph
-from offload.lowering.merging import held_in_order, kin, regrouped
+from offload.lowering.merging import find_ordered_tasks, merge_groups, merge_key
 
 
-def grouped(
+def group_tasks(
     graph: TaskGraph, at_most: int = 16, nbytes: int = 256 << 10, *, any_kind: bool = False
 ) -> TaskGraph:
     """Merge up to `at_most` neighbouring pointwise tasks that together touch at most `nbytes`, and
@@ -25,14 +25,14 @@ def grouped(
 
     sizes = (room(task.touches, task.workspace) for task in graph.tasks)
     nbytes = min(nbytes, max(sizes, default=0))
-    ordered = held_in_order(graph)
+    ordered = find_ordered_tasks(graph)
     groups: list[list[int]] = []
     touched, workspace = set[int](), 0
     kind: object = None
     for number, task in enumerate(graph.tasks):
         together, most = touched.union(task.touches), max(workspace, task.workspace)
         joins = (task.pointwise or any_kind) and number not in ordered
-        task_kind = kin(task) if joins else None
+        task_kind = merge_key(task) if joins else None
         if (
             task_kind is not None
             and task_kind == kind
@@ -49,4 +49,4 @@ def grouped(
     chains = sum(len(group) > 1 for group in groups)
     what = "small" if any_kind else "small pointwise"
     note = f"{fewer + chains} {what} tasks form {chains} groups" if fewer else ""
-    return regrouped(graph, groups, note)
+    return merge_groups(graph, groups, note)

@@ -53,14 +53,14 @@ def add_in_place(graph: TaskGraph, nbytes: int = 1 << 20) -> TaskGraph:
             last[into] = last[result]
             buffers[into] = replace(buffers[into], role=buffers[result].role)
             task = replace(
-                task, writes=(into,), unplaced=0, repeatable=False, kernel=_in_place(way)
+                task, writes=(into,), unplaced=0, repeatable=False, kernel=_call_in_place(way)
             )
         tasks.append(task)
     note = f"{len(names)} sums are made in the buffer of a summand" if names else ""
     return graph.with_tasks(tasks, buffers, note)
 
 
-def _in_place(way: _Sum) -> Call:
+def _call_in_place(way: _Sum) -> Call:
     return Call(torch.ops.aten.add_.Tensor, (way.into, way.other), way.call.kwargs)
 
 

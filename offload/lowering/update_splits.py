@@ -15,7 +15,7 @@ from math import prod
 import torch
 
 from offload.graph.taskgraph import UPDATE, Buffer, Role, Task, TaskGraph
-from offload.lowering.merging import held_in_order
+from offload.lowering.merging import find_ordered_tasks
 from offload.lowering.whole_updates import is_elementwise
 from offload.program.kernels import CPU, Call, Calls, Value, device_of, values_in
 
@@ -23,8 +23,8 @@ ON_HOST, ON_DEVICE = 32 << 20, 256 << 20
 """The most bytes that an update touches. A GPU's kernels give 65,536 elements to a block, so small
 pieces would leave most of it idle."""
 LEAST = 8
-"""Where all other tasks touch less than that, it is as little as they do, but no less than 1 /
-LEAST of it."""
+"""If all other tasks touch fewer bytes, an update touches no more than the largest of them, but
+may always touch 1 / LEAST of the above."""
 PIECE = 4096
 """Pieces end at multiples of so many elements: kernels round the last elements, those that fill no
 whole vector, differently from the others."""
@@ -47,7 +47,7 @@ def _bytes(graph: TaskGraph, task: Task) -> int:
 def split_updates(graph: TaskGraph, nbytes: int | None = None) -> TaskGraph:
     """Split updates that touch more than `nbytes` into chunks."""
     nbytes = nbytes or most_bytes(graph)
-    ordered = held_in_order(graph)
+    ordered = find_ordered_tasks(graph)
     users: dict[int, int] = {}
     for task in graph.tasks:
         for b in task.touches:
@@ -75,7 +75,7 @@ class _Update:
 
     task: Task
     once: Sequence[Call]
-    """Calls on single numbers, which come first, as those that count steps."""
+    """Calls on single numbers, such as those that count steps. They come first."""
     calls: Sequence[Call]
     numel: int
     cut: Mapping[int, Buffer]
@@ -85,7 +85,7 @@ class _Update:
 
 
 def _update(graph: TaskGraph, task: Task, users: Mapping[int, int]) -> _Update | None:
-    """What to cut of a task; None if pieces might have other bits than the whole."""
+    """How to cut a task; None if the pieces might give other bits than the whole."""
     if task.phase != UPDATE or task.lane != "compute" or not is_elementwise(task):
         return None
     calls: Sequence[Call] = task.kernel.calls
@@ -146,8 +146,8 @@ def _chunks(update: _Update, buffers: list[Buffer], nbytes: int) -> Sequence[Tas
         buffers[b] = replace(of, role=Role.TEMPORARY)  # nobody touches it any more
     for start, stop in pairwise(borders):
         share = (stop - start) / update.numel
-        parts = {b: _part(buffers, of, start, stop, update) for b, of in update.cut.items()}
-        calls = [_sliced(call, start, stop, parts) for call in update.calls]
+        parts = {b: _add_part(buffers, of, start, stop, update) for b, of in update.cut.items()}
+        calls = [_slice_call(call, start, stop, parts) for call in update.calls]
         chunks.append(
             replace(
                 task,
@@ -163,7 +163,7 @@ def _chunks(update: _Update, buffers: list[Buffer], nbytes: int) -> Sequence[Tas
     return chunks
 
 
-def _part(buffers: list[Buffer], of: Buffer, start: int, stop: int, update: _Update) -> int:
+def _add_part(buffers: list[Buffer], of: Buffer, start: int, stop: int, update: _Update) -> int:
     """Make a buffer for the elements [start, stop)."""
     item = of.nbytes // update.numel
     name = f"{of.name}[{start}:{stop}]"
@@ -172,15 +172,15 @@ def _part(buffers: list[Buffer], of: Buffer, start: int, stop: int, update: _Upd
     return len(buffers) - 1
 
 
-def _sliced(call: Call, start: int, stop: int, parts: Mapping[int, int]) -> Call:
-    """The call for the elements [start, stop), in the order of memory."""
-    part = _slicing(start, stop, parts)
+def _slice_call(call: Call, start: int, stop: int, parts: Mapping[int, int]) -> Call:
+    """The call for the elements [start, stop), counted in the order of memory."""
+    part = _value_slicer(start, stop, parts)
     args, kwargs = call.arguments(part)
     outputs = tuple(None if v is None else part(v) for v in call.outputs)
     return replace(call, args=args, kwargs=kwargs, outputs=outputs)
 
 
-def _slicing(start: int, stop: int, parts: Mapping[int, int]) -> Callable[[Value], Value]:
+def _value_slicer(start: int, stop: int, parts: Mapping[int, int]) -> Callable[[Value], Value]:
     def part(value: Value) -> Value:
         if prod(value.size) == 1:
             return value

@@ -14,20 +14,20 @@ from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
 from offload.graph.taskgraph import BACKWARD, UPDATE, Role, Task, TaskGraph
-from offload.lowering.merging import held_in_order, regrouped
+from offload.lowering.merging import find_ordered_tasks, merge_groups
 
 COUNTER = 64
 """The most bytes of a counter, which may be one for all parameters."""
 SHARED = frozenset({Role.STATE, Role.TEMPORARY, Role.ACTIVATION, Role.GRADIENT})
 
 
-def whole_updates(graph: TaskGraph) -> TaskGraph:
+def merge_whole_updates(graph: TaskGraph) -> TaskGraph:
     """Merge the tasks of each parameter's update."""
     groups = _groups(graph)
     if not groups:
         return graph
-    order = _ordered(graph, groups)
-    merged = regrouped(graph, order)
+    order = _order_groups(graph, groups)
+    merged = merge_groups(graph, order)
     together = [number for number, group in enumerate(order) if len(group) > 1]
     if not together:
         return merged
@@ -52,7 +52,7 @@ def is_elementwise(task: Task) -> bool:
 
 
 def _groups(graph: TaskGraph) -> list[list[int]]:
-    ordered = held_in_order(graph)
+    ordered = find_ordered_tasks(graph)
     able = {
         number
         for number, task in enumerate(graph.tasks)
@@ -92,7 +92,7 @@ def _is_update(graph: TaskGraph, group: Sequence[int]) -> bool:
     return alike and any(task.phase == UPDATE for task in members)
 
 
-def _ordered(graph: TaskGraph, groups: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+def _order_groups(graph: TaskGraph, groups: Sequence[Sequence[int]]) -> list[Sequence[int]]:
     """All tasks, each group at the place of its last member. A group falls apart if another task
     has to run between its members."""
     needed = graph.dependencies()
@@ -100,7 +100,7 @@ def _ordered(graph: TaskGraph, groups: Sequence[Sequence[int]]) -> list[Sequence
         merged = {number for group in groups for number in group}
         every = [*groups, *([n] for n in range(len(needed)) if n not in merged)]
         every.sort(key=lambda group: group[-1])
-        order = _sorted(every, needed)
+        order = _sort_groups(every, needed)
         if len(order) == len(every):
             return order
         done = set(map(id, order))
@@ -108,7 +108,7 @@ def _ordered(graph: TaskGraph, groups: Sequence[Sequence[int]]) -> list[Sequence
         groups = [group for group in groups if group is not stuck]
 
 
-def _sorted(
+def _sort_groups(
     groups: Sequence[Sequence[int]], needed: Sequence[Sequence[int]]
 ) -> list[Sequence[int]]:
     """The groups in an order that keeps what they need, as near to theirs as can be. Groups in a

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from offload.graph.memgraph import OFFLOAD, RELOAD, TASK
 from offload.graph.taskgraph import RANKS, Role, Task
-from offload.lowering.host_updates import host_updates, is_update, moves
+from offload.lowering.host_updates import is_update, move_updates_to_host, weigh_moves
 from offload.lowering.micro_batches import ONCE
 from offload.planning.refusal import smallest_budget
 from offload.planning.wanted import peak_bytes
@@ -113,7 +113,7 @@ def smallest(plan: "Plan") -> tuple[int, str, int]:
     shows."""
     graph = plan.graph
     if plan.optimizer == "auto":  # updates on the host allow a smaller budget
-        graph = host_updates(graph, plan.costs, "host")
+        graph = move_updates_to_host(graph, plan.costs, "host")
     candidates = [(*smallest_budget(graph, device), device) for device in graph.devices]
     nbytes, name, device = max(candidates, default=(0, "", 0))
     return nbytes + plan.reserve, name, device
@@ -216,7 +216,8 @@ def _updates(plan: "Plan") -> list[tuple[str, str]]:
             why = "none can run on the host (half precision, or not an optimizer's update)"
         return [("updates", f"on the device: {why}")]
     tasks = plan.source.tasks
-    chosen = {n: m for n, m in moves(plan.source, plan.costs).items() if tasks[n].name in names}
+    moves = weigh_moves(plan.source, plan.costs)
+    chosen = {n: move for n, move in moves.items() if tasks[n].name in names}
     state = {
         b for n in chosen for b in tasks[n].touches if plan.source.buffers[b].role is Role.STATE
     }

@@ -19,7 +19,7 @@ from offload.graph.remarks import Remarks
 from offload.graph.taskgraph import HOST, TaskGraph
 from offload.lowering.host_updates import CHOICES
 from offload.lowering.host_updates import variants as host_variants
-from offload.lowering.micro_batches import orders
+from offload.lowering.micro_batches import list_orders
 from offload.planning.simulator import Bound, Simulation, least_seconds
 from offload.planning.verify import verify
 from offload.planning.wanted import FoundPlan, Wanted, peak_bytes
@@ -253,7 +253,7 @@ def _planned(options: PlanningOptions, graph: TaskGraph, homes: Mapping[int, Pla
     fixed = [b for b, place in homes.items() if place.arena != HOST]
     (_, first), *others = [
         (", ".join(filter(None, (order, where))), variant)
-        for order, ordered in orders(planned)
+        for order, ordered in list_orders(planned)
         for where, variant in host_variants(ordered, options.costs, options.optimizer, fixed)
     ]
     wanted = Wanted(

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 import offload
 from offload.errors import GraphError
-from offload.lowering.pointwise_groups import grouped
+from offload.lowering.pointwise_groups import group_tasks
 
 pytestmark = pytest.mark.usefixtures("core")
 
@@ -243,7 +243,7 @@ def test_an_error_of_a_kernel_in_a_group_of_small_ones_leaves_the_step() -> None
     def step(table: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         return (table * 2).index_select(0, rows).relu().sum()
 
-    plan = offload.plan(grouped(offload.capture(step, table, rows), any_kind=True))
+    plan = offload.plan(group_tasks(offload.capture(step, table, rows), any_kind=True))
     assert max(len(task.kernel.calls) for task in plan.graph.tasks) > 1
     with offload.Runner(plan) as runner:
         assert torch.equal(runner(table, rows)[0], step(table, rows))

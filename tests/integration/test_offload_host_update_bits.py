@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import offload
 from offload.graph.costs import Costs
-from offload.lowering.host_updates import moves
+from offload.lowering.host_updates import weigh_moves
 from offload.plans.plan import Plan
 
 WIDTH = 64
@@ -93,4 +93,4 @@ def test_an_update_of_a_gpu_is_not_taken_to_cost_the_host_nothing() -> None:
     net, x = nn.Linear(1024, 1024).cuda(), torch.randn(4, 1024, device="cuda")
     graph = training_graph(net, functional.mse_loss, torch.optim.AdamW(net.parameters()), x, x)
     slow = Costs(host_memory=1e9)
-    assert max(move.seconds for move in moves(graph, slow).values()) > 3 * 4 * 1024**2 / 1e9
+    assert max(move.seconds for move in weigh_moves(graph, slow).values()) > 3 * 4 * 1024**2 / 1e9

@@ -138,9 +138,9 @@ def test_a_pass_that_changes_a_value_is_named_with_its_task(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     [part] = saved_parts()
-    right = offload.live.planned_tapes.whole_updates
+    right = offload.live.planned_tapes.merge_whole_updates
 
-    def whole_updates(graph: TaskGraph) -> TaskGraph:
+    def merge_whole_updates(graph: TaskGraph) -> TaskGraph:
         """Forget one call of the update of 5.weight."""
         graph = right(graph)
         tasks = []
@@ -152,11 +152,11 @@ def test_a_pass_that_changes_a_value_is_named_with_its_task(
             tasks.append(task)
         return graph.with_tasks(tasks, None)
 
-    monkeypatch.setattr(offload.live.planned_tapes, "whole_updates", whole_updates)
+    monkeypatch.setattr(offload.live.planned_tapes, "merge_whole_updates", merge_whole_updates)
     assert [*replay(part).differing] == ["5.weight"]
     found = bisect(part)
     assert found is not None
-    assert found.stage == "pass whole_updates"
+    assert found.stage == "pass merge_whole_updates"
     assert "5.weight.update (test_step_files.py:" in found.task
     assert found.value == "5.weight"
 

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from offload.graph.builder import GraphBuilder
 from offload.graph.costs import Costs
 from offload.graph.taskgraph import Role, TaskGraph
-from offload.lowering.buckets import bucketed_updates
+from offload.lowering.buckets import bucket_updates
 from offload.lowering.counters import fold_counters
-from offload.lowering.dead_tasks import without_views_and_dead
-from offload.lowering.early_updates import early_updates
-from offload.lowering.pointwise_groups import grouped
+from offload.lowering.dead_tasks import drop_dead_tasks
+from offload.lowering.early_updates import move_updates_early
+from offload.lowering.pointwise_groups import group_tasks
 from offload.lowering.sums import add_in_place
 from offload.planning.recompute import candidates, recomputed, variants
 from offload.program.kernels import Call, Value
@@ -28,14 +28,14 @@ from offload.program.kernels import Call, Value
 SIZES = (2, 16, 64)
 KINDS = ("new", "new", "new", "sum", "sum", "in place", "again", "draw", "update", "update")
 PASSES: tuple[Callable[[TaskGraph], TaskGraph], ...] = (
-    without_views_and_dead,
+    drop_dead_tasks,
     fold_counters,
     lambda graph: add_in_place(graph, nbytes=1),
-    early_updates,
-    bucketed_updates,
-    lambda graph: bucketed_updates(graph, nbytes=300),
-    grouped,
-    lambda graph: grouped(graph, at_most=3, nbytes=500),
+    move_updates_early,
+    bucket_updates,
+    lambda graph: bucket_updates(graph, nbytes=300),
+    group_tasks,
+    lambda graph: group_tasks(graph, at_most=3, nbytes=500),
 )
 
 
@@ -218,7 +218,7 @@ def test_sums_in_place_never_need_more_room(made: tuple[TaskGraph, Dice]) -> Non
 @given(graphs(calls=False))
 def test_buckets_never_lift_the_peak(made: tuple[TaskGraph, Dice]) -> None:
     graph, _ = made
-    assert max(bucketed_updates(graph).live_bytes()) <= max(graph.live_bytes())
+    assert max(bucket_updates(graph).live_bytes()) <= max(graph.live_bytes())
 
 
 @given(graphs(calls=False))
@@ -230,7 +230,7 @@ def test_early_updates_that_make_nothing_never_lift_the_peak(made: tuple[TaskGra
         for b in task.writes
     )
     if not makes:
-        assert max(early_updates(graph).live_bytes()) <= max(graph.live_bytes())
+        assert max(move_updates_early(graph).live_bytes()) <= max(graph.live_bytes())
 
 
 @given(graphs(calls=False), st.data())

@@ -11,7 +11,7 @@ from property.test_offload_lowering import Dice, graphs, run
 import offload
 from offload import Costs, GraphBuilder, TaskGraph
 from offload.graph.memgraph import OFFLOAD, RELOAD
-from offload.lowering.micro_batches import layer_by_layer
+from offload.lowering.micro_batches import take_turns
 
 BIG = 1 << 20
 
@@ -25,7 +25,7 @@ def test_no_order_of_them_changes_a_bit(
     turns = sorted(data.draw(number) for _ in graph.tasks)
     pairs = zip(graph.tasks, turns, strict=True)
     graph = graph.with_tasks([replace(task, turn=turn) for task, turn in pairs])
-    wanted = layer_by_layer(graph, together, nbytes=1)
+    wanted = take_turns(graph, together, nbytes=1)
     wanted.check()
     assert len(wanted.tasks) == len(graph.tasks)
     assert run(wanted, dice) == run(graph, dice)
@@ -102,7 +102,7 @@ def test_the_smallest_budget_is_that_of_a_micro_batch() -> None:
 
 
 def test_segments_of_the_micro_batches_take_turns() -> None:
-    graph = layer_by_layer(window(4, 2), 2)
+    graph = take_turns(window(4, 2), 2)
     names = [task.name for task in graph.tasks if task.phase == "forward"]
     assert names == [f"f{layer} [{turn}]" for pair in ((0, 1), (2, 3)) for layer in (0, 1)
                      for turn in pair]  # fmt: skip

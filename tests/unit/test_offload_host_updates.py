@@ -14,7 +14,7 @@ from offload.graph.costs import Costs
 from offload.graph.memgraph import OFFLOAD, RELOAD, TASK, MemGraph
 from offload.graph.taskgraph import HOST, Role, TaskGraph
 from offload.live.tape_kernel import TapeKernel
-from offload.lowering.host_updates import host_updates, moves
+from offload.lowering.host_updates import move_updates_to_host, weigh_moves
 from offload.planning.host_tails import host_tail, tail_seconds
 from offload.planning.simulator import simulate
 from offload.plans.plan import Plan, plan
@@ -56,21 +56,22 @@ def test_an_update_goes_to_the_host_where_the_link_is_the_slower_way() -> None:
     link, launch = 1e9, 0.0
     cheap = Costs(h2d=link, d2h=link, host_memory=3.6e9, launch=launch)
     dear = Costs(h2d=link, d2h=link, host_memory=3.4e9, launch=launch)
-    assert [e for t, e in lanes(host_updates(graph, cheap)).items() if t[0] == "u"] == ["host"] * 4
-    assert host_updates(graph, dear) is graph
+    moved = lanes(move_updates_to_host(graph, cheap))
+    assert [lane for name, lane in moved.items() if name[0] == "u"] == ["host"] * 4
+    assert move_updates_to_host(graph, dear) is graph
     more = Costs(h2d=link, d2h=link, host_memory=3.4e9, launch=launch, host_workers=2)
-    assert "host" in lanes(host_updates(graph, more)).values()
+    assert "host" in lanes(move_updates_to_host(graph, more)).values()
 
 
 def test_the_choice_is_made_update_by_update() -> None:
     graph = with_task(by_hand(), 5, traffic=700 * MIB)
-    found = lanes(host_updates(graph, Costs(host_memory=1e11)))
+    found = lanes(move_updates_to_host(graph, Costs(host_memory=1e11)))
     assert (found["u3"], found["u2"], found["u1"]) == ("compute", "host", "host")
 
 
 def test_an_update_on_the_host_saves_the_state_that_is_not_copied_in_and_no_parameter() -> None:
     slow_in = Costs(h2d=1e6, d2h=1e9)
-    found = moves(by_hand(), slow_in)
+    found = weigh_moves(by_hand(), slow_in)
     assert len(found) == 4
     assert {move.saved for move in found.values()} == {2 * MIB / slow_in.h2d}
 
@@ -78,19 +79,19 @@ def test_an_update_on_the_host_saves_the_state_that_is_not_copied_in_and_no_para
 def test_all_go_or_none_where_that_is_asked_for_and_nothing_else_does() -> None:
     graph = by_hand()
     before = graph.tasks
-    forced = host_updates(graph, Costs(host_memory=1.0), "host")
+    forced = move_updates_to_host(graph, Costs(host_memory=1.0), "host")
     forced.check()
     assert {name for name, lane in lanes(forced).items() if lane == "host"} == {
         "u0", "u1", "u2", "u3",
     }  # fmt: skip
-    assert host_updates(graph, Costs(), "device") is graph
+    assert move_updates_to_host(graph, Costs(), "device") is graph
     assert graph.tasks == before, "a pass makes a new graph"
-    again = host_updates(graph, Costs(host_memory=1.0), "host")
+    again = move_updates_to_host(graph, Costs(host_memory=1.0), "host")
     assert again.tasks == forced.tasks
 
 
 def test_what_is_at_home_on_a_device_is_updated_there() -> None:
-    found = lanes(host_updates(by_hand(), Costs(), "host", fixed={2}))
+    found = lanes(move_updates_to_host(by_hand(), Costs(), "host", fixed={2}))
     assert (found["u1"], found["u0"]) == ("compute", "host")
 
 
@@ -98,7 +99,7 @@ def test_choices_that_do_not_exist_are_refused() -> None:
     with pytest.raises(
         GraphError, match="choose='cpu' is unknown; choose one of auto, host, device"
     ):
-        host_updates(by_hand(), Costs(), "cpu")
+        move_updates_to_host(by_hand(), Costs(), "cpu")
     with pytest.raises(GraphError, match="optimizer='cpu' is unknown"):
         offload.plan(by_hand(), optimizer="cpu")
 
@@ -158,7 +159,7 @@ def test_what_was_measured_on_another_kind_of_device_is_not_believed_of_the_host
     own = {"kernel": Call(update, tuple(values)), "seconds": 9.0, "traffic": 768}
     builder.task("u", (w, g), (w,), phase="update", **own)
     graph = builder.graph()
-    found = host_updates(graph, Costs(), "host")
+    found = move_updates_to_host(graph, Costs(), "host")
     assert (found.tasks[1].lane, found.tasks[1].seconds) == ("host", None)
     assert found.notes[-1].startswith("host_updates: the last bits differ")
 

@@ -13,13 +13,13 @@ from offload.errors import GraphError
 from offload.graph.builder import GraphBuilder
 from offload.graph.costs import Costs
 from offload.graph.taskgraph import Buffer, Role, TaskGraph
-from offload.lowering.buckets import bucketed_updates
+from offload.lowering.buckets import bucket_updates
 from offload.lowering.counters import fold_counters
-from offload.lowering.dead_tasks import without_views_and_dead
-from offload.lowering.early_updates import early_updates
-from offload.lowering.pointwise_groups import grouped
+from offload.lowering.dead_tasks import drop_dead_tasks
+from offload.lowering.early_updates import move_updates_early
+from offload.lowering.pointwise_groups import group_tasks
 from offload.lowering.sums import add_in_place
-from offload.lowering.whole_updates import whole_updates
+from offload.lowering.whole_updates import merge_whole_updates
 from offload.planning.recompute import candidates, recomputed, variants
 from offload.program.kernels import Call, Value
 
@@ -63,7 +63,7 @@ def test_a_task_that_writes_nothing_or_nothing_that_is_read_is_left_out() -> Non
     builder.task("update", (x, w), (w,))
     builder.output(z)
     graph = builder.graph()
-    assert names(without_views_and_dead(graph)) == ["result", "update"]
+    assert names(drop_dead_tasks(graph)) == ["result", "update"]
 
 
 def test_counters_that_nobody_reads_are_one_task() -> None:
@@ -85,7 +85,7 @@ def test_counters_that_nobody_reads_are_one_task() -> None:
 
 def test_an_update_runs_as_soon_as_its_gradient_is_there() -> None:
     graph = training(3)
-    lowered = early_updates(graph)
+    lowered = move_updates_early(graph)
     assert names(lowered) == ["f0", "f1", "f2", "b2", "u2", "b1", "u1", "b0", "u0"]
     assert lowered.live_bytes()[-2:] < graph.live_bytes()[5:7]
 
@@ -104,7 +104,7 @@ def test_small_updates_wait_for_each_other_while_large_ones_pass() -> None:
         both = parameters[name], states[name]
         builder.task(f"u {name}", (*both, gradient), both, phase="update")
     graph = builder.graph()
-    lowered = bucketed_updates(graph)
+    lowered = bucket_updates(graph)
     updates = [task.name for task in lowered.tasks if task.phase == "update"]
     assert updates == ["u w0+1", "u w2+1", "u b0+3"]
     assert max(lowered.live_bytes()) <= max(graph.live_bytes())
@@ -164,7 +164,7 @@ def test_small_pointwise_neighbours_are_one_task_that_reads_only_from_outside() 
     builder.task("large", (out,), (big,), **more)
     builder.output(big)
     graph = builder.graph()
-    lowered = grouped(graph)
+    lowered = group_tasks(graph)
     assert names(lowered) == ["to_copy+2", "large"]
     group = lowered.tasks[0]
     assert (group.reads, group.writes) == ((x,), (y, z, out))
@@ -178,7 +178,7 @@ def test_a_group_that_changes_what_it_reads_is_not_repeatable() -> None:
     builder.task("two", (y,), (x,), pointwise=True, repeatable=True)
     builder.output(x)
     graph = builder.graph()
-    assert not grouped(graph).tasks[0].repeatable
+    assert not group_tasks(graph).tasks[0].repeatable
 
 
 def test_groups_keep_devices_phases_and_draws_apart() -> None:
@@ -191,7 +191,7 @@ def test_groups_keep_devices_phases_and_draws_apart() -> None:
     builder.task("next draw", (a,), (a,), pointwise=True, phase="backward", after=(draw,))
     builder.output(a)
     graph = builder.graph()
-    assert names(grouped(graph)) == names(graph)
+    assert names(group_tasks(graph)) == names(graph)
 
 
 # ---- whole updates ------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ def updating(*between: str) -> TaskGraph:
 
 
 def test_what_updates_a_parameter_is_one_task_after_its_gradient() -> None:
-    graph = whole_updates(updating())
+    graph = merge_whole_updates(updating())
     assert names(graph) == ["backward", "w.update"]
     update = graph.tasks[1]
     assert (update.reads, update.writes, update.phase) == ((1, 0, 2), (1, 0, 3), "update")
@@ -233,12 +233,12 @@ def test_what_reads_a_weight_between_its_update_and_the_states_comes_after_both(
     call = Call(Elementwise())  # type: ignore[arg-type]
     builder.task("late m", (state,), (state,), phase="update", kernel=call)
     builder.output(last)
-    assert names(whole_updates(builder.graph())) == ["backward", "w.update", "reader"]
+    assert names(merge_whole_updates(builder.graph())) == ["backward", "w.update", "reader"]
 
 
 def test_an_update_that_others_read_in_its_middle_falls_apart() -> None:
     graph = updating("norm")
-    assert names(whole_updates(graph)) == names(graph)
+    assert names(merge_whole_updates(graph)) == names(graph)
 
 
 COSTS = Costs(launch=0, copy=0, memory=1e10, h2d=1e10, d2h=1e10)
