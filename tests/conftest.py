@@ -150,11 +150,11 @@ def rates_of_no_gpu() -> None:
         from offload.graph.costs import Costs
         from offload.measuring import calibration, stopwatch
 
-        def timed(self: stopwatch.Gpu, run: stopwatch.Run) -> float:
+        def time_once(self: stopwatch.Gpu, run: stopwatch.Run) -> float:
             run()
             return 1e-5
 
-        stopwatch.Gpu.timed = timed
+        stopwatch.Gpu.time_once = time_once
 
         calibration.ON_GPU = calibration.ON_CPU  # the products that measure a GPU take minutes
         calibration.calibrate = lambda device, precision: Costs()

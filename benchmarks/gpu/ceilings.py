@@ -17,7 +17,7 @@ from benchmarks.gpu.part import Found, Job, Row, Rows, Step
 from benchmarks.gpu.timing import Call, each, often, rounds
 from benchmarks.harness.report import Report, Target, format_spread, format_table
 from offload.graph.rates import Sample, costs_of
-from offload.measuring.calibration import Sizes, measure, sizes_on
+from offload.measuring.calibration import Sizes, measure_rates, sizes_on
 from offload.measuring.stopwatch import Cpu, Gpu, TimedDevice
 from offload.memory.cuda_shim import why_not_on
 
@@ -61,7 +61,7 @@ def rates(job: Job) -> Rows:
         sizes = Sizes(link=MIB, memory=MIB, gemm={"float32": 64, "bfloat16": 64}, update=MIB)
     workers = len(os.sched_getaffinity(0))
     with torch.no_grad():
-        samples = measure(bench, sizes, 0.5 if job.smoke else SECONDS, workers)
+        samples = measure_rates(bench, sizes, 0.5 if job.smoke else SECONDS, workers)
     bench.close()
     (h2d_small, h2d), (d2h_small, d2h) = samples.h2d, samples.d2h
     into, out = samples.both

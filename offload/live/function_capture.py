@@ -31,7 +31,7 @@ from offload.live.core import load_core
 from offload.live.entrances import ENTRANCES
 from offload.live.placing import Device, device_of, placed
 from offload.lowering.passes import lower
-from offload.measuring.profiling import measured
+from offload.measuring.profiling import measure_tasks
 from offload.program.frames import format_frame, user_frame
 from offload.torch_seams import is_set_up_by_a_call, pytree
 
@@ -47,7 +47,7 @@ def capture(
 
     `device`: where the step will run; by default where all its tensors are. The tensors themselves
     are not moved, and the capture changes none of them."""
-    return lower(measured(captured(step, *example_inputs, device=device)))
+    return lower(measure_tasks(captured(step, *example_inputs, device=device)))
 
 
 def captured(

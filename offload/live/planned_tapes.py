@@ -25,7 +25,7 @@ from offload.lowering.pointwise_groups import group_tasks
 from offload.lowering.update_splits import split_updates
 from offload.lowering.whole_updates import merge_whole_updates
 from offload.measuring.kept_costs import KeptCosts, MeasuredCosts
-from offload.measuring.profiling import measured
+from offload.measuring.profiling import measure_tasks
 from offload.memory.collector import collector_paused
 from offload.memory.cpu_shim import available
 
@@ -121,7 +121,7 @@ class PlannedTapes:
         """They run in this order. `perfect-step bisect` leaves out the last ones."""
 
     def measure_kernels(self, graph: TaskGraph) -> TaskGraph:
-        return measured(graph, self._measured)
+        return measure_tasks(graph, self._measured)
 
     def begin(self) -> None:
         """The session is open."""

@@ -41,14 +41,14 @@ def allocations_of(log: Log, outputs: Mapping[int, int], alignment: int) -> tupl
         for n, end in enumerate(ends)
         if end is not None and n not in owner
     ]
-    offsets = _packed(hidden, alignment)
+    offsets = _pack(hidden, alignment)
     return tuple(
         Allocation(nbytes, output=owner.get(n), offset=offsets.get(n))
         for n, nbytes in enumerate(sizes)
     )
 
 
-def _packed(blocks: Sequence[tuple[int, int, int, int]], alignment: int) -> dict[int, int]:
+def _pack(blocks: Sequence[tuple[int, int, int, int]], alignment: int) -> dict[int, int]:
     """Offsets for (bytes, begin, end, number). Blocks that live at once lie apart; large ones
     first."""
     placed: list[tuple[int, int, int, int]] = []
@@ -59,7 +59,7 @@ def _packed(blocks: Sequence[tuple[int, int, int, int]], alignment: int) -> dict
             if first < end and begin < last:
                 if offset + nbytes <= low:
                     break
-                offset = max(offset, rounded(high, alignment))
+                offset = max(offset, round_up(high, alignment))
         placed.append((offset, offset + nbytes, begin, end))
         offsets[number] = offset
     return offsets
@@ -80,7 +80,7 @@ def peak_of(log: Log) -> int:
 
 
 def peaks_of(events: Sequence[Any]) -> list[int]:
-    """The same of every call in the events of PyTorch's profiler: from its mark to the next one."""
+    """The peak of every call in the events of PyTorch's profiler, from its mark to the next one."""
     peaks: list[int] = []
     live = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
@@ -93,5 +93,5 @@ def peaks_of(events: Sequence[Any]) -> list[int]:
     return peaks
 
 
-def rounded(nbytes: int, alignment: int) -> int:
+def round_up(nbytes: int, alignment: int) -> int:
     return -(-nbytes // alignment) * alignment

@@ -124,7 +124,7 @@ def take_samples(
     sizes = sizes or sizes_on(target)
     try:
         with torch.no_grad(), measuring("its rates", target):
-            return measure(bench, sizes, seconds, workers or max(1, usable_cpus() - 1))
+            return measure_rates(bench, sizes, seconds, workers or max(1, usable_cpus() - 1))
     finally:
         bench.close()
 
@@ -162,34 +162,34 @@ def cache_bytes(cpus: Path = CPUS) -> int:
     return sum(nbytes for (level, _), nbytes in sizes.items() if level == highest)
 
 
-def measure(
+def measure_rates(
     bench: TimedDevice, sizes: Sizes, seconds: float, workers: int, clock: Clock = time.perf_counter
 ) -> Samples:
     """Take all samples. `clock` ends a measurement after its share, and times the host."""
-    again = functools.partial(_again, share=seconds / PARTS, clock=clock)
-    host, there = bench.host_memory(sizes.link), _bytes(sizes.link, bench.device)
-    host_too, there_too = bench.host_memory(sizes.link), _bytes(sizes.link, bench.device)
+    repeat = functools.partial(_repeat, share=seconds / PARTS, clock=clock)
+    host, there = bench.host_memory(sizes.link), _make_bytes(sizes.link, bench.device)
+    host_too, there_too = bench.host_memory(sizes.link), _make_bytes(sizes.link, bench.device)
     into, out = bench.copy(there, host), bench.copy(host_too, there_too)
-    both = again(lambda: bench.time_both(into, out, 2))
+    both = repeat(lambda: bench.time_both(into, out, 2))
     return Samples(
         gemm={
-            name: Sample(2.0 * rows**3, again(_product(bench, name, rows)))
+            name: Sample(2.0 * rows**3, repeat(_product_timer(bench, name, rows)))
             for name, rows in (sizes.gemm or {}).items()
         },
-        memory=_memory(bench, sizes.memory, again),
-        launch=Sample(ROW, again(_launches(bench))),
-        h2d=_pair(bench, there, host, again),
-        d2h=_pair(bench, host, there, again),
+        memory=_measure_memory(bench, sizes.memory, repeat),
+        launch=Sample(ROW, repeat(_launch_timer(bench))),
+        h2d=_measure_copies(bench, there, host, repeat),
+        d2h=_measure_copies(bench, host, there, repeat),
         both=(
             Sample(sizes.link, [to_device for to_device, _ in both]),
             Sample(sizes.link, [to_host for _, to_host in both]),
         ),
-        d2d=_copies_on_device(bench, there, there_too, again),
-        host=_updates(sizes, workers, again, clock),
+        d2d=_measure_copies_on_device(bench, there, there_too, repeat),
+        host=_measure_updates(sizes, workers, repeat, clock),
     )
 
 
-def _again(run: Callable[[], T], share: float, clock: Clock) -> list[T]:
+def _repeat(run: Callable[[], T], share: float, clock: Clock) -> list[T]:
     """Repeat for a share of the seconds. The first run fills caches and does not count."""
     run()
     end = clock() + share
@@ -199,14 +199,14 @@ def _again(run: Callable[[], T], share: float, clock: Clock) -> list[T]:
     return results
 
 
-Again = Callable[[Callable[[], float]], list[float]]
+Repeat = Callable[[Callable[[], float]], list[float]]
 
 
-def _bytes(nbytes: int, device: torch.device) -> torch.Tensor:
+def _make_bytes(nbytes: int, device: torch.device) -> torch.Tensor:
     return torch.ones(nbytes, dtype=torch.uint8, device=device)
 
 
-def _product(bench: TimedDevice, name: str, rows: int) -> Callable[[], float]:
+def _product_timer(bench: TimedDevice, name: str, rows: int) -> Callable[[], float]:
     kind = torch.bfloat16 if name == "bfloat16" else torch.float32
     # A GPU draws less power on a matrix of ones, and is faster than on real numbers.
     draws = torch.Generator(bench.device).manual_seed(0)
@@ -215,13 +215,13 @@ def _product(bench: TimedDevice, name: str, rows: int) -> Callable[[], float]:
     )
     product = functools.partial(torch.mm, a, b, out=to)
 
-    def timed() -> float:
+    def time_product() -> float:
         if bench.device.type != "cuda":
-            return bench.timed(product)
+            return bench.time_once(product)
         with _tf32(name == "tf32"):
-            return bench.timed(product)
+            return bench.time_once(product)
 
-    return timed
+    return time_product
 
 
 @contextmanager
@@ -237,31 +237,32 @@ def _tf32(allowed: bool) -> Iterator[None]:
         matmul.fp32_precision = before
 
 
-def _memory(bench: TimedDevice, nbytes: int, again: Again) -> Sample:
+def _measure_memory(bench: TimedDevice, nbytes: int, repeat: Repeat) -> Sample:
     a, b, to = (torch.ones(nbytes // 4, device=bench.device) for _ in range(3))
     add = functools.partial(torch.add, a, b, out=to)
-    return Sample(3.0 * nbytes, again(lambda: bench.timed(add)))
+    return Sample(3.0 * nbytes, repeat(lambda: bench.time_once(add)))
 
 
-def _launches(bench: TimedDevice) -> Callable[[], float]:
+def _launch_timer(bench: TimedDevice) -> Callable[[], float]:
     number = torch.zeros(1, device=bench.device)
-    return lambda: bench.timed(functools.partial(in_a_row, functools.partial(number.add_, 1), ROW))
+    row = functools.partial(in_a_row, functools.partial(number.add_, 1), ROW)
+    return lambda: bench.time_once(row)
 
 
-def _pair(
-    bench: TimedDevice, to: torch.Tensor, source: torch.Tensor, again: Again
+def _measure_copies(
+    bench: TimedDevice, to: torch.Tensor, source: torch.Tensor, repeat: Repeat
 ) -> tuple[Sample, Sample]:
     small = bench.copy(to[:SMALL], source[:SMALL])
     large = bench.copy(to, source)
-    row = again(lambda: bench.timed(functools.partial(in_a_row, small, ROW)))
+    row = repeat(lambda: bench.time_once(functools.partial(in_a_row, small, ROW)))
     return (
         Sample(SMALL, [took / ROW for took in row]),
-        Sample(to.numel(), again(lambda: bench.timed(large))),
+        Sample(to.numel(), repeat(lambda: bench.time_once(large))),
     )
 
 
-def _copies_on_device(
-    bench: TimedDevice, to: torch.Tensor, source: torch.Tensor, again: Again
+def _measure_copies_on_device(
+    bench: TimedDevice, to: torch.Tensor, source: torch.Tensor, repeat: Repeat
 ) -> Sample:
     """Time copies within one device's memory, as a bound for copies to another device.
 
@@ -269,10 +270,10 @@ def _copies_on_device(
     uses a device once keeps memory there until it ends, and that device may belong to somebody
     else."""
     copy = functools.partial(to.copy_, source, non_blocking=True)
-    return Sample(to.numel(), again(lambda: bench.timed(copy)))
+    return Sample(to.numel(), repeat(lambda: bench.time_once(copy)))
 
 
-def _updates(sizes: Sizes, workers: int, again: Again, clock: Clock) -> dict[int, Sample]:
+def _measure_updates(sizes: Sizes, workers: int, repeat: Repeat, clock: Clock) -> dict[int, Sample]:
     """Time updates by several workers at once.
 
     A worker is a thread that calls the kernel, as the threads of an engine do; torch splits each
@@ -286,12 +287,12 @@ def _updates(sizes: Sizes, workers: int, again: Again, clock: Clock) -> dict[int
     samples: dict[int, Sample] = {}
     with ThreadPoolExecutor(workers, "calibrate-host") as pool:
         for count in counts:
-            once = functools.partial(_at_once, pool, turns, count, clock)
-            samples[count] = Sample(7.0 * sizes.update * count, again(once))
+            once = functools.partial(_time_at_once, pool, turns, count, clock)
+            samples[count] = Sample(7.0 * sizes.update * count, repeat(once))
     return samples
 
 
-def _at_once(
+def _time_at_once(
     pool: ThreadPoolExecutor, turns: Iterator[Sequence[torch.Tensor]], count: int, clock: Clock
 ) -> float:
     start = Barrier(count + 1)

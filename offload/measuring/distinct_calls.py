@@ -1,9 +1,9 @@
 """Finds the calls that differ in more than their buffers. Only these may differ in what they cost.
 
-    mm(buffer 7 from byte 4096 on, buffer 9)    --at_zero-->    mm(buffer 0, buffer 1)
-    mm(buffer 3, buffer 2)                      --at_zero-->    the same, if sizes are the same
+    mm(buffer 7 from byte 4096 on, buffer 9)    --move_to_zero-->    mm(buffer 0, buffer 1)
+    mm(buffer 3, buffer 2)                      --move_to_zero-->    the same, if sizes are the same
 
-What a call says at zero is its signature: one call of each key is measured for all others.
+A call that is moved to zero is its signature. Of all calls with equal signatures one is measured.
 """
 
 from typing import Any
@@ -26,25 +26,25 @@ def end_of(value: Value) -> int:
     return (value.offset + last + 1) * value.dtype.itemsize
 
 
-def at_zero(call: Call, alignment: int) -> Call:
+def move_to_zero(call: Call, alignment: int) -> Call:
     """The same call over buffers 0, 1, ... that begin at the first byte that it touches."""
     places = _places(call, alignment)
 
-    def moved(value: Value) -> Value:
-        number, offset = _placed(value, places)
+    def move(value: Value) -> Value:
+        number, offset = _move(value, places)
         return Value(number, value.dtype, value.size, value.stride, offset)
 
-    args, kwargs = call.arguments(moved)
-    outputs = tuple(None if v is None else moved(v) for v in call.outputs)
+    args, kwargs = call.arguments(move)
+    outputs = tuple(None if v is None else move(v) for v in call.outputs)
     return Call(call.op, args, kwargs, outputs)
 
 
 def signature(call: Call, alignment: int) -> tuple[Any, ...]:
-    """All that the call says at zero, as a key."""
+    """All of the call, moved to zero, as a key."""
     places = _places(call, alignment)
     # Objects that do the same to other tensors (updates) have a key in `alike`.
     op = getattr(call.op, "alike", call.op)
-    frozen = [_frozen(part, places) for part in (call.args, dict(call.kwargs), call.outputs)]
+    frozen = [_freeze(part, places) for part in (call.args, dict(call.kwargs), call.outputs)]
     return (op, *frozen)
 
 
@@ -64,19 +64,19 @@ def _places(call: Call, alignment: int) -> Places:
     return places
 
 
-def _placed(value: Value, places: Places) -> tuple[int, int]:
+def _move(value: Value, places: Places) -> tuple[int, int]:
     number, first = places[value.buffer]
     return number, value.offset - first // value.dtype.itemsize
 
 
-def _frozen(tree: Any, places: Places) -> Any:
+def _freeze(tree: Any, places: Places) -> Any:
     """A key for lookups in which 1, 1.0 and True differ."""
     if type(tree) is Value:
-        return (*_placed(tree, places), tree.dtype, tree.size, tree.stride)
+        return (*_move(tree, places), tree.dtype, tree.size, tree.stride)
     if isinstance(tree, dict):
-        return tuple((name, _frozen(tree[name], places)) for name in sorted(tree))
+        return tuple((name, _freeze(tree[name], places)) for name in sorted(tree))
     if isinstance(tree, tuple | list):
-        return (type(tree), *[_frozen(part, places) for part in tree])
+        return (type(tree), *[_freeze(part, places) for part in tree])
     if isinstance(tree, torch.Tensor) and tree.dim() == 0 and tree.device == CPU:
         return (tree.dtype, repr(tree.item()))
     return (type(tree), tree)

@@ -1,6 +1,6 @@
 """What calls cost, kept for the next start of the same run, which then measures nothing again.
 
-    all calls of a graph at zero -> one key -> costs-KEY.json: {call: workspace, seconds, ...}
+    all calls of a graph, at zero -> one key -> costs-KEY.json: {call: workspace, seconds, ...}
 
 A cost belongs to a call, the device and what kernels depend on (caching/machine.py). A call that no
 text identifies, such as one of a user's own optimizer, is measured at every start. If a
@@ -8,7 +8,7 @@ kernel allocates differently than was kept, its results are copied (memory/place
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 
 from offload.caching.machine import machine_of, our_version
 from offload.caching.plan_cache import PlanCache
-from offload.measuring.allocation_log import allocations_of, peak_of, rounded
+from offload.measuring.allocation_log import allocations_of, peak_of, round_up
 from offload.measuring.distinct_calls import signature
 from offload.memory.cpu_shim import Log
 from offload.memory.cuda_shim import available_on
@@ -45,7 +45,7 @@ def cost_of(log: Log, outputs: Mapping[int, int], alignment: int, seconds: float
     """The cost of a call that allocated this. `outputs`: addresses by position."""
     allocations = allocations_of(log, outputs, alignment)
     ends = (a.offset + a.nbytes for a in allocations if a.offset is not None)
-    workspace = rounded(max(ends, default=0), alignment)
+    workspace = round_up(max(ends, default=0), alignment)
     return Cost(allocations, workspace, peak_of(log), seconds, log.elsewhere)
 
 
@@ -53,7 +53,7 @@ class MeasuredCosts:
     """The costs of the calls that were measured before, in this process or at an earlier start."""
 
     times = True
-    """Whether seconds decide anything."""
+    """Whether the seconds of a call decide anything, so that they are measured."""
 
     def __init__(self, kept: "KeptCosts | None" = None) -> None:
         self._kept = kept
@@ -95,13 +95,13 @@ class KeptCosts:
 
     def known_costs(self, device: torch.device, calls: Mapping[Any, Call]) -> dict[Any, Cost]:
         """Return what is kept of these calls, which are all of a graph's on this device."""
-        names = {key: name for key, call in calls.items() if (name := described(call))}
+        names = {key: name for key, call in calls.items() if (name := digest_call(call))}
         shim = available_on(device) is not None
         self._names, self._known = names, {}
         self._key = [our_version(), machine_of(device), device.type, shim, *sorted(names.values())]
         data = self._cache.read(KIND, self._key) if names else None
         try:
-            self._known = {name: _cost(cost) for name, cost in (data or {}).items()}
+            self._known = {name: _read_cost(cost) for name, cost in (data or {}).items()}
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             self._cache.refuse(KIND, self._key, f"{type(error).__name__}: {error}")
         return {key: self._known[name] for key, name in names.items() if name in self._known}
@@ -115,17 +115,17 @@ class KeptCosts:
         }
         if new.keys() - self._known.keys():
             known = {**self._known, **new}
-            self._cache.write(KIND, self._key, {name: _data(cost) for name, cost in known.items()})
+            self._cache.write(KIND, self._key, {name: asdict(cost) for name, cost in known.items()})
 
 
-def described(call: Call) -> str:
-    """A digest that identifies a call at zero in any process; empty if no text can."""
+def digest_call(call: Call) -> str:
+    """A digest that identifies a call, moved to zero, in any process; empty if no text can."""
     op = call.of_torch
     if not isinstance(op, OpOverload):
         return ""
     args, kwargs = _with_plain_numbers(call.args), _with_plain_numbers(dict(call.kwargs))
     parts = str(op), args, kwargs, call.outputs
-    if not _plain(parts):
+    if not _is_plain(parts):
         return ""
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
@@ -140,35 +140,26 @@ def _with_plain_numbers(tree: Any) -> Any:
     return (tree.item(), tree.dtype) if is_one else tree
 
 
-def _plain(tree: Any) -> bool:
+def _is_plain(tree: Any) -> bool:
     """Whether a `repr` of this says all of it."""
     if isinstance(tree, Mapping):
-        return all(isinstance(name, str) and _plain(part) for name, part in tree.items())
+        return all(isinstance(name, str) and _is_plain(part) for name, part in tree.items())
     if type(tree) in (tuple, list):
-        return all(map(_plain, tree))
+        return all(map(_is_plain, tree))
     return type(tree) is Value or type(tree) in LEAVES
 
 
-def _data(cost: Cost) -> dict[str, Any]:
-    return asdict(cost)
-
-
-def _cost(data: Any) -> Cost:
-    """Read what `_data` made."""
+def _read_cost(data: Any) -> Cost:
+    """Read a cost as `asdict` wrote it."""
     made = dict(data)
     allocations = made["allocations"]
     if allocations is not None:
         made["allocations"] = tuple(Allocation(**entry) for entry in allocations)
-    _whole(made[name] for name in ("workspace", "unplaced", "elsewhere"))
+    for name in ("workspace", "unplaced", "elsewhere"):
+        if type(made[name]) is not int or made[name] < 0:
+            raise ValueError(f"{name}={made[name]!r} is not a number of bytes")
     if not isinstance(made["seconds"], float) or set(made) != {
         field.name for field in fields(Cost)
     }:
         raise ValueError("a cost has other fields")
     return Cost(**made)
-
-
-def _whole(numbers: Iterable[Any]) -> list[int]:
-    values = list(numbers)
-    if any(type(number) is not int or number < 0 for number in values):
-        raise ValueError(f"{values} are not numbers of bytes")
-    return values

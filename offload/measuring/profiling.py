@@ -28,8 +28,8 @@ from offload.errors import CaptureError, OffloadError
 from offload.gate import only_python, stand_aside
 from offload.graph.memgraph import TASK, Access, Node, Place
 from offload.graph.taskgraph import RANKS, Task, TaskGraph
-from offload.measuring.allocation_log import MARK, peaks_of, rounded
-from offload.measuring.distinct_calls import at_zero, end_of, signature, sizes, values_of
+from offload.measuring.allocation_log import MARK, peaks_of, round_up
+from offload.measuring.distinct_calls import end_of, move_to_zero, signature, sizes, values_of
 from offload.measuring.kept_costs import Cost, KeptCosts, MeasuredCosts, cost_of
 from offload.measuring.stopwatch import Cpu, Gpu
 from offload.memory.cpu_shim import Shim
@@ -56,14 +56,14 @@ BRIEF = 0.0001
 """Seconds. What takes less on the CPU is not timed apart from the run that shows what it
 allocates."""
 RUNS, ENOUGH = 3, 0.02
-"""A call is timed so often, unless that takes more seconds: other programs delay some runs."""
+"""How often a call is timed, as other programs delay some runs; and the seconds that suffice."""
 DRAWN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 SPIN = 400_000
 """Cycles that a device spins, about a fifth of a millisecond, so that the host gets ahead."""
 HOST_LANE = "host"
 
 
-def measured(graph: TaskGraph, kept: KeptCosts | MeasuredCosts | None = None) -> TaskGraph:
+def measure_tasks(graph: TaskGraph, kept: KeptCosts | MeasuredCosts | None = None) -> TaskGraph:
     """The graph with the workspace and seconds of every task, and the allocations of its calls.
     `kept`: what was measured before, and is not measured again."""
     device = device_of(graph)
@@ -72,7 +72,7 @@ def measured(graph: TaskGraph, kept: KeptCosts | MeasuredCosts | None = None) ->
     with only_python():
         known: dict[Any, int] = {}
         keys = [
-            _keys(task, calls[where], known, where, graph.alignment)
+            _add_calls(task, calls[where], known, where, graph.alignment)
             for task, where in zip(graph.tasks, wheres, strict=True)
         ]
         lines = _lines(graph, keys)
@@ -81,7 +81,7 @@ def measured(graph: TaskGraph, kept: KeptCosts | MeasuredCosts | None = None) ->
         measuring("every kernel once", device, remedy=", or make the batch smaller"),
         torch.no_grad(),
         steady(device),
-        _random_put_back(device, generators_of(graph))
+        _restore_random(device, generators_of(graph))
         if any(map(_may_draw, graph.tasks))
         else nullcontext(),  # other threads may draw at the same time
     ):
@@ -89,13 +89,13 @@ def measured(graph: TaskGraph, kept: KeptCosts | MeasuredCosts | None = None) ->
             costs |= {} if kept is None else kept.known_costs(where, group)
             new = {key: call for key, call in group.items() if key not in costs}
             times = kept is None or kept.times
-            made = _Bench(where, new, graph.alignment, lines, times).costs(new) if new else {}
+            made = _Bench(where, new, graph.alignment, lines, times).measure(new) if new else {}
             costs |= made
             if kept is not None:
                 kept.keep(made)
         fixed = kept_bytes(device)
     tasks = [
-        _with_costs(task, [costs[key] for key in task_keys]) if task_keys else task
+        _add_costs(task, [costs[key] for key in task_keys]) if task_keys else task
         for task, task_keys in zip(graph.tasks, keys, strict=True)
     ]
     program = None if graph.program is None else replace(graph.program, fixed=fixed)
@@ -111,7 +111,7 @@ def _may_draw(task: Task) -> bool:
 
 
 @contextmanager
-def _random_put_back(device: torch.device, generators: Sequence[torch.Generator]) -> Iterator[None]:
+def _restore_random(device: torch.device, generators: Sequence[torch.Generator]) -> Iterator[None]:
     on_host, states = torch.get_rng_state(), [generator.get_state() for generator in generators]
     there = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     try:
@@ -124,18 +124,18 @@ def _random_put_back(device: torch.device, generators: Sequence[torch.Generator]
             torch.cuda.set_rng_state(there, device)
 
 
-def _keys(
+def _add_calls(
     task: Task, calls: dict[int, Call], known: dict[Any, int], where: torch.device, alignment: int
 ) -> list[int]:
-    """The keys of a task's calls, which are added to `calls`; equal calls have equal ones. None for
-    calls that the other ranks would have to make as well."""
+    """Add a task's calls to `calls`, and return their keys. Equal calls have equal keys. A
+    collective has none, because the other ranks would have to make it as well."""
     if not isinstance(task.kernel, Call | Calls) or task.lane == RANKS:
         return []
     keys = []
     for call in task.kernel.calls:
         key = known.setdefault((*signature(call, alignment), where), len(known))
         if key not in calls:
-            calls[key] = at_zero(call, alignment)
+            calls[key] = move_to_zero(call, alignment)
         keys.append(key)
     return keys
 
@@ -149,7 +149,7 @@ def _lines(graph: TaskGraph, keys: Sequence[Sequence[int]]) -> dict[int, str]:
     return lines
 
 
-def _with_costs(task: Task, costs: Sequence[Cost]) -> Task:
+def _add_costs(task: Task, costs: Sequence[Cost]) -> Task:
     pairs = zip(task.kernel.calls, costs, strict=True)
     calls = tuple(
         Call(call.op, call.args, call.kwargs, call.outputs, cost.allocations)
@@ -180,7 +180,7 @@ def _notes(costs: Mapping[int, Cost], ops: Mapping[int, str]) -> list[str]:
 
 
 class _DidNotRun(Exception):
-    """An op failed on made-up tensors. That says nothing of it in a step."""
+    """An op failed on made-up tensors. In a step it may run all the same."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(error)
@@ -203,7 +203,7 @@ class _Bench:
         with only_python():
             self._places = {key: self._side_by_side(call) for key, call in calls.items()}
             ends = [last for places in self._places.values() for last in places[-1:]]
-            nbytes = max((self._rounded(p.offset + p.nbytes) for p in ends), default=0)
+            nbytes = max((self._round_up(p.offset + p.nbytes) for p in ends), default=0)
         self._memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
         self._workspace = torch.empty(0, dtype=torch.uint8, device=device)
         self._bindings = PlacementCounts()
@@ -212,35 +212,34 @@ class _Bench:
         self._took = 0.0
         """Seconds of the last run that was watched."""
 
-    def costs(self, calls: Mapping[int, Call]) -> dict[int, Cost]:
+    def measure(self, calls: Mapping[int, Call]) -> dict[int, Cost]:
         warm(self._device)
         shim = available_on(self._device)
-        if shim is not None:
-            measure = functools.partial(self._placed, shim)
-            return {key: self._cost(measure, key, call) for key, call in calls.items()}
-        if self._device.type == "cuda":
-            return {key: self._cost(self._counted, key, call) for key, call in calls.items()}
+        if shim is not None or self._device.type == "cuda":
+            placed = functools.partial(self._measure_placed, shim) if shim else None
+            measure = placed or self._measure_counted
+            return {key: self._measure(measure, key, call) for key, call in calls.items()}
         watched: Any = profile(use_cpu=True, profile_memory=True)
         with watched:
-            costs = [self._cost(self._copied, key, call) for key, call in calls.items()]
+            costs = [self._measure(self._measure_copied, key, call) for key, call in calls.items()]
         peaks = peaks_of(watched.kineto_results.events())
         return {
             key: cost if cost.failure else replace(cost, unplaced=peak)
             for key, cost, peak in zip(calls, costs, peaks, strict=True)
         }
 
-    def _rounded(self, nbytes: int) -> int:
-        return rounded(nbytes, self._alignment)
+    def _round_up(self, nbytes: int) -> int:
+        return round_up(nbytes, self._alignment)
 
     def _side_by_side(self, call: Call) -> list[Place]:
         """Places for the call's buffers, one after the other."""
         places, end = [], 0
         for nbytes in sizes(call):
             places.append(Place(0, end, nbytes))
-            end += self._rounded(nbytes)
+            end += self._round_up(nbytes)
         return places
 
-    def _cost(self, measure: Callable[[int, Call], Cost], key: int, call: Call) -> Cost:
+    def _measure(self, measure: Callable[[int, Call], Cost], key: int, call: Call) -> Cost:
         stand_aside()
         with record_function(MARK):
             self._fill(key, call)
@@ -249,7 +248,7 @@ class _Bench:
         except _DidNotRun as failed:
             error = failed.error
             failure = f"{op_name(call.op)}: {type(error).__name__}: {error}".splitlines()[0]
-            outputs = self._rounded(sum(end_of(value) for value in filter(None, call.outputs)))
+            outputs = self._round_up(sum(end_of(value) for value in filter(None, call.outputs)))
             return Cost(None, outputs, outputs, None, failure=failure)
         except OffloadError:
             raise
@@ -257,42 +256,42 @@ class _Bench:
             error.add_note(f"{self._lines[key]}while {op_name(call.op)} was measured")
             raise
 
-    def _placed(self, shim: Shim, key: int, call: Call) -> Cost:
-        run = self._watched(key, call)
+    def _measure_placed(self, shim: Shim, key: int, call: Call) -> Cost:
+        run = self._watch(key, call)
         if self._device.type == "cuda":
             run()
-        homes, log = shim.record(run, _homes)
+        homes, log = shim.record(run, _home_addresses)
         if self._took < SHORT:  # the first run may have filled caches
-            homes, log = shim.record(run, _homes)
+            homes, log = shim.record(run, _home_addresses)
         outputs = {n: homes[n] for n, value in enumerate(call.outputs) if value is not None}
         cost = cost_of(log, outputs, self._alignment, self._took)
         if self._times and (self._took >= BRIEF or self._device.type == "cuda"):
             placed = replace(call, allocations=cost.allocations)
-            run = self._bound(key, placed, cost.workspace, SHIM)
+            run = self._bind(key, placed, cost.workspace, SHIM)
             is_first = self._took >= SHORT or self._device.type == "cuda"
-            seconds = self._seconds(run, [] if is_first else [self._took])
+            seconds = self._median_seconds(run, [] if is_first else [self._took])
             cost = replace(cost, seconds=seconds)
         return cost
 
-    def _copied(self, key: int, call: Call) -> Cost:
-        self._watched(key, call)()
-        return Cost(None, 0, 0, self._seconds(self._bound(key, call, 0, COPY)))
+    def _measure_copied(self, key: int, call: Call) -> Cost:
+        self._watch(key, call)()
+        return Cost(None, 0, 0, self._median_seconds(self._bind(key, call, 0, COPY)))
 
-    def _counted(self, key: int, call: Call) -> Cost:
+    def _measure_counted(self, key: int, call: Call) -> Cost:
         """Use the statistics of the device's allocator, which rounds what it gives out."""
-        self._watched(key, call)()
-        run = self._bound(key, call, 0, COPY)
+        self._watch(key, call)()
+        run = self._bind(key, call, 0, COPY)
         run()
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
         run()
         peak = torch.cuda.max_memory_allocated(self._device) - before
-        return Cost(None, 0, peak, self._seconds(run))
+        return Cost(None, 0, peak, self._median_seconds(run))
 
-    def _watched(self, key: int, call: Call) -> Run:
-        """A run of the call, which tells an op that fails from all that fails here, and an error if
-        it gives a tensor among its arguments another size."""
-        run = self._bound(key, replace(call, outputs=()), 0, COPY)
+    def _watch(self, key: int, call: Call) -> Run:
+        """Return a run of the call. It raises `_DidNotRun` if the op itself fails, and
+        `CaptureError` if the op gives one of its arguments another size."""
+        run = self._bind(key, replace(call, outputs=()), 0, COPY)
         arguments = (run.args, run.keywords) if isinstance(run, functools.partial) else ()
         given = tensors_of(arguments)
         before = [(tensor.size(), tensor.data_ptr()) for tensor in given]
@@ -318,20 +317,20 @@ class _Bench:
 
         return watched
 
-    def _seconds(self, run: Run, known: Sequence[float] = ()) -> float:
-        """The median: the lowest would promise more than a busy machine holds. `known`: what the
-        same call has taken before."""
-        taken = [*known, self._timed(run)]
+    def _median_seconds(self, run: Run, known: Sequence[float] = ()) -> float:
+        """The median of some runs: the fastest would promise more than a busy machine can keep.
+        `known`: the seconds of earlier runs of the same call."""
+        taken = [*known, self._time(run)]
         while len(taken) < RUNS and sum(taken) < ENOUGH:
-            taken.append(self._timed(run))
+            taken.append(self._time(run))
         return median_low(taken)
 
-    def _timed(self, run: Run) -> float:
+    def _time(self, run: Run) -> float:
         if self._device.type == "cuda":
             spin(SPIN)
-        return self._timer.timed(run)
+        return self._timer.time_once(run)
 
-    def _bound(self, key: int, call: Call, workspace: int, mode: str) -> Run:
+    def _bind(self, key: int, call: Call, workspace: int, mode: str) -> Run:
         """The call on made-up tensors with arbitrary contents."""
         if workspace > self._workspace.numel():
             self._workspace = torch.empty(workspace, dtype=torch.uint8, device=self._device)
@@ -363,7 +362,7 @@ class _Bench:
                 memory.fill_(1)
 
 
-def _homes(returned: Any) -> list[int]:
+def _home_addresses(returned: Any) -> list[int]:
     """The addresses of the storages of what a kernel returned; 0 for what is no tensor."""
     return [
         result.untyped_storage().data_ptr() if isinstance(result, torch.Tensor) else 0

@@ -30,7 +30,7 @@ class TimedDevice(Protocol):
 
     device: torch.device
 
-    def timed(self, run: Run) -> float:
+    def time_once(self, run: Run) -> float:
         """Seconds that the device takes for `run`."""
         ...
 
@@ -61,7 +61,7 @@ class Cpu:
         self.device = torch.device("cpu")
         self._clock = clock
 
-    def timed(self, run: Run) -> float:
+    def time_once(self, run: Run) -> float:
         begin = self._clock()
         run()
         return self._clock() - begin
@@ -70,14 +70,14 @@ class Cpu:
         return torch.ones(nbytes, dtype=torch.uint8)
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> Run:
-        return functools.partial(_moved, to, source)
+        return functools.partial(_move_bytes, to, source)
 
     def time_both(self, into: Run, out: Run, times: int) -> tuple[float, float]:
         start = Barrier(2)
 
         def lane(run: Run) -> float:
             start.wait()
-            return self.timed(functools.partial(in_a_row, run, times)) / times
+            return self.time_once(functools.partial(in_a_row, run, times)) / times
 
         with ThreadPoolExecutor(1, "calibrate-d2h") as pool:
             other = pool.submit(lane, out)
@@ -87,7 +87,7 @@ class Cpu:
         """There is nothing to give back."""
 
 
-def _moved(to: torch.Tensor, source: torch.Tensor) -> None:
+def _move_bytes(to: torch.Tensor, source: torch.Tensor) -> None:
     ctypes.memmove(to.data_ptr(), source.data_ptr(), to.numel())
 
 
@@ -101,7 +101,7 @@ class Gpu:
             "cuda", torch.cuda.current_device() if device.index is None else device.index
         )
 
-    def timed(self, run: Run) -> float:
+    def time_once(self, run: Run) -> float:
         stream = torch.cuda.current_stream(self.device)
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record(stream)

@@ -14,7 +14,7 @@ import torch
 from offload.graph.builder import GraphBuilder
 from offload.graph.memgraph import TASK, Access, Node, Place
 from offload.graph.taskgraph import HOST, TaskGraph
-from offload.measuring.profiling import measured
+from offload.measuring.profiling import measure_tasks
 from offload.memory import workspaces
 from offload.memory.arenas import Arenas
 from offload.memory.cuda_shim import available_on, load_on, why_not_on
@@ -104,7 +104,7 @@ def graph_of(op: Callable[..., Any], args: Sequence[Any], results: Sequence[Any]
     writes = range(len(reads), len(builder.buffers))
     builder.task("op", reads, writes, kernel=Call(op, given, {}, outputs))
     graph = builder.graph(Program((), (), {}, device=DEVICE))
-    return measured(graph)
+    return measure_tasks(graph)
 
 
 class Bound:

@@ -6,7 +6,7 @@ import torch
 from offload.graph.builder import GraphBuilder
 from offload.graph.taskgraph import TaskGraph
 from offload.measuring.kept_costs import MeasuredCosts
-from offload.measuring.profiling import measured
+from offload.measuring.profiling import measure_tasks
 from offload.memory import cpu_shim as shim
 from offload.program.kernels import Call, Value
 
@@ -43,7 +43,7 @@ def test_hidden_memory_that_is_freed_is_used_again() -> None:
         return x
 
     call = Call(op, (floats(0, 1000),), outputs=(floats(1, 1000),))
-    [task] = measured(graph_of(call)).tasks
+    [task] = measure_tasks(graph_of(call)).tasks
     assert len(task.kernel.allocations) == 10
     assert [a.output for a in task.kernel.allocations] == [None] * 9 + [0]
     assert task.workspace == 2 * 4032  # the one that it reads and the one that it writes
@@ -53,9 +53,9 @@ def test_without_a_compiler_hidden_bytes_are_measured_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls = convolution(), Call(aten.add_.Tensor, (floats(0, 5), floats(1, 5)))
-    recorded = measured(graph_of(*calls))
+    recorded = measure_tasks(graph_of(*calls))
     monkeypatch.setattr(shim.LIBRARY, "result", lambda: "no C++ compiler was found")
-    tasks = measured(graph_of(*calls)).tasks
+    tasks = measure_tasks(graph_of(*calls)).tasks
     assert [task.workspace for task in tasks] == [0, 0]
     assert tasks[0].unplaced >= 2 * 4 * 8 * 8 * 4
     assert tasks[1].unplaced == 0
@@ -69,7 +69,7 @@ def test_a_profile_changes_neither_the_random_generator_nor_the_given_graph() ->
     call = Call(aten.bernoulli_.float, (floats(0, 40, 3), 0.4))
     graph = graph_of(call)
     before = torch.get_rng_state()
-    measured(graph)
+    measure_tasks(graph)
     assert torch.equal(torch.get_rng_state(), before)
     assert graph.tasks[0].seconds is None
     assert graph.tasks[0].kernel is call
@@ -86,7 +86,7 @@ class Moody:
 
 def test_an_op_that_fails_on_made_up_tensors_is_noted_and_charged_for_its_outputs() -> None:
     good = Call(aten.add_.Tensor, (floats(0, 5), floats(1, 5)))
-    graph = measured(graph_of(Call(Moody(), (floats(0, 40),), outputs=(floats(1, 40),)), good))
+    graph = measure_tasks(graph_of(Call(Moody(), (floats(0, 40),), outputs=(floats(1, 40),)), good))
     bad, fine = graph.tasks
     [note] = graph.notes
     assert note.endswith("Moody: ValueError: all ones")
@@ -111,8 +111,8 @@ class Counted:
 def test_what_was_measured_before_is_not_measured_again() -> None:
     op, known = Counted(), MeasuredCosts()
     graphs = [graph_of(Call(op, (floats(n, 900),))) for n in (1, 2)]
-    first = measured(graphs[0], known).tasks[0]
+    first = measure_tasks(graphs[0], known).tasks[0]
     runs = op.runs
-    second = measured(graphs[1], known).tasks[0]
+    second = measure_tasks(graphs[1], known).tasks[0]
     assert op.runs == runs > 0
     assert (first.seconds, first.unplaced) == (second.seconds, second.unplaced)

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 from offload.graph.builder import GraphBuilder
 from offload.graph.memgraph import ALIGNMENT, SMALL_WORKSPACE, Access, Node, Place
 from offload.graph.taskgraph import TaskGraph
-from offload.measuring.profiling import measured
+from offload.measuring.profiling import measure_tasks
 from offload.memory import cpu_shim as shim
 from offload.memory.placement import COPY, SHIM, PlacementCounts, Run, bind_task
 from offload.program.kernels import Call, Value
@@ -136,7 +136,7 @@ def rigged(op: Any, *args: Any, **kwargs: Any) -> tuple[Rig, TaskGraph]:
     call = rig.call(op, args, kwargs)
     everything = range(len(rig.builder.buffers))
     rig.builder.task("it", everything, everything, kernel=call)
-    return rig, measured(rig.builder.graph())
+    return rig, measure_tasks(rig.builder.graph())
 
 
 def t(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

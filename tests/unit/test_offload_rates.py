@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from offload.graph.rates import Sample, Samples, costs_of, fit_copies
-from offload.measuring.calibration import ON_CPU, ON_GPU, Sizes, beyond_caches, cache_bytes, measure
+from offload.measuring.calibration import (
+    ON_CPU,
+    ON_GPU,
+    Sizes,
+    beyond_caches,
+    cache_bytes,
+    measure_rates,
+)
 from offload.measuring.stopwatch import Run
 
 KIB = 1 << 10
@@ -69,7 +76,7 @@ class Fake:
         self.now += 0.125  # looking at it takes time: so every loop ends
         return self.now
 
-    def timed(self, run: Run) -> float:
+    def time_once(self, run: Run) -> float:
         self.copied = 0
         run()
         return 2.0 * self.copied or 1.0
@@ -86,7 +93,7 @@ class Fake:
         return run
 
     def time_both(self, into: Run, out: Run, times: int) -> tuple[float, float]:
-        return 4.0 * self.timed(into), 4.0 * self.timed(out)
+        return 4.0 * self.time_once(into), 4.0 * self.time_once(out)
 
     def close(self) -> None: ...
 
@@ -94,7 +101,7 @@ class Fake:
 def test_what_is_measured_is_what_the_clock_says() -> None:
     fake = Fake()
     sizes = Sizes(link=64 * KIB, memory=4 * KIB, gemm={"float32": 8}, update=4 * KIB)
-    found = measure(fake, sizes, 16.0, 3, fake.clock)
+    found = measure_rates(fake, sizes, 16.0, 3, fake.clock)
     costs = costs_of(found)
     assert (costs.h2d, costs.d2h, costs.copy) == (0.5, 0.5, 20)
     assert costs.shared == pytest.approx(0.25, rel=1e-3)
