@@ -21,7 +21,8 @@ Piece = tuple[int, int, tuple[int, ...]]
 """First byte, end, and the nodes that must end before the bytes are written again."""
 FREE = "free"
 BESIDE = 2
-"""Once for what runs beside the tasks that touched an address, once for what is copied ahead."""
+"""An address is held back while the host does so many times the work that its workers do during the
+tasks that touched it: once for what runs beside these tasks, once for what is copied ahead."""
 
 
 class Space:
@@ -73,10 +74,10 @@ class Space:
         at = bisect_left(self._starts, offset)
         if at < len(self._starts) and self._owners[right := self._starts[at]] is FREE:
             right_end = self._ends[right]
-            whole = _joined(whole, self._drop_free(right, right_end))
+            whole = _join(whole, self._drop_free(right, right_end))
             end = right_end
         if at and self._owners[left := self._starts[at - 1]] is FREE:
-            whole = _joined(self._drop_free(left, self._ends[left]), whole)
+            whole = _join(self._drop_free(left, self._ends[left]), whole)
             start = left
         self._add_free(start, end, whole)
 
@@ -146,7 +147,7 @@ class HeldAddresses:
         self._held: list[tuple[float, int, Sequence[Piece]]] = []
         """A heap: the work after which an address is due, the address, its history."""
 
-    def ran(self, seconds: float) -> None:
+    def count_task(self, seconds: float) -> None:
         """Count a task of the host, and free what is due by now."""
         self._work += seconds
         while self._held and self._held[0][0] <= self._work:
@@ -171,7 +172,7 @@ class HeldAddresses:
         self._space.give(offset, pieces)
 
 
-def _joined(left: deque[Piece], right: deque[Piece]) -> deque[Piece]:
+def _join(left: deque[Piece], right: deque[Piece]) -> deque[Piece]:
     """Both in one deque. The shorter one is moved into the longer one."""
     if len(left) < len(right):
         right.extendleft(reversed(left))

@@ -16,7 +16,7 @@ class Piece:
     """Whether the host must act, so that no device can run this piece by itself."""
 
 
-def pieces_by_host(on_host: Sequence[bool], deps: Sequence[Sequence[int]]) -> tuple[Piece, ...]:
+def cut_by_host(on_host: Sequence[bool], deps: Sequence[Sequence[int]]) -> tuple[Piece, ...]:
     """Pieces of the device and of the host in turns. `deps`: the nodes before each node, all of
     smaller numbers.
 
@@ -36,7 +36,9 @@ def pieces_by_host(on_host: Sequence[bool], deps: Sequence[Sequence[int]]) -> tu
     return tuple(Piece(tuple(groups[at]), on_host=at % 2 == 0) for at in sorted(groups))
 
 
-def shorter(pieces: Iterable[Piece], seconds: Sequence[float], most: float) -> tuple[Piece, ...]:
+def shorten_pieces(
+    pieces: Iterable[Piece], seconds: Sequence[float], most: float
+) -> tuple[Piece, ...]:
     """Cut the device's pieces so that each takes at most so many seconds, as far as nodes allow.
     `seconds`: by node."""
     cut_pieces: list[Piece] = []

@@ -41,7 +41,7 @@ def _stays_on_host(memgraph: MemGraph, node: Node) -> bool:
         return False
     graph, task = memgraph.graph, memgraph.graph.tasks[node.task]
     if task.random or not set(graph.outputs).isdisjoint(task.writes):
-        return False  # whoever has the device next has other dice; outputs are read before
+        return False  # the next job draws from the same generator; outputs are read before
     buffers = [access.buffer for access in node.accesses if access.buffer is not None]
     homes = [memgraph.starts[b] for b in buffers if graph.buffers[b].persistent]
     places = [access.place for access in node.accesses]

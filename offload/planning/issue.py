@@ -1,10 +1,10 @@
 """Decides which node is enqueued next on which stream, and what its stream waits for. Pure.
 
-    F1 F2 F3 |F4 F5     enqueued but not known to be complete: at most `depth` a stream, until
-    W5       |W6        only nodes of one stream are left; with a window never more than it
+    F1 F2 F3 |F4 F5     of a stream, at most `depth` nodes are enqueued and not known to be
+    W5       |W6        complete, until only one stream has nodes left
 
-A window is a number of seconds: whoever wants the device in the middle of a step waits for what is
-enqueued. A stream that has a longer node than the window has that one alone.
+A window also limits their seconds: whoever wants the device in the middle of a step waits for what
+is enqueued. A node that takes longer than the window is enqueued alone.
 
 A node may be enqueued when everything that it waits for is enqueued; its stream then waits on the
 device. Nodes that would wait for nothing come first, then the smallest rank. A node of a host
@@ -26,8 +26,8 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 DEPTH = 6
-"""2 is enough behind PCIe, 4 to 8 where launches cost as much as kernels. With many more, the order
-is fixed too early."""
+"""How many nodes of a stream are enqueued at most. 2 are enough behind PCIe, 4 to 8 where launches
+cost as much as kernels. With many more, the order is fixed too early."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -268,7 +268,7 @@ class Issue:
                 stream.ahead -= self._window.node_seconds[done]
             self._end(done, lane)
         if not stream.queued:
-            stream.ahead = 0.0  # what is left of sums of other numbers
+            stream.ahead = 0.0  # rounding may have left a little
         while stream.marks and position[stream.marks[0]] <= position[node]:
             stream.marks.popleft()
         stream.finished = max(stream.finished, position[node])

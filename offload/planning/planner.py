@@ -156,7 +156,7 @@ class _Walk:
             return False
         if ahead and not self.layout.host_writes.isdisjoint(touched):
             return False  # the copy on the device will be out of date by then
-        wanted = self._wanted(number)
+        wanted = self._list_wanted(number)
         for b in touched:
             self.uses.pin(b)
         taken: list[tuple[Space, int, list[Piece]]] = []
@@ -164,7 +164,7 @@ class _Walk:
         for b, size in wanted:
             device = task.device if b is None else self.graph.buffers[b].device
             space = self.arenas.spaces[device]
-            high = b is None or (b not in self.graph.outputs and self.uses.end_soon(b, number))
+            high = b is None or (b not in self.graph.outputs and self.uses.ends_soon(b, number))
             fixed = self.policy.offsets.get((number,) if b is None else b)
             offset = space.best_fit(size, high) if fixed is None else fixed
             if offset is None:
@@ -182,7 +182,7 @@ class _Walk:
         self._settle_in(number, copies)
         return True
 
-    def _wanted(self, number: int) -> list[tuple[int | None, int]]:
+    def _list_wanted(self, number: int) -> list[tuple[int | None, int]]:
         """The operands that are not on its device, largest first; None stands for its workspace."""
         task = self.graph.tasks[number]
         if task.lane == "host":
@@ -209,13 +209,13 @@ class _Walk:
             self.layout.host_writes.update(task.writes)
         for b in self.uses.touched[number]:
             self.uses.advance(b)
-            if b in self.layout.on_device and self._moves(b):
+            if b in self.layout.on_device and self._can_move(b):
                 offset = self.layout.on_device[b].place.offset
                 self.victims[self.graph.buffers[b].device].remember(b, self.uses.next(b), offset)
 
     # ---- eviction -------------------------------------------------------------------------------
 
-    def _moves(self, b: int) -> bool:
+    def _can_move(self, b: int) -> bool:
         return b not in self.layout.starts or self.layout.starts[b].arena == HOST
 
     def _make_room(self, device: int, size: int, number: int, ahead: int) -> int | None:
@@ -224,7 +224,7 @@ class _Walk:
         may_drop = ahead <= self.policy.drop_ahead and device in self.unpinned
         if only_drop and not may_drop:
             return None
-        window = self.victims[device].window(
+        window = self.victims[device].find_window(
             size, self.clock[number], number if only_drop else None
         )
         if window is None:
@@ -239,7 +239,7 @@ class _Walk:
 
     def _stake(self, b: int) -> Stake | None:
         """What it costs to evict a buffer now; None if it cannot go."""
-        if self.uses.pinned(b) or not self._moves(b) or b not in self.layout.on_device:
+        if self.uses.is_pinned(b) or not self._can_move(b) or b not in self.layout.on_device:
             return None
         later = self.uses.next(b)
         reload = later != NEVER and b in self.graph.tasks[later].reads
@@ -263,7 +263,7 @@ class _Walk:
         task = self.graph.tasks[number]
         devices = {self.graph.buffers[b].device for b in self.uses.touched[number]} - {HOST}
         for b in [b for b in self.layout.on_device if self.graph.buffers[b].device in devices]:
-            if self._moves(b):
+            if self._can_move(b):
                 self._evict(b, number)
         if not self._find_place(number, 0):
             refuse(self.graph, self.capacities, task.device)
@@ -275,15 +275,15 @@ class _Walk:
 
     def _offload(self, b: int, number: int) -> None:
         if b not in self.layout.on_host:
-            self._host_copy(b)
+            self._take_host_copy(b)
         self.nodes.copy(OFFLOAD, b, number, self.layout.on_device[b], self.layout.on_host[b])
         self.layout.host_valid.add(b)
 
-    def _host_copy(self, b: int) -> None:
+    def _take_host_copy(self, b: int) -> None:
         buffer = self.graph.buffers[b]
-        self.layout.on_host[b] = self._on_host(buffer.nbytes, buffer.name, b)
+        self.layout.on_host[b] = self._take_on_host(buffer.nbytes, buffer.name, b)
 
-    def _on_host(self, nbytes: int, name: str, b: int | None) -> Copy:
+    def _take_on_host(self, nbytes: int, name: str, b: int | None) -> Copy:
         size, space = self.graph.align(nbytes), self.arenas.spaces[HOST]
         offset = self.arenas.host.best_fit(size)
         if offset is None:
@@ -293,40 +293,40 @@ class _Walk:
     def _execute(self, number: int) -> None:
         task = self.graph.tasks[number]
         host = task.lane == "host"
-        copies = [self._operand(b, number, host) for b in self.uses.touched[number]]
+        copies = [self._find_operand(b, number, host) for b in self.uses.touched[number]]
         workspace = self.layout.workspaces.pop(number, None)
         if host and task.workspace:
-            workspace = self._on_host(task.workspace, task.name, None)
+            workspace = self._take_on_host(task.workspace, task.name, None)
         self.nodes.task(number, copies, workspace)
         if host:
             self.layout.host_writes.difference_update(task.writes)
-            self._worked(number, copies if workspace is None else [*copies, workspace])
+            self._note_seconds(number, copies if workspace is None else [*copies, workspace])
         for b in self.uses.touched[number]:
             if b in task.writes:
-                self._changed(b, host)
+                self._note_change(b, host)
         if workspace is not None:
             self._release(workspace)
         for b in self.uses.touched[number]:
             self.uses.unpin(b)
-            self._after_use(b, number)
+            self._release_after(b, number)
 
-    def _worked(self, number: int, copies: Sequence[Copy]) -> None:
+    def _note_seconds(self, number: int, copies: Sequence[Copy]) -> None:
         """Note how long a task of the host takes. Nothing follows the last one, which gets 0."""
         seconds = self.clock[min(number + 1, len(self.clock) - 1)] - self.clock[number]
-        self.arenas.host.ran(seconds)
+        self.arenas.host.count_task(seconds)
         for copy in copies:
             copy.host_seconds += seconds
 
-    def _operand(self, b: int, number: int, host: bool) -> Copy:
+    def _find_operand(self, b: int, number: int, host: bool) -> Copy:
         if not host and self.graph.buffers[b].device != HOST:
             return self.layout.on_device[b]
         if b not in self.layout.on_host:
-            self._host_copy(b)
+            self._take_host_copy(b)
         if b in self.graph.tasks[number].reads and b not in self.layout.host_valid:
             self._offload(b, number)
         return self.layout.on_host[b]
 
-    def _changed(self, b: int, host: bool) -> None:
+    def _note_change(self, b: int, host: bool) -> None:
         """Note that the other copy is out of date."""
         if host:
             self.layout.host_valid.add(b)
@@ -337,8 +337,8 @@ class _Walk:
         if b in self.layout.on_host and b not in self.layout.starts:
             self._release(self.layout.on_host.pop(b))
 
-    def _after_use(self, b: int, number: int) -> None:
-        if self.uses.pinned(b) or not self._moves(b):
+    def _release_after(self, b: int, number: int) -> None:
+        if self.uses.is_pinned(b) or not self._can_move(b):
             return
         if self.uses.next(b) != NEVER:
             if b in self.layout.host_valid:

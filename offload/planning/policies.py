@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from offload.graph.costs import Costs
 from offload.graph.taskgraph import TaskGraph
 from offload.planning.refusal import resident_bytes, working_set
-from offload.planning.residency import exposed, most_resident
+from offload.planning.residency import choose_resident, find_exposed
 
 DROPS = (64, 0)
 """For how many tasks ahead others are dropped."""
@@ -120,22 +120,22 @@ class Policies:
                 yield from ((share, policy) for policy in policies)
 
     def with_share(self, graph: TaskGraph, share: float, drop: int) -> Policy:
-        """One policy. One that drops ahead also keeps the step's first inputs resident."""
-        plain, first = self._residents(graph, share)
+        """One policy. If it drops ahead, it also keeps the step's first inputs resident."""
+        plain, first = self._choose_both(graph, share)
         resident = first if drop else plain
         return Policy(resident, drop_ahead=drop, host_workers=self._host_workers)
 
-    def _residents(self, graph: TaskGraph, share: float) -> tuple[frozenset[int], frozenset[int]]:
+    def _choose_both(self, graph: TaskGraph, share: float) -> tuple[frozenset[int], frozenset[int]]:
         """What may stay in this share of the room, without and with the step's first inputs."""
-        most = self._most_room(graph)
+        most = self._find_room(graph)
         room = {device: int(nbytes * share) for device, nbytes in most.items()}
-        plain = most_resident(graph, room)
+        plain = choose_resident(graph, room)
         some = {device: int(nbytes * EXPOSED) for device, nbytes in room.items()}
-        early = exposed(graph, self._costs, plain, some)
-        first = most_resident(graph, room, early) if early else plain
+        early = find_exposed(graph, self._costs, plain, some)
+        first = choose_resident(graph, room, early) if early else plain
         return plain - self._homes, first - self._homes
 
-    def _most_room(self, graph: TaskGraph) -> dict[int, int]:
+    def _find_room(self, graph: TaskGraph) -> dict[int, int]:
         """The most resident bytes that leave enough for each task, whose operands may be
         resident, and for the tasks of other steps of the same runner."""
         if self._room is not None and self._room[0] is graph:
@@ -146,7 +146,7 @@ class Policies:
             low, high = 0, capacities[device]
             while high - low > capacities[device] // 64:
                 middle = (low + high) // 2
-                if self._leaves_enough(graph, device, most_resident(graph, {device: middle})):
+                if self._leaves_enough(graph, device, choose_resident(graph, {device: middle})):
                     low = middle
                 else:
                     high = middle

@@ -82,7 +82,7 @@ def stale(
 ) -> RaceFound:
     """An error about bytes that hold something else than the buffer `b` in its `version`."""
     name, by = name_of(memgraph, who), START if actual[3] < 0 else memgraph.name(actual[3])
-    expected, contents = _contents(memgraph, b, version), _contents(memgraph, *actual[:2])
+    expected, contents = _describe(memgraph, b, version), _describe(memgraph, *actual[:2])
     if expected == contents:
         contents += " at another offset"
     if actual[0] != NOTHING:
@@ -91,7 +91,7 @@ def stale(
     return RaceFound(message, by, name, where)
 
 
-def _contents(memgraph: MemGraph, b: int, version: int | None) -> str:
+def _describe(memgraph: MemGraph, b: int, version: int | None) -> str:
     if b < 0:
         return "nothing" if b == NOTHING else "a workspace"
     name = memgraph.graph.buffers[b].name

@@ -58,7 +58,7 @@ class _Uses:
                     needed.setdefault(b, number)
         return cls(graph, writers, needed, graph.spans()[1])
 
-    def maker(self, b: int) -> int | None:
+    def find_maker(self, b: int) -> int | None:
         """The only task that makes the buffer, if that task may run again."""
         makers = self.writers.get(b, ())
         if len(makers) != 1 or b in self.graph.outputs:
@@ -70,21 +70,21 @@ class _Uses:
             return None
         return makers[0]
 
-    def unchanged(self, b: int, since: int, until: int) -> bool:
+    def is_unchanged(self, b: int, since: int, until: int) -> bool:
         return not any(since < writer < until for writer in self.writers.get(b, ()))
 
-    def there(self, b: int, until: int) -> bool:
+    def is_there(self, b: int, until: int) -> bool:
         """Whether the buffer is kept until then anyway."""
         return self.graph.buffers[b].persistent or self.last[b] >= until
 
 
-def candidates(graph: TaskGraph, costs: Costs, smallest: int = SMALLEST) -> list[Candidate]:
+def find_candidates(graph: TaskGraph, costs: Costs, smallest: int = SMALLEST) -> list[Candidate]:
     """What can be recomputed without keeping other buffers longer, cheapest first."""
     uses = _Uses.from_graph(graph)
     possible: list[Candidate] = []
     for b, until in uses.needed.items():
         nbytes = graph.buffers[b].nbytes
-        chain = _chain(uses, b, until) if nbytes >= smallest else ()
+        chain = _find_chain(uses, b, until) if nbytes >= smallest else ()
         if not chain:
             continue
         again = sum(costs.of_task(graph.tasks[uses.writers[c][0]]) for c in chain)
@@ -93,11 +93,11 @@ def candidates(graph: TaskGraph, costs: Costs, smallest: int = SMALLEST) -> list
     return sorted(possible, key=lambda candidate: (candidate.ratio, candidate.buffer))
 
 
-def recomputed(graph: TaskGraph, buffers: Collection[int]) -> TaskGraph:
+def recompute_buffers(graph: TaskGraph, buffers: Collection[int]) -> TaskGraph:
     """The graph in which these activations are computed again before the backward pass reads
     them."""
     uses = _Uses.from_graph(graph)
-    points = _points(uses, buffers)
+    points = _find_points(uses, buffers)
     known = list(graph.buffers)
     before: dict[int, list[int]] = {}
     for b in sorted(points, key=lambda b: uses.writers[b][0]):
@@ -107,7 +107,7 @@ def recomputed(graph: TaskGraph, buffers: Collection[int]) -> TaskGraph:
     place: list[int] = []
     for number, task in enumerate(graph.tasks):
         for b in before.get(number, ()):
-            tasks.append(_again(graph.tasks[uses.writers[b][0]], b, names, known))
+            tasks.append(_repeat_task(graph.tasks[uses.writers[b][0]], b, names, known))
         place.append(len(tasks))
         renamed = task if names.keys().isdisjoint(task.touches) else task.rename(names)
         tasks.append(replace(renamed, after=tuple(place[a] for a in task.after)))
@@ -119,7 +119,7 @@ def recomputed(graph: TaskGraph, buffers: Collection[int]) -> TaskGraph:
 def variants(graph: TaskGraph, costs: Costs) -> Iterator[tuple[str, TaskGraph]]:
     """Different graphs: the graph itself, then with more or less of it recomputed."""
     yield "none", graph
-    possible = candidates(graph, costs)
+    possible = find_candidates(graph, costs)
     whole = sum(graph.buffers[c.buffer].nbytes for c in possible)
     seen: set[frozenset[int]] = {frozenset()}
     for share in SHARES:
@@ -132,17 +132,17 @@ def variants(graph: TaskGraph, costs: Costs) -> Iterator[tuple[str, TaskGraph]]:
             chosen.update(candidate.chain)
         if (key := frozenset(chosen)) not in seen:
             seen.add(key)
-            yield f"{share:.0%} of what can be", recomputed(graph, chosen)
+            yield f"{share:.0%} of what can be", recompute_buffers(graph, chosen)
 
 
 def _is_kept(buffer: Buffer) -> bool:
     return buffer.persistent or buffer.role is Role.INPUT
 
 
-def _chain(uses: _Uses, b: int, until: int, longest: int = LONGEST_CHAIN) -> tuple[int, ...]:
+def _find_chain(uses: _Uses, b: int, until: int, longest: int = LONGEST_CHAIN) -> tuple[int, ...]:
     """The buffers to make again to have `b` at `until`, with `b` last; empty if that is
     impossible."""
-    number = uses.maker(b)
+    number = uses.find_maker(b)
     if number is None or number >= until or longest == 0:
         return ()
     task = uses.graph.tasks[number]
@@ -151,41 +151,42 @@ def _chain(uses: _Uses, b: int, until: int, longest: int = LONGEST_CHAIN) -> tup
         return ()
     chain: list[int] = []
     for read in task.reads:
-        if uses.there(read, until) and uses.unchanged(read, number, until):
+        if uses.is_there(read, until) and uses.is_unchanged(read, number, until):
             continue
-        more = _chain(uses, read, until, longest - 1 - len(chain))
+        more = _find_chain(uses, read, until, longest - 1 - len(chain))
         if not more:
             return ()
         chain.extend(c for c in more if c not in chain)
     return (*chain, b)
 
 
-def _points(uses: _Uses, buffers: Collection[int]) -> dict[int, int]:
+def _find_points(uses: _Uses, buffers: Collection[int]) -> dict[int, int]:
     """By buffer: the task before which it is made again. That is the first backward task that reads
     it, or the first one before which something else is made again from it."""
     points: dict[int, int] = {}
-    makers = {b: uses.maker(b) for b in buffers}
+    known = uses.graph.buffers
+    makers = {b: uses.find_maker(b) for b in buffers}
     for b, number in makers.items():
         if number is None:
-            raise GraphError(f"{uses.graph.buffers[b].name} cannot be recomputed; see `candidates`")
+            raise GraphError(f"{known[b].name} cannot be recomputed; see `find_candidates`")
     demand = {b: uses.needed[b] for b in buffers if b in uses.needed}
     for b in sorted(buffers, key=lambda b: makers[b] or 0, reverse=True):
         number = makers[b]
         if number is None or b not in demand:
-            raise GraphError(f"{uses.graph.buffers[b].name} is not needed again; see `candidates`")
+            raise GraphError(f"{known[b].name} is not needed again; see `find_candidates`")
         points[b] = demand[b]
         for read in uses.graph.tasks[number].reads:
             if read in makers:
                 demand[read] = min(demand.get(read, points[b]), points[b])
-            elif not uses.unchanged(read, number, points[b]):
+            elif not uses.is_unchanged(read, number, points[b]):
                 raise GraphError(
-                    f"{uses.graph.buffers[b].name} cannot be recomputed before "
-                    f"{uses.graph.tasks[points[b]].name}: {uses.graph.buffers[read].name} changes"
+                    f"{known[b].name} cannot be recomputed before"
+                    f" {uses.graph.tasks[points[b]].name}: {known[read].name} changes"
                 )
     return points
 
 
-def _again(task: Task, b: int, names: dict[int, int], known: list[Buffer]) -> Task:
+def _repeat_task(task: Task, b: int, names: dict[int, int], known: list[Buffer]) -> Task:
     """The task once more, with new buffers for its results. From then on `b` means the new one."""
     fresh = dict(names)
     for written in task.writes:

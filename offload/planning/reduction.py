@@ -12,7 +12,7 @@ CHUNK = 4096
 """How many possible ancestors are tracked at a time."""
 
 
-def reduced(deps: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+def reduce_edges(deps: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
     """The same dependencies without those that others imply. `deps[v]`: smaller numbers."""
     kept = [sorted(set(before), reverse=True) for before in deps]
     last_child = [0] * len(kept)

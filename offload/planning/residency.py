@@ -23,12 +23,12 @@ ANYWAY, FIRST = 1000, 2000
 """Ranks above any number of moves."""
 
 
-def most_resident(
+def choose_resident(
     graph: TaskGraph, room: Mapping[int, int], first: frozenset[int] = frozenset()
 ) -> frozenset[int]:
     """Persistent buffers that fit into the room of each device. `first`: those that come before
     others."""
-    moves = _moves(graph)
+    moves = _count_moves(graph)
     by_tensor: dict[tuple[int, str], list[int]] = defaultdict(list)
     for b in sorted(moves):
         buffer = graph.buffers[b]
@@ -59,7 +59,7 @@ def most_resident(
     return frozenset(chosen)
 
 
-def _moves(graph: TaskGraph) -> dict[int, tuple[int, int]]:
+def _count_moves(graph: TaskGraph) -> dict[int, tuple[int, int]]:
     """By persistent buffer that could stay: how often it would move, and its first use."""
     phases: dict[int, set[str]] = defaultdict(set)
     first: dict[int, int] = {}
@@ -77,7 +77,7 @@ def _moves(graph: TaskGraph) -> dict[int, tuple[int, int]]:
     return {b: (len(phases[b]) + (b in written), first[b]) for b in phases if b not in on_host}
 
 
-def exposed(
+def find_exposed(
     graph: TaskGraph, costs: Costs, resident: Collection[int], room: Mapping[int, int]
 ) -> frozenset[int]:
     """The streamed buffers whose first copy no work hides, because the step needs them too early.

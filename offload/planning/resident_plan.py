@@ -18,7 +18,7 @@ from offload.graph.taskgraph import HOST, Role, TaskGraph
 from offload.planning.policies import Owner, Policy
 from offload.planning.refusal import resident_bytes
 from offload.planning.simulator import simulate
-from offload.planning.wanted import FoundPlan, Wanted, peak_bytes, walked
+from offload.planning.wanted import FoundPlan, Wanted, peak_bytes, walk_graph
 
 SLACK = (1.02, 1.05, 1.1, 1.2, 1.4, 2.0)
 """Sizes of the arena to try for the plan without copies, as multiples of the peak."""
@@ -26,7 +26,7 @@ MOST = 30_000
 """The most stays that are packed: the time grows with the square of their number."""
 
 
-def without_copies(wanted: Wanted) -> FoundPlan | None:
+def plan_without_copies(wanted: Wanted) -> FoundPlan | None:
     """The plan in which everything is resident, in as little of the arena as it fits into."""
     graph = wanted.graph
     if any(peak_bytes(graph, device) > wanted.capacities[device] for device in graph.devices):
@@ -35,11 +35,13 @@ def without_copies(wanted: Wanted) -> FoundPlan | None:
     if at_home or any(task.lane == "host" for task in graph.tasks):
         return None  # it does not fit without moving
     persistent = frozenset(b for b, buffer in enumerate(graph.buffers) if buffer.persistent)
-    for policy, arenas in chain([_packed(wanted, persistent)], _by_time(wanted, persistent)):
+    for policy, arenas in chain(
+        [_pack_by_size(wanted, persistent)], _pack_by_time(wanted, persistent)
+    ):
         if any(nbytes > wanted.capacities[device] for device, nbytes in arenas.items()):
             continue
         try:
-            memgraph = walked(wanted, arenas, policy)
+            memgraph = walk_graph(wanted, arenas, policy)
         except BudgetTooSmall:
             continue
         inputs = sum(graph.buffers[b].role is Role.INPUT for b in memgraph.starts)
@@ -51,18 +53,20 @@ def without_copies(wanted: Wanted) -> FoundPlan | None:
     return None
 
 
-def _packed(wanted: Wanted, persistent: frozenset[int]) -> tuple[Policy, dict[int, int]]:
+def _pack_by_size(wanted: Wanted, persistent: frozenset[int]) -> tuple[Policy, dict[int, int]]:
     """Pack by size. If that fails the arenas have no bytes, so the walk is refused."""
     offsets: dict[Owner, int] = {}
     tops: dict[int, int] = {}
     for device in wanted.graph.devices:
         base = resident_bytes(wanted.graph, device, persistent, wanted.homes)
-        places, tops[device] = packed(wanted.graph, device, base)
+        places, tops[device] = pack(wanted.graph, device, base)
         offsets.update(places)
     return Policy(persistent, ahead=0, offsets=offsets), tops
 
 
-def _by_time(wanted: Wanted, persistent: frozenset[int]) -> Iterator[tuple[Policy, dict[int, int]]]:
+def _pack_by_time(
+    wanted: Wanted, persistent: frozenset[int]
+) -> Iterator[tuple[Policy, dict[int, int]]]:
     alignment = wanted.graph.alignment
     for slack in SLACK:
         yield (
@@ -74,10 +78,10 @@ def _by_time(wanted: Wanted, persistent: frozenset[int]) -> Iterator[tuple[Polic
         )
 
 
-def packed(graph: TaskGraph, device: int, base: int) -> tuple[Mapping[Owner, int], int]:
+def pack(graph: TaskGraph, device: int, base: int) -> tuple[Mapping[Owner, int], int]:
     """Offsets, from `base` on, of everything that is not there for the whole step, and the highest
     end."""
-    owners, stays = _stays(graph, device)
+    owners, stays = _list_stays(graph, device)
     if len(owners) > MOST:
         return {}, 0
     offsets = np.zeros(len(owners), np.int64)
@@ -86,13 +90,13 @@ def packed(graph: TaskGraph, device: int, base: int) -> tuple[Mapping[Owner, int
     for number in np.lexsort((begin, -size)):
         there = np.flatnonzero(placed & (begin <= end[number]) & (end >= begin[number]))
         there = there[np.argsort(offsets[there], kind="stable")]
-        offsets[number] = _lowest(offsets[there], size[there], int(size[number]))
+        offsets[number] = _lowest_free(offsets[there], size[there], int(size[number]))
         placed[number] = True
     top = int((offsets + size).max(initial=0))
     return {owner: base + int(at) for owner, at in zip(owners, offsets, strict=True)}, base + top
 
 
-def _stays(graph: TaskGraph, device: int) -> tuple[list[Owner], NDArray[np.int64]]:
+def _list_stays(graph: TaskGraph, device: int) -> tuple[list[Owner], NDArray[np.int64]]:
     first, last = graph.spans()
     owners: list[Owner] = []
     stays: list[tuple[int, int, int]] = []
@@ -108,7 +112,7 @@ def _stays(graph: TaskGraph, device: int) -> tuple[list[Owner], NDArray[np.int64
     return owners, np.array(stays, dtype=np.int64)
 
 
-def _lowest(offsets: NDArray[np.int64], sizes: NDArray[np.int64], size: int) -> int:
+def _lowest_free(offsets: NDArray[np.int64], sizes: NDArray[np.int64], size: int) -> int:
     """The lowest free address between these offsets, which are sorted."""
     if not len(offsets):
         return 0

@@ -21,18 +21,18 @@ from offload.errors import BudgetTooSmall, GraphError
 from offload.graph.taskgraph import HOST, TaskGraph
 from offload.planning.policies import DROPS, EFFORTS, Policies, Policy
 from offload.planning.recompute import variants as recompute_variants
-from offload.planning.reduction import reduced
+from offload.planning.reduction import reduce_edges
 from offload.planning.refusal import refuse, refuse_host, smallest_budget
-from offload.planning.resident_plan import without_copies
+from offload.planning.resident_plan import plan_without_copies
 from offload.planning.simulator import least_seconds, least_seconds_with, simulate
 from offload.planning.victims import NEVER
-from offload.planning.wanted import FoundPlan, PlanChoice, Wanted, walked
+from offload.planning.wanted import FoundPlan, PlanChoice, Wanted, walk_graph
 from offload.sizes import format_count
 
 HOST_SLACK = (1.0, 1.1, 1.3, 2.0)
 """Limits of the host arena to try, as multiples of what a plan takes without a limit."""
 EVICTING = 4
-"""For how many tasks ahead others are evicted."""
+"""How many tasks ahead of its turn a task may evict others."""
 CLOSER = 2
 """How many of the best plans are tried again with eviction ahead."""
 WALKED, LEAST = 80_000, 6
@@ -44,19 +44,19 @@ ROUNDING = 1e-9
 
 
 def best_plan(wanted: Wanted, choice: PlanChoice | None = None) -> FoundPlan:
-    """The plan that is fastest in simulation, with its edges reduced. `choice`: what a search chose
-    for the same; it is not searched again. Raises `OffloadError` if that choice makes no plan."""
-    wanted = _fitting(wanted)
-    plan = without_copies(wanted)
-    plan = plan or (_Search(wanted).best() if choice is None else _as_chosen(wanted, choice))
-    deps = reduced([node.deps for node in plan.memgraph.nodes])
+    """The plan that is fastest in simulation, with its edges reduced. `choice`: what an earlier
+    search chose, so that there is none now. Raises `OffloadError` if that choice makes no plan."""
+    wanted = _keep_fitting(wanted)
+    plan = plan_without_copies(wanted)
+    plan = plan or (_Search(wanted).find_best() if choice is None else _plan_again(wanted, choice))
+    deps = reduce_edges([node.deps for node in plan.memgraph.nodes])
     nodes = tuple(
         replace(node, deps=before) for node, before in zip(plan.memgraph.nodes, deps, strict=True)
     )
     return replace(plan, memgraph=replace(plan.memgraph, nodes=nodes))
 
 
-def _as_chosen(wanted: Wanted, choice: PlanChoice) -> FoundPlan:
+def _plan_again(wanted: Wanted, choice: PlanChoice) -> FoundPlan:
     if choice.graph >= len(wanted.graphs):
         raise GraphError(f"graph {choice.graph} was chosen of {len(wanted.graphs)}")
     graph = wanted.graphs[choice.graph]
@@ -69,15 +69,15 @@ def _as_chosen(wanted: Wanted, choice: PlanChoice) -> FoundPlan:
     known = len(graph.buffers)
     if any(b >= known or not graph.buffers[b].persistent for b in choice.policy.resident):
         raise GraphError("the choice keeps a buffer that is unknown or not persistent")
-    memgraph = walked(wanted, {}, choice.policy, graph)
+    memgraph = walk_graph(wanted, {}, choice.policy, graph)
     simulation = simulate(memgraph, wanted.costs)
     return FoundPlan(memgraph, choice.policy, simulation, choice.tried, choice=choice, known=True)
 
 
-def _fitting(wanted: Wanted) -> Wanted:
+def _keep_fitting(wanted: Wanted) -> Wanted:
     """The same, with only the graphs whose largest task fits into the budget."""
     graphs = [("", wanted.graph), *wanted.others]
-    lacks = [_lack(graph, wanted.capacities) for _, graph in graphs]
+    lacks = [_find_lack(graph, wanted.capacities) for _, graph in graphs]
     fitting = [pair for pair, (lack, _) in zip(graphs, lacks, strict=True) if lack <= 0]
     if not fitting:
         least = min(range(len(graphs)), key=lambda n: lacks[n][0])
@@ -85,7 +85,7 @@ def _fitting(wanted: Wanted) -> Wanted:
     return replace(wanted, graph=fitting[0][1], others=tuple(fitting[1:]))
 
 
-def _lack(graph: TaskGraph, capacities: Mapping[int, int]) -> tuple[int, int]:
+def _find_lack(graph: TaskGraph, capacities: Mapping[int, int]) -> tuple[int, int]:
     """How many bytes of the largest task do not fit, and on which device."""
     lacks = [(smallest_budget(graph, d)[0] - capacities[d], d) for d in graph.devices]
     return max(lacks, key=lambda lack: lack[0], default=(0, 0))
@@ -119,36 +119,36 @@ class _Search:
         self._recomputed: dict[TaskGraph, tuple[TaskGraph, str]] = {}
         """By graph that recomputes: the graph that it was made of, and its name."""
 
-    def best(self) -> FoundPlan:
-        took = self._shares("", self._wanted.graph, self._effort.drops)
-        self._other_graphs()
+    def find_best(self) -> FoundPlan:
+        took = self._try_shares("", self._wanted.graph, self._effort.drops)
+        self._try_other_graphs()
         if self._best is None:
             self._refuse()
         before = self._best
         if self._wanted.recompute:
-            self._recomputed_graphs(before)
+            self._try_recomputing(before)
         if self._best is before:
-            self._closer(took)
+            self._try_closer(took)
         else:  # activations take less room in that graph
             graph, drops = self._best.memgraph.graph, (before.policy.drop_ahead,)
-            self._closer(self._shares("with that, ", graph, drops))
-        self._nearby()
+            self._try_closer(self._try_shares("with that, ", graph, drops))
+        self._try_nearby()
         plan = self._best
         graph, name = self._recomputed.get(plan.memgraph.graph, (plan.memgraph.graph, ""))
         number = next(n for n, other in enumerate(self._wanted.graphs) if other is graph)
         choice = PlanChoice(number, name, plan.policy, tuple(self._tried))
         return replace(plan, tried=choice.tried, choice=choice)
 
-    def _shares(self, name: str, graph: TaskGraph, drops: Sequence[int]) -> list[Tried]:
+    def _try_shares(self, name: str, graph: TaskGraph, drops: Sequence[int]) -> list[Tried]:
         took: list[Tried] = []
         for share, policy in self._policies.by_share(graph, drops):
-            if self._enough(graph):
+            if self._is_enough(graph):
                 break
-            title = f"{name}{_in_words(share, policy)}"
+            title = f"{name}{_describe_policy(share, policy)}"
             took.append(Tried(self._try(title, policy, graph), name, share, policy, graph))
         return took
 
-    def _closer(self, took: Sequence[Tried]) -> None:
+    def _try_closer(self, took: Sequence[Tried]) -> None:
         """Try the best of these again with eviction ahead, and dropping at distances not tried
         yet."""
         left = [drop for drop in DROPS if drop not in {tried.policy.drop_ahead for tried in took}]
@@ -156,16 +156,16 @@ class _Search:
             others = [replace(tried.policy, evict_ahead=EVICTING)]
             others += [self._policies.with_share(tried.graph, tried.share, drop) for drop in left]
             for policy in others:
-                if not self._enough(tried.graph):
-                    title = f"{tried.name}{_in_words(tried.share, policy)}"
+                if not self._is_enough(tried.graph):
+                    title = f"{tried.name}{_describe_policy(tried.share, policy)}"
                     self._try(title, policy, tried.graph)
 
-    def _nearby(self) -> None:
+    def _try_nearby(self) -> None:
         """Try the best plan again with tasks placed further ahead or less far."""
         for ahead, evict, drop in self._effort.horizons:
             assert self._best is not None
             graph = self._best.memgraph.graph
-            if self._enough(graph):
+            if self._is_enough(graph):
                 return
             policy = replace(self._best.policy, ahead=ahead, evict_ahead=evict, drop_ahead=drop)
             self._try(
@@ -174,27 +174,27 @@ class _Search:
                 graph,
             )
 
-    def _enough(self, graph: TaskGraph) -> bool:
-        """Whether the graph was tried and no plan of it, or of one that recomputes more, is
-        faster."""
+    def _is_enough(self, graph: TaskGraph) -> bool:
+        """Whether to try no more plans of this graph, or of one that recomputes more: enough were
+        tried, or none could be faster than the best."""
         if self._best is None:
             return False
         used_up = len(self._tried) >= max(LEAST, WALKED // len(self._wanted.graph.tasks))
         work = least_seconds(graph, self._wanted.costs)
         return used_up or self._best.simulation.makespan <= ENOUGH * work
 
-    def _other_graphs(self) -> None:
+    def _try_other_graphs(self) -> None:
         """Try a few plans of each other graph. What its host tasks touch is not resident."""
         for name, graph in self._wanted.others:
             policies = list(self._policies.by_share(graph))
             most, less = policies[: len(DROPS)], policies[len(DROPS) :]
             for share, policy in (*most, *less[-len(DROPS) :]):
-                self._try(f"{name}, {_in_words(share, policy)}", policy, graph)
+                self._try(f"{name}, {_describe_policy(share, policy)}", policy, graph)
 
-    def _recomputed_graphs(self, before: FoundPlan) -> None:
+    def _try_recomputing(self, before: FoundPlan) -> None:
         """Try less or more recomputing: placed as before, and with as much resident as fits."""
         graph, drops = before.memgraph.graph, (before.policy.drop_ahead,)
-        if self._enough(graph):
+        if self._is_enough(graph):
             return
         variants = recompute_variants(graph, self._wanted.costs)
         others = ((name, other) for name, other in variants if other is not graph)
@@ -202,7 +202,7 @@ class _Search:
             self._recomputed[other] = graph, name
             self._try(f"recompute {name}", before.policy, other)
             share, policy = next(self._policies.by_share(other, drops))
-            self._try(f"recompute {name}, {_in_words(share, policy)}", policy, other)
+            self._try(f"recompute {name}, {_describe_policy(share, policy)}", policy, other)
 
     def _refuse(self) -> NoReturn:
         """Refuse, because no plan fits. Every budget that holds the largest task has a plan, so it
@@ -210,20 +210,20 @@ class _Search:
         assert self._refused is not None
         if HOST not in self._wanted.capacities:
             raise self._refused
-        endless, alignment = self._host_bytes_within(NEVER), self._wanted.graph.alignment
+        endless, alignment = self._least_host_bytes(NEVER), self._wanted.graph.alignment
         for slack in HOST_SLACK:
             enough = int(endless * slack) // alignment * alignment
-            if self._host_bytes_within(enough) <= enough:
+            if self._least_host_bytes(enough) <= enough:
                 refuse_host(enough, self._wanted.capacities[HOST], self._refused.task)
         raise self._refused
 
-    def _host_bytes_within(self, limit: int) -> int:
+    def _least_host_bytes(self, limit: int) -> int:
         """The least host memory that a plan takes; NEVER if no plan fits into `limit`."""
         least = NEVER
         for _, policy in self._policies.by_share(self._wanted.graph):
             policy = replace(policy, host_workers=0)
             with suppress(BudgetTooSmall):
-                least = min(least, walked(self._wanted, {HOST: limit}, policy).arenas[HOST])
+                least = min(least, walk_graph(self._wanted, {HOST: limit}, policy).arenas[HOST])
         return least
 
     def _try(self, name: str, policy: Policy, graph: TaskGraph) -> float:
@@ -244,7 +244,7 @@ class _Search:
 
     def _walk(self, name: str, policy: Policy, graph: TaskGraph) -> float:
         try:
-            memgraph = walked(self._wanted, {}, policy, graph)
+            memgraph = walk_graph(self._wanted, {}, policy, graph)
         except BudgetTooSmall as refused:
             self._refused = refused
             self._tried.append(f"{name}: does not fit")
@@ -262,7 +262,7 @@ def _cost(plan: FoundPlan) -> tuple[float, int]:
     return plan.simulation.makespan, sum(node.nbytes for node in plan.memgraph.nodes)
 
 
-def _in_words(share: float, policy: Policy) -> str:
+def _describe_policy(share: float, policy: Policy) -> str:
     ahead = {"dropping": policy.drop_ahead, "evicting": policy.evict_ahead}
     words = [f"{how} {format_count(tasks, 'task')} ahead" for how, tasks in ahead.items() if tasks]
     return ", ".join([f"{share:.0%} of the room resident", *words])

@@ -73,7 +73,7 @@ def simulate(
     return Simulation(
         makespan=max((end for *_, end in timeline), default=0.0),
         busy=busy,
-        bound=_bound(memgraph, seconds, busy, costs),
+        bound=_find_bound(memgraph, seconds, busy, costs),
         timeline=timeline,
     )
 
@@ -250,7 +250,7 @@ def _run(memgraph: MemGraph, seconds: list[float], costs: Costs, order: str, see
                     heappush(lanes[nodes[later].lane].ready, (rank[later], later))
 
 
-def _bound(
+def _find_bound(
     memgraph: MemGraph, seconds: list[float], busy: Mapping[str, float], costs: Costs
 ) -> Bound:
     parts = {lane: work / _workers(lane, costs) for lane, work in busy.items()}

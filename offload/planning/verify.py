@@ -195,7 +195,7 @@ Conflicts = dict[tuple[int, int], Conflict]
 
 
 def _check_paths(memgraph: MemGraph, at: list[int]) -> None:
-    nodes, asked = memgraph.nodes, _conflicts(memgraph)
+    nodes, asked = memgraph.nodes, _find_conflicts(memgraph)
     graph = memgraph.graph
     for number, task in enumerate(graph.tasks):
         for before in task.after:
@@ -204,11 +204,11 @@ def _check_paths(memgraph: MemGraph, at: list[int]) -> None:
             if a >= b:
                 raise race(memgraph, a, b, conflict)
     # Most pairs are edges themselves.
-    for a, b in _unordered(nodes, [(a, b) for a, b in asked if a not in nodes[b].deps]):
+    for a, b in _find_unordered(nodes, [(a, b) for a, b in asked if a not in nodes[b].deps]):
         raise race(memgraph, a, b, asked[a, b])
 
 
-def _conflicts(memgraph: MemGraph) -> Conflicts:
+def _find_conflicts(memgraph: MemGraph) -> Conflicts:
     """The neighbours at every byte (see above), with the first bytes that they share."""
     touched = {
         arena: ByteRanges[Users](size, (-1, None)) for arena, size in memgraph.arenas.items()
@@ -253,7 +253,7 @@ def _readers_in(readers: Readers) -> Iterator[int]:
         yield reader
 
 
-def _unordered(
+def _find_unordered(
     nodes: tuple[Node, ...], pairs: Iterable[tuple[int, int]]
 ) -> Iterator[tuple[int, int]]:
     """The pairs that no path joins; the smaller node is the source. Many pairs are checked at once:
@@ -312,7 +312,7 @@ class _BytesHeld:
 
 def _check_values(memgraph: MemGraph) -> None:
     graph, contents = memgraph.graph, _BytesHeld(memgraph)
-    versions, last = _versions(memgraph)
+    versions, last = _count_versions(memgraph)
     for b, place in memgraph.starts.items():
         if graph.buffers[b].persistent or graph.buffers[b].role is Role.INPUT:
             contents.put(b, 0, place, -1)
@@ -347,7 +347,7 @@ def _replay(contents: _BytesHeld, node: Node, number: int, versions: tuple[int, 
             contents.put(b, version + 1, access.place, number)
 
 
-def _versions(memgraph: MemGraph) -> tuple[list[tuple[int, ...]], list[int]]:
+def _count_versions(memgraph: MemGraph) -> tuple[list[tuple[int, ...]], list[int]]:
     """How often each buffer that a task touches was written before it, and how often in the end."""
     count = [0] * len(memgraph.graph.buffers)
     before: list[tuple[int, ...]] = []

@@ -57,20 +57,22 @@ class Victims:
         """Note a block. Call it whenever the block's next use has changed."""
         heapq.heappush(self._furthest, (-next_use, buffer, offset))
 
-    def window(self, size: int, now: float, dropped_for: int | None = None) -> list[int] | None:
+    def find_window(
+        self, size: int, now: float, dropped_for: int | None = None
+    ) -> list[int] | None:
         """The segments to empty, from low to high; None if no window holds `size` bytes.
         `dropped_for`: only drop blocks, for this task."""
         self._dropped_for = dropped_for
         self._stakes.clear()
         best: tuple[float, list[int]] | None = None
-        for start in self._seeds():
-            grown = self._grown(start, size)
+        for start in self._find_seeds():
+            grown = self._grow_window(start, size)
             if grown is not None:
                 score = self._score(grown, now)
                 if best is None or score < best[0]:
                     best = score, grown
         if best is None:
-            return self._best_window(size, now) if dropped_for is None else None
+            return self._find_best_window(size, now) if dropped_for is None else None
         return best[1]
 
     def _at_stake(self, buffer: int) -> Stake | None:
@@ -83,7 +85,7 @@ class Victims:
         self._stakes[buffer] = stake
         return stake
 
-    def _seeds(self) -> list[int]:
+    def _find_seeds(self) -> list[int]:
         """The starts of the blocks with the furthest next use."""
         kept: list[tuple[int, int, int]] = []
         seeds: list[int] = []
@@ -102,7 +104,7 @@ class Victims:
             heapq.heappush(self._furthest, entry)
         return seeds
 
-    def _grown(self, start: int, size: int) -> list[int] | None:
+    def _grow_window(self, start: int, size: int) -> list[int] | None:
         """Grow the window around a segment, always towards the side with the further next use."""
         space, window = self._space, [start]
         nbytes = space.end(start) - start
@@ -143,7 +145,7 @@ class Victims:
                 until = min(until, stake.until)
         return moved / max(until - now, 1e-9)
 
-    def _best_window(self, size: int, now: float) -> list[int] | None:
+    def _find_best_window(self, size: int, now: float) -> list[int] | None:
         """The best of all windows, each as short as possible."""
         space = self._space
         best: tuple[float, list[int]] | None = None
@@ -195,7 +197,7 @@ class WalkedUses:
         uses, at = self._tasks[b], self._next[b]
         return uses[at] if at < len(uses) else NEVER
 
-    def end_soon(self, b: int, number: int) -> bool:
+    def ends_soon(self, b: int, number: int) -> bool:
         """Whether the last use comes soon after a task."""
         return self._tasks[b][-1] - number <= SOON
 
@@ -209,6 +211,6 @@ class WalkedUses:
     def unpin(self, b: int) -> None:
         self._pins[b] -= 1
 
-    def pinned(self, b: int) -> bool:
+    def is_pinned(self, b: int) -> bool:
         """Whether the buffer must stay where it is, because a task with a place has yet to run."""
         return self._pins[b] > 0

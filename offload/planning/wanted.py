@@ -147,7 +147,7 @@ def peak_bytes(graph: TaskGraph, device: int) -> int:
     return peak + scratch_bytes(graph, device)
 
 
-def walked(
+def walk_graph(
     wanted: Wanted,
     arenas: Mapping[int, int],
     policy: Policy,

@@ -20,7 +20,7 @@ from offload.graph.taskgraph import HOST, Role, TaskGraph
 from offload.lowering.passes import lower
 from offload.memory import cuda_shim
 from offload.planning.planner import Policy
-from offload.planning.recompute import recomputed
+from offload.planning.recompute import recompute_buffers
 from offload.planning.simulator import simulate
 from offload.planning.wanted import FoundPlan, peak_bytes
 from offload.plans.explain import WIDTH, explain
@@ -135,7 +135,8 @@ def test_the_smallest_budget_is_the_one_that_a_refusal_names() -> None:
 
 def test_what_is_recomputed_is_named_and_counted() -> None:
     graph = layers()
-    again = recomputed(graph, [b for b, buffer in enumerate(graph.buffers) if buffer.name == "a0"])
+    named = [b for b, buffer in enumerate(graph.buffers) if buffer.name == "a0"]
+    again = recompute_buffers(graph, named)
     costs = Costs(launch=1e-3)
     made = replace(planned(again, 0.6, costs=costs, recompute=False), source=graph)
     said = line(explain(made), "recomputed")

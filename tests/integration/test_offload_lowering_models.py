@@ -13,7 +13,7 @@ from offload.graph.costs import Costs
 from offload.live.function_capture import captured
 from offload.lowering.passes import lower
 from offload.lowering.sums import add_in_place
-from offload.planning.recompute import candidates, recomputed
+from offload.planning.recompute import find_candidates, recompute_buffers
 
 
 class Language(nn.Module):
@@ -59,7 +59,7 @@ def test_after_all_passes_the_bits_are_eagers(
         p.grad = torch.ones_like(p)
     graph = captured(lambda *batch: backward(module, *batch), *batch)
     lowered = lower(add_in_place(graph, nbytes=1 << 10))
-    again = recomputed(lowered, [c.buffer for c in candidates(lowered, Costs(), 1)])
+    again = recompute_buffers(lowered, [c.buffer for c in find_candidates(lowered, Costs(), 1)])
     again.check()
     assert len(again.tasks) > len(lowered.tasks)
     for made in (graph, lowered, again):

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.products import examples
 
-from offload.planning.cuts import Piece, pieces_by_host
+from offload.planning.cuts import Piece, cut_by_host
 from offload.planning.issue import Chart, Issue, Issued
 
 STREAMS = ("compute", "h2d", "d2h")
@@ -243,7 +243,7 @@ Graph = tuple[list[bool], list[list[int]]]
 
 
 def pieces(captured: list[bool], deps: list[list[int]]) -> tuple[Piece, ...]:
-    return pieces_by_host([not here for here in captured], deps)
+    return cut_by_host([not here for here in captured], deps)
 
 
 @st.composite

@@ -22,7 +22,7 @@ from offload.lowering.dead_tasks import drop_dead_tasks
 from offload.lowering.early_updates import move_updates_early
 from offload.lowering.pointwise_groups import group_tasks
 from offload.lowering.sums import add_in_place
-from offload.planning.recompute import candidates, recomputed, variants
+from offload.planning.recompute import find_candidates, recompute_buffers, variants
 from offload.program.kernels import Call, Value
 
 SIZES = (2, 16, 64)
@@ -238,9 +238,9 @@ def test_recomputing_whatever_can_be_changes_no_bit(
     made: tuple[TaskGraph, Dice], data: st.DataObject
 ) -> None:
     graph, dice = made
-    found = candidates(graph, Costs(), smallest=1)
+    found = find_candidates(graph, Costs(), smallest=1)
     chosen = data.draw(st.lists(st.sampled_from(found), unique=True)) if found else []
-    changed = recomputed(graph, {b for one in chosen for b in one.chain})
+    changed = recompute_buffers(graph, {b for one in chosen for b in one.chain})
     changed.check()
     clones = [task for task in changed.tasks if task.recomputes]
     assert len(clones) == len({b for one in chosen for b in one.chain})

@@ -20,7 +20,7 @@ from offload.lowering.early_updates import move_updates_early
 from offload.lowering.pointwise_groups import group_tasks
 from offload.lowering.sums import add_in_place
 from offload.lowering.whole_updates import merge_whole_updates
-from offload.planning.recompute import candidates, recomputed, variants
+from offload.planning.recompute import find_candidates, recompute_buffers, variants
 from offload.program.kernels import Call, Value
 
 aten = torch.ops.aten
@@ -260,13 +260,13 @@ def network(**second: object) -> TaskGraph:
 
 
 def test_what_dies_in_the_forward_pass_is_recomputed_with_what_is_made_of_it() -> None:
-    found = {one.buffer: one for one in candidates(network(), COSTS)}
+    found = {one.buffer: one for one in find_candidates(network(), COSTS)}
     assert found[3].chain == (2, 3)
     assert found[3].ratio == pytest.approx(5 / 2)
 
 
 def test_the_clones_run_right_before_the_first_backward_reader_into_new_buffers() -> None:
-    graph = recomputed(network(), {2, 3})
+    graph = recompute_buffers(network(), {2, 3})
     graph.check()
     assert [task.name for task in graph.tasks] == [
         "norm", "cast", "mm", "loss", "norm again", "cast again", "mm backward", "norm backward",
@@ -279,9 +279,9 @@ def test_the_clones_run_right_before_the_first_backward_reader_into_new_buffers(
 
 
 def test_what_may_not_run_again_is_no_candidate() -> None:
-    assert 3 not in {one.buffer for one in candidates(network(repeatable=False), COSTS)}
+    assert 3 not in {one.buffer for one in find_candidates(network(repeatable=False), COSTS)}
     with pytest.raises(GraphError, match="c cannot be recomputed"):
-        recomputed(network(repeatable=False), {3})
+        recompute_buffers(network(repeatable=False), {3})
 
 
 def test_what_reads_a_parameter_that_was_updated_since_is_no_candidate() -> None:
@@ -290,21 +290,21 @@ def test_what_reads_a_parameter_that_was_updated_since_is_no_candidate() -> None
     builder.task("update", (1,), (1,), phase="update")
     builder.tasks.append(late)
     graph = builder.graph()
-    assert 3 not in {one.buffer for one in candidates(graph, COSTS)}
+    assert 3 not in {one.buffer for one in find_candidates(graph, COSTS)}
     with pytest.raises(GraphError, match="w changes"):
-        recomputed(graph, {2, 3})
+        recompute_buffers(graph, {2, 3})
 
 
 def test_an_output_and_what_no_backward_task_reads_are_refused() -> None:
     graph = replace(network(), outputs=(3,))
-    assert 3 not in {one.buffer for one in candidates(graph, COSTS)}
+    assert 3 not in {one.buffer for one in find_candidates(graph, COSTS)}
     with pytest.raises(GraphError, match="a is not needed again"):
-        recomputed(network(), {2})
+        recompute_buffers(network(), {2})
 
 
 def test_shares_of_what_can_be_are_recomputed_the_cheapest_first_and_none_twice() -> None:
     graph = network()
-    cheapest, *_ = candidates(graph, COSTS)
+    cheapest, *_ = find_candidates(graph, COSTS)
     found = dict(variants(graph, COSTS))
     assert [*found] == ["none", "100% of what can be", "50% of what can be"]
     again = {

@@ -17,7 +17,7 @@ import offload
 from offload import Costs, GraphBuilder, MemGraph, RaceFound, TaskGraph, simulate
 from offload.graph.memgraph import OFFLOAD, RELOAD, Node
 from offload.planning.planner import Policy, build_memgraph
-from offload.planning.reduction import reduced
+from offload.planning.reduction import reduce_edges
 
 LOCATION = 64
 FIRST = ("1", "2", "3", "4", "5", "6", "7", "8", "9")
@@ -55,7 +55,7 @@ def built(order: Sequence[str], locations: int) -> MemGraph:
     """BUILDMEMGRAPH for three GPUs of so many locations, its edges reduced."""
     capacities = dict.fromkeys(range(3), locations * LOCATION)
     memgraph = build_memgraph(example(order), capacities, Policy())
-    deps = reduced([node.deps for node in memgraph.nodes])
+    deps = reduce_edges([node.deps for node in memgraph.nodes])
     nodes = [replace(n, deps=d) for n, d in zip(memgraph.nodes, deps, strict=True)]
     memgraph = replace(memgraph, nodes=tuple(nodes))
     offload.verify(memgraph)

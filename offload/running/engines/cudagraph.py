@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from offload.gate import Gate
-from offload.planning.cuts import Piece, pieces_by_host, shorter
+from offload.planning.cuts import Piece, cut_by_host, shorten_pieces
 from offload.running.drivers.cuda_graph import GraphCuda
 from offload.running.engines.streams import COMPUTE, HOST_LANES, Streams
 from offload.running.engines.work import LaneRecord, Record, Run, StepWork, run_part
@@ -240,13 +240,13 @@ def read(work: StepWork, cut: bool = False) -> CaptureState:
     """Cut the work into pieces of the device and pieces of the host. `cut`: those of the device are
     short, so that guests do not wait long."""
     on_host = [n in work.varying or lane in HOST_LANES for n, lane in enumerate(work.lane_of)]
-    pieces = pieces_by_host(on_host, work.dependencies())
+    pieces = cut_by_host(on_host, work.dependencies())
     if cut and work.seconds:
         busy = [
             took if lane.startswith(COMPUTE) else 0.0
             for took, lane in zip(work.seconds, work.lane_of, strict=True)
         ]
-        pieces = shorter(pieces, busy, PIECE_SECONDS)
+        pieces = shorten_pieces(pieces, busy, PIECE_SECONDS)
     hosted = {n: work.part(piece.nodes) for n, piece in enumerate(pieces) if piece.on_host}
     copies = any(not e.startswith(COMPUTE) for e in work.lanes)
     return CaptureState(pieces, hosted, copies, cut, impossible=bool(work.uncaptured))
