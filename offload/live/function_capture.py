@@ -208,8 +208,8 @@ class KeptTensors:
     def put_back(self, core: Any) -> str:
         """Undo what the step has replaced. Returns the name of one, if there are any."""
         replaced = ""
-        for part, own in self._parts:
-            for name, tensor in own.items():
+        for part, tensors in self._parts:
+            for name, tensor in tensors.items():
                 if getattr(part, name, None) is not tensor:
                     setattr(part, name, tensor)
                     replaced = name

@@ -36,13 +36,13 @@ def cuts(calls: Sequence[Call]) -> list[slice]:
     lists = [arg for arg in every if len(arg) == whole]
     sizes = [max(map(_bytes, tensors)) for tensors in zip(*lists, strict=True)]
     limit = sum(sizes) // PIECES
-    found, begin, total = [], 0, 0
+    slices, begin, total = [], 0, 0
     for position, size in enumerate(sizes):
         if total + size > limit and position > begin:
-            found.append(slice(begin, position))
+            slices.append(slice(begin, position))
             begin, total = position, 0
         total += size
-    return [*found, slice(begin, len(sizes))]
+    return [*slices, slice(begin, len(sizes))]
 
 
 def piece(call: Call, cut: slice) -> Call:

@@ -30,7 +30,7 @@ import torch
 from offload.errors import OffloadError
 from offload.graph.memgraph import ALIGNMENT, Place
 from offload.graph.taskgraph import HOST
-from offload.memory.file_memory import mapped_file
+from offload.memory.file_memory import map_file
 from offload.memory.pinned_arena import PinnedArena, cuda_runtime
 from offload.program.kernels import CPU, Value
 from offload.sizes import format_size
@@ -106,8 +106,8 @@ class DeviceArena:
 
     def _allocate(self, number: int, nbytes: int) -> "memoryview | torch.Tensor":
         if self.device.type == "cpu":
-            return _aligned(number, nbytes)
-        return _on_device(number, nbytes, _numbered(self.device, number))
+            return _allocate_aligned(number, nbytes)
+        return _allocate_on_device(number, nbytes, _number_device(self.device, number))
 
     @property
     def sizes(self) -> dict[int, int]:
@@ -132,8 +132,8 @@ class HostArena:
         self._pinned: PinnedArena | None = None
         self._serves = "cpu" if device.type == "cpu" else "any"
         if device.type == "cpu" or not nbytes:
-            in_file = mapped_file(host_dir, nbytes) if host_dir and nbytes else None
-            self.region = ArenaMemory(in_file or _aligned(HOST, nbytes), nbytes)
+            in_file = map_file(host_dir, nbytes) if host_dir and nbytes else None
+            self.region = ArenaMemory(in_file or _allocate_aligned(HOST, nbytes), nbytes)
             return
         self._pinned = PinnedArena(nbytes, cuda_runtime(device))
         self.region = ArenaMemory(self._pinned.bytes, nbytes)
@@ -305,29 +305,29 @@ def give_cached_back(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def _numbered(device: torch.device, arena: int) -> torch.device:
+def _number_device(device: torch.device, arena: int) -> torch.device:
     return torch.device(device.type, (device.index or 0) + arena)
 
 
-def _aligned(arena: int, size: int) -> memoryview:
+def _allocate_aligned(arena: int, size: int) -> memoryview:
     try:
         raw = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
     except (MemoryError, RuntimeError) as error:
-        raise _refused(arena, size) from error
+        raise _refusal(arena, size) from error
     start = -raw.data_ptr() % ALIGNMENT
     memory: Any = raw.numpy()  # a buffer, which its type does not say in Python 3.11
     return memoryview(memory)[start : start + size]
 
 
-def _on_device(arena: int, size: int, device: torch.device) -> torch.Tensor:
+def _allocate_on_device(arena: int, size: int, device: torch.device) -> torch.Tensor:
     """PyTorch aligns it to 512 bytes."""
     try:
         return torch.empty(size, dtype=torch.uint8, device=device)
     except RuntimeError as error:
-        raise _refused(arena, size) from error
+        raise _refusal(arena, size) from error
 
 
-def _refused(arena: int, size: int) -> OffloadError:
+def _refusal(arena: int, size: int) -> OffloadError:
     whose = "the host" if arena == HOST else f"device {arena}"
     remedy = "give a host_budget" if arena == HOST else "lower the budget"
     return OffloadError(

@@ -190,7 +190,7 @@ def why_not() -> str:
     return LIBRARY.why_missing()
 
 
-def built(compilers: Sequence[str], folder: Path | None) -> Shim | str:
+def build_shim(compilers: Sequence[str], folder: Path | None) -> Shim | str:
     """The shim, from `folder` if the same source was built before; or why there is none."""
     return compilation.build_and_load(RECIPE, open_shim, compilers, folder)
 
@@ -199,4 +199,4 @@ def open_shim(path: Path) -> Shim:
     return Shim(ctypes.PyDLL(str(path)), path)
 
 
-LIBRARY = LazyLibrary(lambda: built(COMPILERS, compilation.cache_folder()))
+LIBRARY = LazyLibrary(lambda: build_shim(COMPILERS, compilation.cache_folder()))

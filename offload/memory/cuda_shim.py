@@ -49,7 +49,7 @@ def _library(device: torch.device) -> LazyLibrary[Shim]:
     return LIBRARY if device.type == "cuda" else cpu_shim.LIBRARY
 
 
-def built(compilers: Sequence[str], folder: Path | None, includes: Path | str) -> Shim | str:
+def build_shim(compilers: Sequence[str], folder: Path | None, includes: Path | str) -> Shim | str:
     """The shim, from `folder` if the same source was built before; or why there is none.
 
     `includes`: the folder of CUDA's headers, or why there is none."""
@@ -100,5 +100,5 @@ def _header_folders() -> list[Path]:
 
 
 LIBRARY = LazyLibrary(
-    lambda: built(COMPILERS, compilation.cache_folder(), headers(_header_folders()))
+    lambda: build_shim(COMPILERS, compilation.cache_folder(), headers(_header_folders()))
 )

@@ -60,7 +60,7 @@ def check_device(plan: RunnablePlan, arenas: Mapping[int, int], left: DeviceLeft
     Tensors that are on the device already are copied into the arena one after the other, so until
     then they take memory twice."""
     arena = max((nbytes for number, nbytes in arenas.items() if number != HOST), default=0)
-    needed = max(arena, arena + plan.reserve - _moving(plan, left.device))
+    needed = max(arena, arena + plan.reserve - _moving_bytes(plan, left.device))
     if needed <= left.free:
         return
     raise MemoryTooSmall(
@@ -101,7 +101,7 @@ def _holders(left: DeviceLeft) -> str:
     return ", ".join(parts)
 
 
-def _moving(plan: RunnablePlan, device: torch.device) -> int:
+def _moving_bytes(plan: RunnablePlan, device: torch.device) -> int:
     """Bytes of tensors that are on the device now and will live in its arena."""
     graph = plan.graph
     if graph.program is None:

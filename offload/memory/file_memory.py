@@ -25,7 +25,7 @@ from offload.sizes import format_size
 MOUNTS = Path("/proc/self/mountinfo")
 
 
-def checked_folder(host_dir: str | Path) -> Path:
+def check_folder(host_dir: str | Path) -> Path:
     """Return the folder of `host_dir`. Raise `ValueError` if no file can be made there."""
     folder = Path(host_dir).expanduser()
     if not folder.is_dir():
@@ -50,7 +50,7 @@ def is_ram(host_dir: str | Path) -> bool:
     return bool(kinds & {"tmpfs", "ramfs"})
 
 
-def mapped_file(folder: Path, nbytes: int) -> memoryview:
+def map_file(folder: Path, nbytes: int) -> memoryview:
     """Map a new file of `nbytes` in this folder, which has no name there. It is gone with the last
     view of these bytes, and with the process."""
     try:
@@ -58,13 +58,13 @@ def mapped_file(folder: Path, nbytes: int) -> memoryview:
             os.posix_fallocate(file.fileno(), 0, nbytes)
             memory = mmap.mmap(file.fileno(), nbytes)
     except OSError as error:
-        raise _refused(folder, nbytes, error) from error
+        raise _refusal(folder, nbytes, error) from error
     with suppress(OSError):
         memory.madvise(mmap.MADV_DONTFORK)
     return memoryview(memory)
 
 
-def _refused(folder: Path, nbytes: int, error: OSError) -> OffloadError:
+def _refusal(folder: Path, nbytes: int, error: OSError) -> OffloadError:
     what = (
         f"{format_size(nbytes)} for the arena of the host were refused in host_dir={str(folder)!r}"
     )

@@ -5,7 +5,13 @@ from collections.abc import Sequence
 import torch
 
 from offload.errors import GraphError
-from offload.memory.tensor_layout import TensorLayout, bytes_of, move_out, overlap, share
+from offload.memory.tensor_layout import (
+    TensorLayout,
+    bytes_of,
+    have_same_storage,
+    may_overlap,
+    move_out,
+)
 from offload.torch_seams import address_of
 
 
@@ -42,10 +48,11 @@ class Home:
 
     def lie_together(self, live: Sequence[torch.Tensor], number: int, other: int) -> bool:
         """Whether two tensors are as far from each other as they are here, if they overlap here."""
-        if not overlap(self.layouts[number], self.layouts[other]):
+        if not may_overlap(self.layouts[number], self.layouts[other]):
             return True
         apart = address_of(live[number]) - address_of(live[other])
-        return share(live[number], live[other]) and apart == self.at[number] - self.at[other]
+        planned = self.at[number] - self.at[other]
+        return have_same_storage(live[number], live[other]) and apart == planned
 
     def bring(self, live: Sequence[torch.Tensor], *, non_blocking: bool = False) -> None:
         """Copy the values of these tensors here and point the tensors here. `non_blocking`: the

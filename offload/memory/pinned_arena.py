@@ -86,7 +86,7 @@ class PinnedArena:
         code = runtime.register(address, len(self._memory), PORTABLE)
         if code:
             runtime.forget()
-            self.why_not = _refused(nbytes, code, runtime.describe(code))
+            self.why_not = _describe_refusal(nbytes, code, runtime.describe(code))
             warnings.warn(self.why_not, RuntimeWarning, stacklevel=3)
             return
         _advise(self._memory, "MADV_DONTFORK")
@@ -135,7 +135,7 @@ def _advise(memory: mmap.mmap, advice: str) -> None:
             memory.madvise(getattr(mmap, advice))
 
 
-def _refused(nbytes: int, code: int, words: str) -> str:
+def _describe_refusal(nbytes: int, code: int, words: str) -> str:
     return (
         f"{format_size(nbytes)} of host memory could not be page-locked (CUDA error {code}:"
         f" {words}): copies between host and device are slower, and the host waits for each. Raise"

@@ -87,7 +87,7 @@ def bind_task(
     places = {b: access.place for b, access in zip(task.touches, node.accesses, strict=False)}
     kernel = task.kernel
     if kernel is None:
-        return _without_kernel(task, places, arenas)
+        return _bind_function(task, places, arenas)
     if not hasattr(kernel, "calls"):
         return functools.partial(
             kernel,
@@ -101,7 +101,7 @@ def bind_task(
     mode = choose_placement(mode, device)
     bindings = PlacementCounts() if bindings is None else bindings
     binder = _Binder(arenas, places, mode, workspace, bindings, device)
-    runs = [binder.bound(call) for call in kernel.calls]
+    runs = [binder.bind_call(call) for call in kernel.calls]
     if len(runs) == 1:
         return runs[0]
     chain = getattr(kernel.calls[0].op, "chain", None)
@@ -118,7 +118,7 @@ def _in_a_row(runs: tuple[Run, ...]) -> None:
         run()
 
 
-def _without_kernel(task: Task, places: Mapping[int, Place], arenas: Arenas) -> Run:
+def _bind_function(task: Task, places: Mapping[int, Place], arenas: Arenas) -> Run:
     """Run a task without kernel: a copy if it moves a buffer to another device, nothing if it
     writes nothing."""
     if task.lane == "d2d" and len(task.reads) == len(task.writes) == 1:
@@ -144,13 +144,13 @@ class _Binder:
     bindings: PlacementCounts
     device: torch.device
 
-    def bound(self, call: Call) -> Run:
+    def bind_call(self, call: Call) -> Run:
         args, kwargs = call.arguments(self.view)
         bind = getattr(call.op, "bound", None)
         run = bind(args, kwargs) if bind else functools.partial(call.op, *args, **kwargs)
-        return self._served(call, run)
+        return self._serve(call, run)
 
-    def _served(self, call: Call, run: Run) -> Run:
+    def _serve(self, call: Call, run: Run) -> Run:
         """The run with the call's allocations at their planned addresses."""
         targets = tuple((n, self.view(v)) for n, v in enumerate(call.outputs) if v is not None)
         if self.mode == COPY or call.allocations is None:
@@ -209,13 +209,13 @@ class _OutputCopier:
             (results[n], view) for n, view in self.targets if not _is_in_place(results[n], view)
         ]
         self._count(len(moved))
-        if self._overlap([output for output, _ in moved]):
+        if self._has_overlap([output for output, _ in moved]):
             moved = [(output.clone(), view) for output, view in moved]
         for output, view in moved:
             view.copy_(output)
         return self.copies > 0
 
-    def _overlap(self, moved: Sequence[torch.Tensor]) -> bool:
+    def _has_overlap(self, moved: Sequence[torch.Tensor]) -> bool:
         """Whether an output lies where another one belongs, or on its own place in another
         order."""
         homes = {address_of(view) for _, view in self.targets}
@@ -273,12 +273,12 @@ def _check(call: Call, results: Sequence[Any], targets: Targets) -> None:
     for position, target in targets:
         result = results[position] if position < len(results) else None
         if not isinstance(result, torch.Tensor):
-            got = type(result).__name__
+            actual = type(result).__name__
         elif result.size() != target.size() or result.dtype is not target.dtype:
-            got = f"{result.dtype} {tuple(result.size())}"
+            actual = f"{result.dtype} {tuple(result.size())}"
         else:
             continue
         raise GraphError(
-            f"{op_name(call.op)}: output {position} is {got}, but the plan has {target.dtype}"
+            f"{op_name(call.op)}: output {position} is {actual}, but the plan has {target.dtype}"
             f" {tuple(target.size())}. Capture the step again"
         )

@@ -32,7 +32,7 @@ def check_room(
 ) -> None:
     """Raise `MemoryTooSmall` unless the arenas of a plan, or larger ones, may be taken now, and a
     waiting place of so many bytes."""
-    for in_memory, parked, left in _counted(arenas, waiting, host_dir):
+    for in_memory, parked, left in _list_memory(arenas, waiting, host_dir):
         check_memory(plan, in_memory, left, parked)
     device = device_of(plan.graph)
     if device.type == "cuda":
@@ -101,7 +101,7 @@ def check_move(
     where the tensors are now. `freed`: bytes of the device that are given up before."""
     device = device_of(plan.graph)
     if device.type == "cpu":
-        for in_memory, parked, left in _counted(arenas, waiting, host_dir):
+        for in_memory, parked, left in _list_memory(arenas, waiting, host_dir):
             every = sum(in_memory.values()) + parked + plan.reserve + returned_bytes(plan.graph)
             _check(every - freed, left.nbytes, "memory", left.where)
         return
@@ -115,7 +115,7 @@ def check_move(
         _check(needed, free, str(device), f"{format_size(free)} are free there")
 
 
-def _counted(
+def _list_memory(
     arenas: Mapping[int, int], waiting: int, host_dir: str | Path | None
 ) -> Iterator[tuple[Mapping[int, int], int, HostMemoryLeft]]:
     """Yield arenas and a waiting place, and what they together have to fit into."""

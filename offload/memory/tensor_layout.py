@@ -42,13 +42,13 @@ class TensorLayout:
         return self.offset * count, (self.offset + sum(steps) + 1) * count
 
 
-def overlap(layout: TensorLayout, other: TensorLayout) -> bool:
+def may_overlap(layout: TensorLayout, other: TensorLayout) -> bool:
     """Whether two tensors over the same storage may have a byte in common."""
     (begin, end), (first, last) = layout.span, other.span
     return begin < last and first < end
 
 
-def share(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+def have_same_storage(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors lie in the same storage."""
     return tensor.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 

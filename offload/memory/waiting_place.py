@@ -53,11 +53,11 @@ class HandOver:
 
     def can_go(self) -> bool:
         """Whether all tensors are at home as they were when the way was found."""
-        return all(_is(tensor, home) for tensor, home, _ in self.seats)
+        return all(_is_at(tensor, home) for tensor, home, _ in self.seats)
 
     def can_return(self) -> bool:
         """Whether all tensors wait as they were put."""
-        return all(_is(tensor, place) for tensor, _, place in self.seats)
+        return all(_is_at(tensor, place) for tensor, _, place in self.seats)
 
     def go(self, synchronize: Callable[[], object]) -> None:
         for device, host in self.spans:
@@ -74,7 +74,7 @@ class HandOver:
             tensor.data = home
 
 
-def _is(tensor: torch.Tensor, view: torch.Tensor) -> bool:
+def _is_at(tensor: torch.Tensor, view: torch.Tensor) -> bool:
     return tensor.dtype is view.dtype and tensor.is_set_to(view)
 
 
@@ -123,7 +123,7 @@ class WaitingPlace:
                 seats.append((tensor, layout.view_of(home.memory), views[-1]))
             addresses = [view.data_ptr() for view in views]
             waiting[home.key] = _Waiting(home.memory.nbytes, home.tensors, addresses)
-            joined = _joined(joined, home.place, at)
+            joined = _join_span(joined, home.place, at)
             at += room_of(home.memory.nbytes)
         spans = [(bytes_at(place), self._host.region.bytes(n, place.nbytes)) for place, n in joined]
         return HandOver(spans, seats, waiting)
@@ -150,7 +150,7 @@ class WaitingPlace:
         self._host.unlock()
 
 
-def _joined(spans: list[tuple[Place, int]], place: Place, at: int) -> list[tuple[Place, int]]:
+def _join_span(spans: list[tuple[Place, int]], place: Place, at: int) -> list[tuple[Place, int]]:
     """The spans with one more place, which waits at `at`. It is a part of the last one if it lies
     behind it here and there, with nothing but padding between them."""
     if spans:

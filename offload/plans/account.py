@@ -72,12 +72,12 @@ class Usage:
         return int(np.argmax(self.total))
 
 
-def used(graph: TaskGraph) -> dict[Role, Amount]:
+def count_used(graph: TaskGraph) -> dict[Role, Amount]:
     """Every buffer that a task touches, counted once."""
     return _amounts(graph.buffers[b] for b in {b for task in graph.tasks for b in task.touches})
 
 
-def at_home(memgraph: MemGraph, arenas: Collection[int]) -> dict[Role, Amount]:
+def count_at_home(memgraph: MemGraph, arenas: Collection[int]) -> dict[Role, Amount]:
     """What lives in these arenas from step to step: resident on a device, streamed in HOST."""
     return _amounts(
         memgraph.graph.buffers[b]
@@ -86,12 +86,12 @@ def at_home(memgraph: MemGraph, arenas: Collection[int]) -> dict[Role, Amount]:
     )
 
 
-def moved(memgraph: MemGraph, kind: str) -> dict[Role, Amount]:
+def count_moved(memgraph: MemGraph, kind: str) -> dict[Role, Amount]:
     """The copies of one step. `kind`: offload or reload."""
     return _amounts(memgraph.graph.buffers[n.buffer] for n in memgraph.nodes if n.kind == kind)
 
 
-def dropped(memgraph: MemGraph) -> Amount:
+def count_dropped(memgraph: MemGraph) -> Amount:
     """Device copies that give up their place without a copy, because the host has the same
     bytes."""
     nodes = memgraph.nodes
@@ -105,17 +105,17 @@ def dropped(memgraph: MemGraph) -> Amount:
         wanted = memgraph.graph.buffers[b].persistent or last_reload.get(b, -1) > max(block.nodes)
         if wanted and not offloaded:
             buffers.append(memgraph.graph.buffers[b])
-    return total(_amounts(buffers))
+    return add_up(_amounts(buffers))
 
 
-def total(amounts: Mapping[Role, Amount]) -> Amount:
+def add_up(amounts: Mapping[Role, Amount]) -> Amount:
     return Amount(
         sum(amount.count for amount in amounts.values()),
         sum(amount.nbytes for amount in amounts.values()),
     )
 
 
-def lives(memgraph: MemGraph, timeline: Timeline) -> list[Life]:
+def find_lives(memgraph: MemGraph, timeline: Timeline) -> list[Life]:
     """How long each block holds something in the run of `timeline`."""
     starts, ends = [0.0] * len(memgraph.nodes), [0.0] * len(memgraph.nodes)
     for node, _, start, end in timeline:
@@ -132,7 +132,7 @@ def lives(memgraph: MemGraph, timeline: Timeline) -> list[Life]:
     return lifetimes
 
 
-def usage(memgraph: MemGraph, lived: Iterable[Life], arena: int, beside: int = 0) -> Usage:
+def measure_usage(memgraph: MemGraph, lived: Iterable[Life], arena: int, beside: int = 0) -> Usage:
     """The use of an arena over time. `beside`: bytes that kernels allocate outside of it."""
     here = [life for life in lived if life.block.place.arena == arena and life.start < life.end]
     moments = [0.0, *(life.start for life in here), *(life.end for life in here)]
@@ -148,7 +148,7 @@ def usage(memgraph: MemGraph, lived: Iterable[Life], arena: int, beside: int = 0
     return Usage(times, {role: np.cumsum(change) for role, change in changes.items()})
 
 
-def unmoved(
+def trace_unmoved(
     source: TaskGraph, memgraph: MemGraph, timeline: Timeline, device: int
 ) -> tuple[list[float], list[int]]:
     """When the tasks of `source` start in this run, and the bytes of a device that would be live
@@ -177,7 +177,7 @@ def unmoved(
     return np.maximum.accumulate(times).tolist() if times else [], levels
 
 
-def highest(
+def pick_highest(
     times: NDArray[np.float64], sizes: NDArray[np.int64], columns: int
 ) -> NDArray[np.int64]:
     """The moments to draw in a picture with so many columns: the highest of each column."""

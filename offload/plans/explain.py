@@ -19,11 +19,11 @@ from offload.planning.refusal import smallest_budget
 from offload.planning.wanted import peak_bytes
 from offload.plans.account import (
     Amount,
-    dropped,
+    add_up,
+    count_dropped,
+    count_moved,
     format_seconds,
     format_share,
-    moved,
-    total,
 )
 from offload.plans.role_table import role_table
 from offload.sizes import format_count, format_size
@@ -45,13 +45,13 @@ def explain(plan: "Plan") -> str:
     facts = [
         ("plan", _counts(plan)),
         *_devices(plan),
-        *_smallest(plan),
+        *_largest_task(plan),
         ("host", _host(plan)),
         ("step", _step(plan)),
         ("bound", _bound(plan)),
-        *_busy(plan),
+        *_lanes(plan),
         *_moves(plan),
-        ("recomputed", _recomputed(plan)),
+        ("recomputed", _recomputing(plan)),
         *_updates(plan),
         *_micro_batches(plan),
         *_collectives(plan),
@@ -59,7 +59,7 @@ def explain(plan: "Plan") -> str:
         ("bits", _bits(plan)),
     ]
     table, legend = role_table(plan)
-    lines = [*map(_line, facts), "", *table, "", *map(_line, [*legend, *_afterwards(plan)])]
+    lines = [*map(_line, facts), "", *table, "", *map(_line, [*legend, *_notes(plan)])]
     return "\n".join(lines)
 
 
@@ -106,7 +106,7 @@ def _bytes_within(nbytes: int, limit: int | None, name: str) -> str:
     return f"{format_size(nbytes)}, {f'{name} {format_size(limit)}' if limit else f'no {name}'}"
 
 
-def smallest(plan: "Plan") -> tuple[int, str, int]:
+def find_largest_task(plan: "Plan") -> tuple[int, str, int]:
     """Bytes that the largest task needs, its name, and its device.
 
     In copy mode tasks have no workspace of their own but share the reserve, as `plan.graph`
@@ -119,8 +119,8 @@ def smallest(plan: "Plan") -> tuple[int, str, int]:
     return nbytes + plan.reserve, name, device
 
 
-def _smallest(plan: "Plan") -> list[tuple[str, str]]:
-    nbytes, name, device = smallest(plan)
+def _largest_task(plan: "Plan") -> list[tuple[str, str]]:
+    nbytes, name, device = find_largest_task(plan)
     if not name:
         return [("at least", "nothing: no task uses a device")]
     on = f" of device {device}" if len(plan.graph.devices) > 1 else ""
@@ -135,7 +135,7 @@ def _smallest(plan: "Plan") -> list[tuple[str, str]]:
 
 def _host(plan: "Plan") -> str:
     text = _bytes_within(plan.host_bytes, plan.host_budget, "host_budget")
-    beside = max((task.unplaced for task in _on_host(plan)), default=0)
+    beside = max((task.unplaced for task in _host_tasks(plan)), default=0)
     if plan.placement == "copy" and beside:
         text += f"; kernels on the host allocate up to {format_size(beside)} more"
     return text
@@ -155,7 +155,7 @@ def _bound(plan: "Plan") -> str:
     return f"{format_seconds(plan.bound.seconds)} for any order: {plan.bound.lane} binds"
 
 
-def _busy(plan: "Plan") -> list[tuple[str, str]]:
+def _lanes(plan: "Plan") -> list[tuple[str, str]]:
     makespan, workers = plan.simulation.makespan, plan.costs.host_workers
     shares = [
         f"{lane} {format_share(seconds / (workers if lane == 'host' else 1), makespan)}"
@@ -167,14 +167,14 @@ def _busy(plan: "Plan") -> list[tuple[str, str]]:
 
 def _moves(plan: "Plan") -> list[tuple[str, str]]:
     memgraph = plan.memgraph
-    out, back = moved(memgraph, OFFLOAD), moved(memgraph, RELOAD)
+    out, back = count_moved(memgraph, OFFLOAD), count_moved(memgraph, RELOAD)
     if not out and not back:
         return [("moves", "nothing: everything is resident")]
     if not out and set(back) == {Role.INPUT}:
-        inputs = format_size(total(back).nbytes)
+        inputs = format_size(add_up(back).nbytes)
         return [("moves", f"only the inputs, {inputs} to the device: everything else is resident")]
-    lines = [("moves", f"offloaded {_copies(total(out))}, reloaded {_copies(total(back))}")]
-    if (clean := dropped(memgraph)).count:
+    lines = [("moves", f"offloaded {_copies(add_up(out))}, reloaded {_copies(add_up(back))}")]
+    if (clean := count_dropped(memgraph)).count:
         size = format_size(clean.nbytes)
         lines.append(("", f"dropped without a copy {size}: the host has the same bytes"))
     return lines
@@ -186,7 +186,7 @@ def _copies(amount: Amount) -> str:
     return f"{format_size(amount.nbytes)} in {format_count(amount.count, 'copy')}"
 
 
-def _recomputed(plan: "Plan") -> str:
+def _recomputing(plan: "Plan") -> str:
     graph = plan.graph
     again = [task for task in graph.tasks if task.recomputes]
     if not again:
@@ -200,7 +200,7 @@ def _recomputed(plan: "Plan") -> str:
     )
 
 
-def _on_host(plan: "Plan") -> list[Task]:
+def _host_tasks(plan: "Plan") -> list[Task]:
     return [task for task in plan.graph.tasks if task.lane == "host"]
 
 
@@ -209,7 +209,7 @@ def _updates(plan: "Plan") -> list[tuple[str, str]]:
     count = sum(task.phase == "update" and is_update(task) for task in plan.source.tasks)
     if plan.optimizer == "device" or not count:
         return []
-    names = {t.name for t in _on_host(plan) if t.phase == "update" and is_update(t)}
+    names = {t.name for t in _host_tasks(plan) if t.phase == "update" and is_update(t)}
     why = "as asked for" if plan.optimizer == "host" else "the fastest of the plans tried"
     if not names:
         if plan.optimizer == "host":
@@ -269,16 +269,16 @@ def _bits(plan: "Plan") -> str:
 # ---- afterwards ----------------------------------------------------------------------------------
 
 
-def _afterwards(plan: "Plan") -> list[tuple[str, str]]:
+def _notes(plan: "Plan") -> list[tuple[str, str]]:
     made = [note for note in plan.graph.notes if not note.startswith(ONCE)]  # a fact above
     notes = [*plan.remarks, *made]
     shown = [("notes" if not n else "", note) for n, note in enumerate(notes[:MOST_NOTES])]
     if len(notes) > MOST_NOTES:
         shown[-1] = ("", f"... and {len(notes) - MOST_NOTES + 1} more: plan.remarks, graph.notes")
-    return [*shown, ("chosen", _chosen(plan))]
+    return [*shown, ("chosen", _choice(plan))]
 
 
-def _chosen(plan: "Plan") -> str:
+def _choice(plan: "Plan") -> str:
     tried, policy = plan.found.tried, plan.found.policy
     if plan.found.nothing_moves:
         return f"{tried[0]}: there was nothing to choose"

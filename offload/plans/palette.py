@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from offload.graph.memgraph import OFFLOAD, TASK, MemGraph
 from offload.graph.taskgraph import HOST, Role
-from offload.plans.account import NAMES, ROLES, at_home, moved
+from offload.plans.account import NAMES, ROLES, count_at_home, count_moved
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -58,7 +58,7 @@ def legend_keys(plan: "Plan", roles: Collection[Role]) -> "tuple[list[Artist], l
     other: list[Artist] = [
         Line2D([], [], color=INK, linewidth=1.1, linestyle=(0, (3, 2)), label="if nothing left")
     ]
-    if moved(plan.memgraph, OFFLOAD) or at_home(plan.memgraph, [HOST]):
+    if count_moved(plan.memgraph, OFFLOAD) or count_at_home(plan.memgraph, [HOST]):
         away = {"facecolor": "white", "edgecolor": MUTED, "hatch": "////", "linewidth": 0}
         other.append(Patch(label="offloaded", **away))
     if any(budget is not None for budget in plan.budget.values()):

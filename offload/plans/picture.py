@@ -26,13 +26,13 @@ from offload.planning.wanted import peak_bytes
 from offload.plans.account import (
     ROLES,
     Usage,
-    at_home,
+    count_at_home,
+    find_lives,
     format_seconds,
     format_share,
-    highest,
-    lives,
-    unmoved,
-    usage,
+    measure_usage,
+    pick_highest,
+    trace_unmoved,
 )
 from offload.plans.palette import COLOURS, FREE, INK, MUTED, PHASES, RULE, colour_of, legend_keys
 from offload.sizes import UNITS, format_size
@@ -62,7 +62,7 @@ def draw(plan: "Plan", path: str | Path) -> None:
         raise GraphError(f"a picture needs a name that ends in .png or .svg, not {str(path)!r}")
     import matplotlib
 
-    figure = _PlanPicture(plan).figure()
+    figure = _PlanPicture(plan).draw_figure()
     with matplotlib.rc_context({"svg.hashsalt": "offload", "svg.fonttype": "none"}):
         figure.savefig(path, dpi=130, metadata={"Date": None} if suffix == ".svg" else {})
 
@@ -78,17 +78,17 @@ class _PlanPicture:
         self._plan = plan
         self._memgraph = plan.memgraph
         self._timeline = plan.simulation.timeline
-        self._lives = lives(plan.memgraph, self._timeline)
+        self._lives = find_lives(plan.memgraph, self._timeline)
         self._devices = plan.graph.devices
         self._time = _unit_of_time(plan.predicted_seconds)
         self._end = max(plan.predicted_seconds, 1e-12)
         self._roles: set[Role] = set()
 
-    def figure(self) -> "Figure":
+    def draw_figure(self) -> "Figure":
         from matplotlib.figure import Figure
 
         lanes = self._lanes()
-        host = usage(self._memgraph, self._lives, HOST)
+        host = measure_usage(self._memgraph, self._lives, HOST)
         with_host = int(host.total.max()) > 0.005 * self._plan.peak_bytes
         is_single = len(self._devices) == 1
         heights = [2.6] * len(self._devices) + [2.3] * is_single + [1.2] * with_host
@@ -103,14 +103,14 @@ class _PlanPicture:
             y -= tall + GAP
         panels = iter(axes)
         for device in self._devices:
-            self._device(next(panels), device)
+            self._draw_device(next(panels), device)
         if is_single:
-            self._addresses(next(panels), self._devices[0])
+            self._draw_addresses(next(panels), self._devices[0])
         if with_host:
-            self._host(next(panels), host)
-        self._gantt(next(panels), lanes)
-        self._frame(axes)
-        self._legend(figure, height)
+            self._draw_host(next(panels), host)
+        self._draw_lanes(next(panels), lanes)
+        self._draw_frame(axes)
+        self._draw_legend(figure, height)
         figure.text(
             LEFT / WIDTH, 1 - 0.24 / height, self._title(), color=INK, fontsize=11,
             fontweight="bold", va="center", parse_math=False,
@@ -119,9 +119,9 @@ class _PlanPicture:
 
     # ---- panels ------------------------------------------------------------------------------
 
-    def _device(self, axes: "Axes", device: int) -> None:
+    def _draw_device(self, axes: "Axes", device: int) -> None:
         plan = self._plan
-        use = usage(self._memgraph, self._lives, device, plan.reserve)
+        use = measure_usage(self._memgraph, self._lives, device, plan.reserve)
         peak = peak_bytes(plan.source, device) + plan.reserve
         budget = plan.budget.get(device)
         top = max(peak, int(use.total.max()), 1)
@@ -130,9 +130,10 @@ class _PlanPicture:
         unit = _unit_of_size(top)
         if budget is not None:
             axes.axhspan(0, budget / unit.size, color=FREE, linewidth=0, zorder=0)
-        self._unmoved(axes, device, unit)
-        stays = {role: kept.nbytes for role, kept in at_home(self._memgraph, [device]).items()}
-        self._stack(axes, use, unit, stays)
+        self._draw_unmoved(axes, device, unit)
+        residents = count_at_home(self._memgraph, [device])
+        stays = {role: kept.nbytes for role, kept in residents.items()}
+        self._draw_stack(axes, use, unit, stays)
         lines = [(peak, "without offload", MUTED, (1.0, 2.0))]
         if budget is not None and budget <= top:
             lines.append((budget, "budget", INK, (1.0, 0.0)))
@@ -141,20 +142,20 @@ class _PlanPicture:
         labelled: list[int] = []
         for nbytes, name, colour, dashes in lines:
             alone = all(abs(nbytes - other) > 0.13 * top for other in labelled)
-            self._level(axes, nbytes, name if alone else "", colour, dashes, unit)
+            self._draw_level(axes, nbytes, name if alone else "", colour, dashes, unit)
             labelled.append(nbytes)
         axes.set_ylim(0, 1.06 * top / unit.size)
         axes.set_ylabel(f"device {device}, {unit.name}")
 
-    def _unmoved(self, axes: "Axes", device: int, unit: _Unit) -> None:
+    def _draw_unmoved(self, axes: "Axes", device: int, unit: _Unit) -> None:
         """Draw what would lie there without offload; the difference to what lies there is
         offloaded."""
-        times, levels = unmoved(self._plan.source, self._memgraph, self._timeline, device)
+        times, levels = trace_unmoved(self._plan.source, self._memgraph, self._timeline, device)
         if not times:
             return
         xs = np.array([0.0, *times, self._end])
         ys = np.array([levels[0], *levels, levels[-1]]) + self._plan.reserve
-        keep = highest(xs, ys, COLUMNS)
+        keep = pick_highest(xs, ys, COLUMNS)
         xs, ys = xs[keep] / self._time.size, ys[keep] / unit.size
         axes.fill_between(
             xs, ys, step="post", facecolor="none", edgecolor=RULE, hatch="////", linewidth=0
@@ -162,12 +163,12 @@ class _PlanPicture:
         line = axes.step(xs, ys, where="post", color=INK, linewidth=1.1)[0]
         line.set_dashes((3, 2))
 
-    def _stack(
+    def _draw_stack(
         self, axes: "Axes", use: Usage, unit: _Unit, stays: Mapping[Role, int] | None = None
     ) -> None:
         """Stack the roles: at the bottom what stays for the whole step, above it everything
         else."""
-        keep = highest(use.times, use.total, COLUMNS)
+        keep = pick_highest(use.times, use.total, COLUMNS)
         xs = np.append(use.times[keep], self._end) / self._time.size
         stays = stays or {}
         layers = [(role, np.full(len(keep), stays.get(role, 0))) for role in ROLES]
@@ -181,7 +182,7 @@ class _PlanPicture:
             axes.fill_between(xs, below, above, step="post", color=COLOURS[role], linewidth=0)
             below = above
 
-    def _addresses(self, axes: "Axes", device: int) -> None:
+    def _draw_addresses(self, axes: "Axes", device: int) -> None:
         top = max(self._memgraph.arenas.get(device, 0), 1)
         unit = _unit_of_size(top)
         places = [
@@ -196,22 +197,22 @@ class _PlanPicture:
             for start, end, place, _ in places
         ]
         colours = [COLOURS[role] for *_, role in places]
-        self._boxes(axes, boxes, colours, apart=0.01 * top / unit.size)
+        self._draw_boxes(axes, boxes, colours, apart=0.01 * top / unit.size)
         axes.set_ylim(0, top / unit.size)
         axes.set_ylabel(f"address, {unit.name}")
 
-    def _host(self, axes: "Axes", use: Usage) -> None:
+    def _draw_host(self, axes: "Axes", use: Usage) -> None:
         top = int(use.total.max())
         unit = _unit_of_size(top)
-        self._stack(axes, use, unit)
+        self._draw_stack(axes, use, unit)
         limit = self._plan.host_budget
         if limit is not None and limit <= 2 * top:
             top = max(top, limit)
-            self._level(axes, limit, "host_budget", INK, (1.0, 0.0), unit)
+            self._draw_level(axes, limit, "host_budget", INK, (1.0, 0.0), unit)
         axes.set_ylim(0, 1.08 * top / unit.size)
         axes.set_ylabel(f"host, {unit.name}")
 
-    def _gantt(self, axes: "Axes", lanes: Sequence[str]) -> None:
+    def _draw_lanes(self, axes: "Axes", lanes: Sequence[str]) -> None:
         rows = {lane: len(lanes) - 1 - n for n, lane in enumerate(lanes)}
         boxes: list[Box] = []
         colours: list[str] = []
@@ -225,10 +226,10 @@ class _PlanPicture:
             last[lane] = len(boxes)
             boxes.append((start, end, row + 0.12, row + 0.88))
             colours.append(colour)
-        self._boxes(axes, boxes, colours)
+        self._draw_boxes(axes, boxes, colours)
         for lane, row in rows.items():
             axes.annotate(
-                f"busy {format_share(self._busy(lane), self._end)}", (1, row + 0.5),
+                f"busy {format_share(self._busy_seconds(lane), self._end)}", (1, row + 0.5),
                 xycoords=("axes fraction", "data"), xytext=(6, 0), textcoords="offset points",
                 va="center", fontsize=8, color=INK,
             )  # fmt: skip
@@ -237,7 +238,7 @@ class _PlanPicture:
 
     # ---- parts -------------------------------------------------------------------------------
 
-    def _boxes(
+    def _draw_boxes(
         self,
         axes: "Axes",
         boxes: Sequence[Box],
@@ -263,7 +264,7 @@ class _PlanPicture:
         )  # fmt: skip
         axes.add_collection(polygons, autolim=False)
 
-    def _level(
+    def _draw_level(
         self,
         axes: "Axes",
         nbytes: int,
@@ -282,7 +283,7 @@ class _PlanPicture:
                 color=MUTED if colour == "white" else colour,
             )  # fmt: skip
 
-    def _frame(self, axes: "list[Axes]") -> None:
+    def _draw_frame(self, axes: "list[Axes]") -> None:
         """Give all panels the same time axis, with the phases marked."""
         phases = self._phases()
         for panel in axes:
@@ -302,7 +303,7 @@ class _PlanPicture:
                 xytext=(0, 5), textcoords="offset points", ha="center", fontsize=8.5, color=MUTED,
             )  # fmt: skip
 
-    def _legend(self, figure: "Figure", height: float) -> None:
+    def _draw_legend(self, figure: "Figure", height: float) -> None:
         """Explain the colours: memory in one row, tasks in another."""
         memory, other = legend_keys(self._plan, self._roles)
         for row, keys in enumerate((other, memory)):
@@ -332,7 +333,7 @@ class _PlanPicture:
 
         return sorted(self._plan.simulation.busy, key=rank)
 
-    def _busy(self, lane: str) -> float:
+    def _busy_seconds(self, lane: str) -> float:
         workers = self._plan.costs.host_workers if lane == "host" else 1
         return self._plan.simulation.busy[lane] / workers
 

@@ -23,10 +23,10 @@ from offload.lowering.micro_batches import list_orders
 from offload.planning.simulator import Bound, Simulation, least_seconds
 from offload.planning.verify import verify
 from offload.planning.wanted import FoundPlan, Wanted, peak_bytes
-from offload.plans.explain import explain, smallest
+from offload.plans.explain import explain, find_largest_task
 from offload.plans.kept_plans import proved_plan
 from offload.plans.reserve import reserve_bytes
-from offload.plans.same_tensors import renamed_as, with_idle
+from offload.plans.same_tensors import add_idle, rename_as
 from offload.sizes import format_size, parse_size
 
 log = logging.getLogger(__name__)
@@ -126,12 +126,12 @@ class Plan:
     @cached_property
     def peak_bytes(self) -> int:
         """The bytes that the fullest device would need if nothing ever left it."""
-        return fullest(self.source)
+        return largest_peak(self.source)
 
     @cached_property
     def smallest_bytes(self) -> int:
         """The smallest budget that this step can be planned with."""
-        return smallest(self)[0]
+        return find_largest_task(self)[0]
 
     @cached_property
     def resident_seconds(self) -> float:
@@ -159,8 +159,8 @@ class Plan:
         not use. If those on a device leave too little room, the new plan has them elsewhere, and
         they move whenever the two steps alternate."""
         if self.graph.program is not None:
-            graph = renamed_as(graph, self.graph.program.tensors)
-        graph = with_idle(graph, self.graph)
+            graph = rename_as(graph, self.graph.program.tensors)
+        graph = add_idle(graph, self.graph)
         places, sizes = places_of(self.memgraph), dict[str, int]()
         for buffer in graph.buffers:
             size = buffer.start + buffer.nbytes
@@ -174,14 +174,14 @@ class Plan:
         }
         options = PlanningOptions.from_plan(self)
         try:
-            return _planned(options, graph, homes)
+            return _make_plan(options, graph, homes)
         except BudgetTooSmall:
             on_host = {b: place for b, place in homes.items() if place.arena == HOST}
             if on_host == homes:
                 raise
         moving = sum(place.nbytes for b, place in homes.items() if b not in on_host)
         note = f"{format_size(moving)} that stay on the device in another step move for this one"
-        return _planned(options, graph.with_tasks(graph.tasks, None, note), on_host)
+        return _make_plan(options, graph.with_tasks(graph.tasks, None, note), on_host)
 
 
 def plan(
@@ -223,10 +223,10 @@ def plan(
         tails,
         cache,
     )
-    return _planned(options, graph, {})
+    return _make_plan(options, graph, {})
 
 
-def fullest(graph: TaskGraph) -> int:
+def largest_peak(graph: TaskGraph) -> int:
     """The bytes that the fullest device needs if nothing ever leaves it."""
     return max((peak_bytes(graph, device) for device in graph.devices), default=0)
 
@@ -236,7 +236,7 @@ def reserve_of(graph: TaskGraph) -> int:
     return reserve_bytes(graph, _placement("auto", graph))
 
 
-def _planned(options: PlanningOptions, graph: TaskGraph, homes: Mapping[int, Place]) -> Plan:
+def _make_plan(options: PlanningOptions, graph: TaskGraph, homes: Mapping[int, Place]) -> Plan:
     capacities: dict[int, int] = {}
     alignment = graph.alignment
     planned, reserve = graph, reserve_bytes(graph, options.placement)

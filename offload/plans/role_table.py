@@ -17,13 +17,13 @@ from offload.plans.account import (
     ROLES,
     Amount,
     Usage,
-    at_home,
+    add_up,
+    count_at_home,
+    count_moved,
+    count_used,
+    find_lives,
     format_seconds,
-    lives,
-    moved,
-    total,
-    usage,
-    used,
+    measure_usage,
 )
 from offload.sizes import format_size
 
@@ -39,11 +39,11 @@ def role_table(plan: "Plan") -> tuple[list[str], list[tuple[str, str]]]:
     memgraph = plan.memgraph
     counted = (
         _with_workspaces(plan),
-        at_home(memgraph, plan.graph.devices),
-        at_home(memgraph, [HOST]),
+        count_at_home(memgraph, plan.graph.devices),
+        count_at_home(memgraph, [HOST]),
     )
-    copied = moved(memgraph, OFFLOAD), moved(memgraph, RELOAD)
-    device, use = _fullest(plan)
+    copied = count_moved(memgraph, OFFLOAD), count_moved(memgraph, RELOAD)
+    device, use = _find_fullest(plan)
     peak = {role: Amount(0, int(use.by_role[role][use.fullest])) for role in ROLES}
     rows: list[Sequence[str]] = [HEAD]
     for role in ROLES:
@@ -51,12 +51,12 @@ def role_table(plan: "Plan") -> tuple[list[str], list[tuple[str, str]]]:
         sizes = [_size(column.get(role)) for column in (peak, *copied)]
         if any(cells) or any(sizes):
             rows.append((NAMES[role], *cells, *sizes))
-    sums = (_cell(total(column)) for column in counted[1:])
-    rows.append(("together", "", *sums, *(_size(total(c)) for c in (peak, *copied))))
-    return aligned(rows), _legend(plan, device, use)
+    sums = (_cell(add_up(column)) for column in counted[1:])
+    rows.append(("together", "", *sums, *(_size(add_up(c)) for c in (peak, *copied))))
+    return align_columns(rows), _legend(plan, device, use)
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the rows as lines. A column has its usual width, or that of its longest cell and the
     two spaces before it."""
     longest = [max(map(len, column)) + 2 for column in zip(*rows, strict=True)]
@@ -89,15 +89,15 @@ def _with_workspaces(plan: "Plan") -> Mapping[Role, Amount]:
     tasks = plan.source.tasks
     sizes = [t.unplaced if plan.placement == "copy" else t.workspace for t in tasks]
     most = max(sizes, default=0)
-    amounts = used(plan.source)
+    amounts = count_used(plan.source)
     return {**amounts, Role.WORKSPACE: Amount(sum(s > 0 for s in sizes), most)} if most else amounts
 
 
-def _fullest(plan: "Plan") -> tuple[int, Usage]:
+def _find_fullest(plan: "Plan") -> tuple[int, Usage]:
     """The device that holds most at a time, and what it holds."""
     memgraph = plan.memgraph
-    lived = lives(memgraph, plan.simulation.timeline)
-    uses = [(d, usage(memgraph, lived, d, plan.reserve)) for d in plan.graph.devices or [0]]
+    lived = find_lives(memgraph, plan.simulation.timeline)
+    uses = [(d, measure_usage(memgraph, lived, d, plan.reserve)) for d in plan.graph.devices or [0]]
     return max(uses, key=lambda use: int(use[1].total.max()))
 
 

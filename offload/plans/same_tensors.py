@@ -18,7 +18,7 @@ from offload.graph.taskgraph import Role, TaskGraph
 from offload.program.kernels import Source
 
 
-def renamed_as(graph: TaskGraph, known: Mapping[str, Source]) -> TaskGraph:
+def rename_as(graph: TaskGraph, known: Mapping[str, Source]) -> TaskGraph:
     """The graph with names as in the earlier plan. `known`: the tensors of that plan by name."""
     if graph.program is None:
         return graph
@@ -58,7 +58,7 @@ def _keys(source: Source) -> list[Hashable]:
     return [id(tensor) for tensor in source]
 
 
-def with_idle(graph: TaskGraph, other: TaskGraph) -> TaskGraph:
+def add_idle(graph: TaskGraph, other: TaskGraph) -> TaskGraph:
     """The graph with the persistent buffers of another step over the same tensors, which no task of
     the graph touches. Constants are left out: they belong to one step."""
     if graph.program is None or other.program is None:

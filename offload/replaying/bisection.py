@@ -76,26 +76,28 @@ def budget_bytes(parts: Sequence[SavedPart], budget: Budget) -> Budget:
 def bisect(part: SavedPart, budget: Budget = None, engine: str | None = None) -> Finding | None:
     """Return where the bits first differ from eager's; None if they do not."""
     right = _run_eagerly(part)
-    if differing := _differing(part, right, _run_eagerly(part)):
-        return Finding("eager, which differs in a second run", "", _first(differing))
+    if differing := _find_differences(part, right, _run_eagerly(part)):
+        return Finding("eager, which differs in a second run", "", _first_of(differing))
     serial = "serial" if torch.device(part.device).type == "cpu" else None
     planner = _RecordingPlanner(serial)
     differing = _compare(part, right, planner, EVERYTHING).differing
     if planner.planned is None:
-        return Finding("the part, which has no plan", "", _first(differing)) if differing else None
-    if found := _find_in_passes(part, right, planner):
-        return found
+        if not differing:
+            return None
+        return Finding("the part, which has no plan", "", _first_of(differing))
+    if finding := _find_in_passes(part, right, planner):
+        return finding
     stages = [("the plan without a budget", EVERYTHING, serial)]
     stages += [(f"the plan for {budget}", budget, serial)] if budget else []
     stages += [(f"engine {engine or 'auto'}", budget or EVERYTHING, engine)]
     for stage, within, runs_on in stages:
         planner = _RecordingPlanner(runs_on, watches=True)
         if differing := _compare(part, right, planner, within).differing:
-            return planner.finding(stage) or Finding(stage, "", _first(differing))
+            return planner.find_first(stage) or Finding(stage, "", _first_of(differing))
     return None
 
 
-def _first(differing: Mapping[str, str]) -> str:
+def _first_of(differing: Mapping[str, str]) -> str:
     return next(f"{name}: {where}" for name, where in differing.items())
 
 
@@ -116,7 +118,7 @@ class _RecordingPlanner(PlainPlanner):
         self.batch: list[torch.Tensor] = []
         self.planned: Plan | None = None
 
-    def recording(self, passes: Sequence[GraphPass]) -> Iterator[GraphPass]:
+    def record_passes(self, passes: Sequence[GraphPass]) -> Iterator[GraphPass]:
         """The passes, which note the graphs."""
         for each in passes:
 
@@ -156,7 +158,7 @@ class _RecordingPlanner(PlainPlanner):
             set_generators(states)
         return super().run(runner, key, batch)
 
-    def finding(self, stage: str) -> Finding | None:
+    def find_first(self, stage: str) -> Finding | None:
         """The first task that read or wrote anything else than its reference."""
         if self._watch is None or self._watch.found is None or self.planned is None:
             return None
@@ -180,7 +182,7 @@ def _compare(
         memory.module, memory.optimizer, budget=budget, device=memory.device, planner=planner
     )
     session.hooks.user_line = lambda: memory.where
-    session.tapes.passes = (*planner.recording(session.tapes.passes),)
+    session.tapes.passes = (*planner.record_passes(session.tapes.passes),)
     try:
         with session:
             issue_in_session(session, part, memory)
@@ -189,22 +191,22 @@ def _compare(
     except Exception as error:  # eager raised none
         differing = {"the step": f"{type(error).__name__}: {error}"}
     else:
-        differing = _differing(part, right, memory.results())
+        differing = _find_differences(part, right, memory.results())
     return Replayed(planner.planned, differing, len(right))
 
 
-def _differing(
+def _find_differences(
     part: SavedPart, right: Mapping[int, torch.Tensor], made: Mapping[int, torch.Tensor]
 ) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for slot, one in right.items():
+    differing: dict[str, str] = {}
+    for slot, expected in right.items():
         name, value = result_name(part, slot)
-        if where := difference(_typed(one, value), _typed(made[slot], value)):
-            found[name] = where
-    return found
+        if where := difference(_view_typed(expected, value), _view_typed(made[slot], value)):
+            differing[name] = where
+    return differing
 
 
-def _typed(memory: torch.Tensor, value: Value) -> torch.Tensor:
+def _view_typed(memory: torch.Tensor, value: Value) -> torch.Tensor:
     return memory.view(value.dtype).as_strided(value.size, value.stride, value.offset)
 
 

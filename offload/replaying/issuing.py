@@ -35,11 +35,11 @@ class StepMemory:
         self._part = part
         self._flat: dict[int, torch.Tensor] = {}
         """By slot: one dimension over the whole storage."""
-        data = part.data or _made_up(part)
+        data = part.data or _make_up_data(part)
         for slot in part.given:
             self._flat[slot] = data[slot].to(self.device, copy=True)
         set_generators(part.generators)
-        self.module, self.optimizer = _named_module(part, self.view)
+        self.module, self.optimizer = _make_module(part, self.view)
         self._last = _last_uses(part)
         self.where = ""
         """The user's line that issued the present operation."""
@@ -172,7 +172,7 @@ def result_name(part: SavedPart, slot: int) -> tuple[str, Value]:
 # ---- the module ---------------------------------------------------------------------------------
 
 
-def _named_module(
+def _make_module(
     part: SavedPart, view: Callable[[Value], torch.Tensor]
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """A module and an optimizer whose tensors have the names that were saved."""
@@ -201,7 +201,7 @@ def _named_module(
     return module, optimizer
 
 
-def _made_up(part: SavedPart) -> dict[int, torch.Tensor]:
+def _make_up_data(part: SavedPart) -> dict[int, torch.Tensor]:
     """Bytes for a file without data: small numbers, and zeros for integers, which may be labels."""
     kinds = {each.value.buffer: each.value.dtype for each in part.named}
     for op in part.ops:

@@ -66,8 +66,9 @@ def difference(right: torch.Tensor, now: torch.Tensor) -> str:
         return ""
     first = int(apart.flatten().nonzero()[0])
     count = int(apart.sum())
-    one, other = right.flatten()[first].item(), now.flatten()[first].item()
-    return f"{count} of {right.numel()} elements, first element {first}: {other!r}, not {one!r}"
+    expected, actual = right.flatten()[first].item(), now.flatten()[first].item()
+    where = f"{count} of {right.numel()} elements, first element {first}"
+    return f"{where}: {actual!r}, not {expected!r}"
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -37,7 +37,7 @@ def save_part(session: LiveSession, tape: Any, held: Collection[int]) -> SavedPa
         reader.nbytes,
         given,
         [slot for slot in sorted(held) if slot in reader.nbytes],
-        [*_named(tape, weights, given)],
+        [*_list_named(tape, weights, given)],
         {slot: bytes_of(slot) for slot in given},
         generator_states(device),
     )
@@ -58,7 +58,7 @@ def _is_given(core: Any, origins: list[int], slot: int) -> bool:
     return slot < len(origins) and origins[slot] >= core.GIVEN
 
 
-def _named(tape: Any, weights: LiveWeights, given: Collection[int]) -> Iterator[NamedTensor]:
+def _list_named(tape: Any, weights: LiveWeights, given: Collection[int]) -> Iterator[NamedTensor]:
     for tensor, name, role in weights.named():
         for slot in tape.slots_of([tensor]) & {*given}:
             offset = int(tensor.storage_offset())

@@ -163,10 +163,10 @@ def _decode(tree: Any) -> Any:
         case "complex":
             return complex(*content)
         case "torch":
-            found = getattr(torch, content[0])
-            if not isinstance(found, NAMED):
+            named = getattr(torch, content[0])
+            if not isinstance(named, NAMED):
                 raise ValueError(f"torch.{content[0]} is no type of numbers or memory")
-            return found
+            return named
     classes = (SavedStep, SavedPart, SavedOp, NamedTensor, NumberTensor, Value)
     made = next(each for each in classes if each.__name__ == kind)
     return made(**_decode(content[0]))

@@ -194,7 +194,7 @@ class Runner:
             raise
         finally:
             self.trace = Trace(bound.memgraph, record)
-        torch.autograd.graph.increment_version(bound.homes.counted())
+        torch.autograd.graph.increment_version(bound.homes.versioned_tensors())
         return bound.outputs()
 
     # ---- where the tensors are ------------------------------------------------------------------

@@ -69,7 +69,7 @@ class RepointWarnings:
         if self._is_first:  # before the first step, everybody may still have a look at weights
             self._is_first = False
             return
-        for name, what in homes.repointed():
+        for name, what in homes.find_repointed():
             if name not in self._warned:
                 self._warned.add(name)
                 warnings.warn(_POINTED.format(name, what), RuntimeWarning, stacklevel=2)

@@ -31,7 +31,7 @@ class TailedStep:
     def prepare(self, bound: Binding) -> bool:
         """Whether the step has a tail. If not, it is run as a whole."""
         self._bound, self._split = bound, bound.tailed(self._crew)
-        self._counted = bound.homes.counted()
+        self._counted = bound.homes.versioned_tensors()
         return self._split is not None
 
     def run_body(self, stage: Stage) -> None:

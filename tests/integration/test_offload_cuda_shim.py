@@ -78,7 +78,7 @@ def test_missing_headers_are_named_with_the_places_that_were_sought(tmp_path: Pa
     assert "crt/host_config.h" in why
     assert str(tmp_path / "b") in why
     assert "Install the CUDA toolkit 13.0" in why
-    assert cuda_shim.built(COMPILERS, tmp_path, why) == why
+    assert cuda_shim.build_shim(COMPILERS, tmp_path, why) == why
 
 
 def test_a_pytorch_without_cuda_has_no_shim_for_it(tmp_path: Path) -> None:

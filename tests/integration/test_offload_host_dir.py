@@ -15,7 +15,7 @@ from support.stage_jobs import Job as jobs
 
 from offload.errors import MemoryTooSmall, OffloadError
 from offload.memory.arenas import DeviceArena, HostArena
-from offload.memory.file_memory import checked_folder
+from offload.memory.file_memory import check_folder
 from offload.memory.host_memory import memory_left
 from offload.program.kernels import CPU
 from offload.running.runner import Runner
@@ -146,7 +146,7 @@ def test_a_folder_that_is_none_is_refused_at_once(
     assert blamed.value.key == "offload.host_dir"
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(ValueError, match="may not be written to"):
-        checked_folder(tmp_path)
+        check_folder(tmp_path)
 
 
 def test_a_gpu_and_another_folder_in_a_fleet_are_refused_by_name(tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ def compiler(folder: Path, script: str) -> str:
 def test_a_compiler_that_fails_is_told_with_its_own_words(tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     fake = compiler(tmp_path, "echo 'x.cpp:1: error: no such header' >&2; exit 3")
-    why = shim.built([fake], tmp_path / "cache")
+    why = shim.build_shim([fake], tmp_path / "cache")
     assert isinstance(why, str)
     assert "exit code 3: x.cpp:1: error: no such header" in why
     assert fake in why
@@ -224,10 +224,10 @@ def test_without_a_shim_outputs_are_copied_and_the_reason_is_shown(
 
 @PLACED
 def test_what_was_built_is_found_by_the_next_process(tmp_path: Path) -> None:
-    first = shim.built(shim.COMPILERS, tmp_path)
+    first = shim.build_shim(shim.COMPILERS, tmp_path)
     assert isinstance(first, Shim)
     built = first.path.stat()
-    again = shim.built(shim.COMPILERS, tmp_path)
+    again = shim.build_shim(shim.COMPILERS, tmp_path)
     assert isinstance(again, Shim)
     assert again.path.stat() == built
     assert [p.name for p in tmp_path.iterdir()] == [first.path.name]

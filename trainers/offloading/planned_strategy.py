@@ -29,7 +29,7 @@ from torch.optim import Optimizer
 from offload import OffloadError, Plan, PlanCache
 from offload.live.core import why_no_core
 from offload.live.session import OnPart
-from offload.memory.file_memory import checked_folder
+from offload.memory.file_memory import check_folder
 from offload.running.drivers.device_loss import device_lost
 from offload.running.runner_memory import Migration
 from offload.sizes import format_size
@@ -75,7 +75,7 @@ class PlannedStrategy(Strategy):
         `more` is given to Lightning's strategy."""
         super().__init__(**more)
         cache = None if plan_cache is None else PlanCache(plan_cache)
-        folder = None if host_dir is None else checked_folder(host_dir)
+        folder = None if host_dir is None else check_folder(host_dir)
         request = PlanRequest(
             budget, host_budget, recompute, optimizer, engine, verify, cache=cache, host_dir=folder
         )

@@ -10,7 +10,7 @@ from lightning.pytorch.plugins.precision import Precision
 
 import offload
 from offload import BudgetTooSmall, CaptureError, OffloadError, Plan, PlanCache, TaskGraph
-from offload.plans.plan import fullest, reserve_of
+from offload.plans.plan import largest_peak, reserve_of
 from offload.sizes import format_size, is_share, parse_share, parse_size
 from trainers.steps.target import ENGINES, ON_CPU, Target
 
@@ -69,7 +69,7 @@ class PlanRequest:
     def plan(self, graph: TaskGraph) -> Plan:
         budget, whole_bytes = self.budget, 0
         if isinstance(budget, str) and is_share(budget):
-            share, whole_bytes = parse_share(budget), fullest(graph)
+            share, whole_bytes = parse_share(budget), largest_peak(graph)
             # The share is one of the bytes that can leave the device; its libraries keep theirs.
             budget = math.ceil(whole_bytes * share) + reserve_of(graph)
             if share >= 1:  # nothing needs to move, but the packed layout may be a bit larger
