@@ -35,7 +35,7 @@ class SwapTotals:
     seconds: float = 0.0
     """Seconds of both."""
 
-    def plus(self, out_bytes: int, in_bytes: int, seconds: float) -> "SwapTotals":
+    def add(self, out_bytes: int, in_bytes: int, seconds: float) -> "SwapTotals":
         return SwapTotals(
             self.out_bytes + out_bytes, self.in_bytes + in_bytes, self.seconds + seconds
         )
@@ -68,21 +68,16 @@ class PausedLoan:
 class ArenaLender:
     """Lends the arena, and replaces it by one of another size."""
 
-    def __init__(
-        self,
-        device: torch.device,
-        host_dir: Path | None = None,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
+    def __init__(self, device: torch.device, host_dir: Path | None = None) -> None:
         """`host_dir`: a folder for files that are the memory of the host; by default it is RAM."""
-        self.device, self.host_dir, self.clock = device, host_dir, clock
+        self.device, self.host_dir = device, host_dir
         self.swaps = SwapTotals()
         self.arena: DeviceArena | None = None
         self.is_closed = False
         self._borrows = False
-        """Whether it is another stage's, which takes no other."""
+        """Whether the arena is another stage's. Then it cannot be replaced."""
         self._aside: OutCopies | None = None
-        """Of a step that stands aside while others use the stage."""
+        """The bytes of a step that stands aside while others use the stage."""
         self._last: weakref.ref[Tenant] | None = None
         """The tenant that has the arena. A weak reference, so that the stage keeps no tenant
         alive."""
@@ -102,7 +97,7 @@ class ArenaLender:
             self._aside.wait()
         if not self.is_lent_to(tenant):
             self._make_last_leave()
-            self._tenants[tenant] = _most(sizes, self._tenants.get(tenant, {}))
+            self._tenants[tenant] = _largest(sizes, self._tenants.get(tenant, {}))
             self._last = weakref.ref(tenant)
         return self.arena
 
@@ -110,8 +105,8 @@ class ArenaLender:
         """Replace the arena by one that is large enough for this and for all tenants. The old one
         is freed first. Then `check` gets the bytes that will be taken, and raises if there is no
         room."""
-        self._check_whole(sizes)
-        larger = _most(sizes, *self._tenants.values())
+        self._check_replaceable(sizes)
+        larger = _largest(sizes, *self._tenants.values())
         self._free()
         check(larger)
         self.arena = DeviceArena(larger, self.device, self.host_dir)
@@ -134,11 +129,12 @@ class ArenaLender:
 
     def sizes_for(self, tenant: Tenant, sizes: Mapping[int, int]) -> dict[int, int]:
         """The arena that this tenant needs together with the others that are here."""
-        return _most(sizes, *(most for other, most in self._tenants.items() if other is not tenant))
+        others = (most for other, most in self._tenants.items() if other is not tenant)
+        return _largest(sizes, *others)
 
-    def keeps(self, sizes: Mapping[int, int]) -> bool:
-        """Whether the arena is large enough, and too small to be worth another one; while a step
-        stands aside in its middle, it cannot be another one."""
+    def is_worth_keeping(self, sizes: Mapping[int, int]) -> bool:
+        """Whether the arena is large enough, and a smaller one is not worth taking. One that is
+        borrowed, or has the bytes of a step that stands aside, cannot be replaced."""
         if self.arena is None or not self.arena.holds(sizes):
             return False
         is_fixed = self._borrows or self._aside is not None
@@ -147,7 +143,7 @@ class ArenaLender:
     def take_beside(self, tenant: Tenant, sizes: Mapping[int, int]) -> None:
         """Take an arena of these sizes and lend it to the tenant, whose tensors are still in the
         old one."""
-        self._check_whole(sizes)
+        self._check_replaceable(sizes)
         arena = DeviceArena(sizes, self.device, self.host_dir)
         for other in list(self._tenants):
             if other is not tenant:
@@ -156,24 +152,24 @@ class ArenaLender:
         self.arena, self._last = arena, weakref.ref(tenant)
 
     def replace(self, tenant: Tenant, sizes: Mapping[int, int]) -> None:
-        """Free the arena, and take one of these sizes for this tenant. All leave it before."""
-        self._check_whole(sizes)
+        """Free the arena, which all tenants leave first, and take one of these sizes."""
+        self._check_replaceable(sizes)
         self._free()
         self._tenants[tenant] = sizes
         self.arena = DeviceArena(sizes, self.device, self.host_dir)
 
     def park(self, tenant: Tenant) -> None:
-        """Have the tenant leave the device's arena now, and not when another one comes."""
+        """Make the tenant leave the device's arena now, and not when another one comes."""
         self._time_move(tenant.make_way)
 
     def _time_move(self, leave: Callable[[], int]) -> None:
-        begin = self.clock()
+        begin = time.perf_counter()
         moved = leave()
-        self.swaps = self.swaps.plus(moved, 0, self.clock() - begin)
+        self.swaps = self.swaps.add(moved, 0, time.perf_counter() - begin)
 
     def count_return(self, nbytes: int, seconds: float) -> None:
         """Note what it took to bring residents of a tenant home."""
-        self.swaps = self.swaps.plus(0, nbytes, seconds)
+        self.swaps = self.swaps.add(0, nbytes, seconds)
 
     def is_lent_to(self, tenant: Tenant) -> bool:
         return self._last is not None and self._last() is tenant
@@ -188,10 +184,10 @@ class ArenaLender:
             return  # the step that stands aside needs this arena
         if not self._tenants:
             self.arena = None
-        elif self.arena is not None and not self.keeps(_most(*self._tenants.values())):
+        elif self.arena and not self.is_worth_keeping(_largest(*self._tenants.values())):
             self._free()
 
-    def _check_whole(self, sizes: Mapping[int, int]) -> None:
+    def _check_replaceable(self, sizes: Mapping[int, int]) -> None:
         """Raise if the arena cannot be replaced, because a step stands aside in its middle."""
         if self._aside is not None:
             raise MemoryTooSmall(
@@ -246,7 +242,7 @@ class ArenaLender:
         self._tenants.clear()
 
 
-def _most(*all_sizes: Mapping[int, int]) -> dict[int, int]:
+def _largest(*all_sizes: Mapping[int, int]) -> dict[int, int]:
     """Return the sizes of an arena in which each of these has room."""
     numbers = {number for sizes in all_sizes for number in sizes}
     return {number: max(sizes.get(number, 0) for sizes in all_sizes) for number in numbers}

@@ -58,9 +58,9 @@ class Binding:
         self.homes = Homes(self.memgraph, arenas, self.program.tensors)
         kind = CapturedPoison if captured else Poison
         self._poison = kind(self.memgraph, arenas) if poison else None
-        self._inputs = [self._input(value, arenas) for value in self.program.inputs]
+        self._inputs = [self._bind_input(value, arenas) for value in self.program.inputs]
         outputs = pytree.tree_leaves(self.program.outputs)
-        self._outputs = [self._output(value, arenas) for value in outputs]
+        self._outputs = [self._bind_output(value, arenas) for value in outputs]
         runs = [
             _bind(self.memgraph, node, arenas, plan.placement, placed, driver)
             for node in self.memgraph.nodes
@@ -74,24 +74,24 @@ class Binding:
             self.memgraph,
             runs,
             report,
-            _uncaptured(self.memgraph, arenas),
+            _why_uncaptured(self.memgraph, arenas),
             node_seconds(self.memgraph, plan.costs) if driver is not None else (),
         )
         self._tail: Sequence[int] | None = None
         self._split: SplitWork | None = None
 
-    def _input(self, value: Value, arenas: Arenas) -> torch.Tensor | None:
+    def _bind_input(self, value: Value, arenas: Arenas) -> torch.Tensor | None:
         """The memory that an input is copied to; None if no task reads it."""
         place = self.memgraph.starts.get(value.buffer)
         return None if place is None else arenas.view(place, value)
 
-    def _output(self, value: Any, arenas: Arenas) -> Any:
+    def _bind_output(self, value: Any, arenas: Arenas) -> Any:
         if not isinstance(value, Value):
             return value
         place = self.memgraph.ends.get(value.buffer) or self.memgraph.starts[value.buffer]
         return arenas.view(place, value)
 
-    def tailed(self, crew: TailCrew) -> SplitWork | None:
+    def split_tail(self, crew: TailCrew) -> SplitWork | None:
         """The work with its tail for this crew; None if it has none. It is cut once."""
         if self._tail is None:
             self._tail = host_tail(self.memgraph)
@@ -102,9 +102,8 @@ class Binding:
         if self._poison:
             self._poison.begin()
         # No copy of the step before reads the host's arena any more: engines see to that. A batch
-        # that lies on the device comes to the host first, so this waits for the step before: a
-        # copy that does not would gain the host what it needs between two steps, and could be
-        # read by a task of the host's too early.
+        # that lies on the device is copied to the host, and that copy waits for the step before.
+        # If it did not, a task of the host could read it too early, and little time were saved.
         for target, given in zip(self._inputs, batch, strict=True):
             if target is not None:
                 stand_aside()
@@ -119,7 +118,7 @@ class Binding:
         return tuple(made)
 
 
-def _uncaptured(memgraph: MemGraph, arenas: Arenas) -> str:
+def _why_uncaptured(memgraph: MemGraph, arenas: Arenas) -> str:
     """Why no graph can be captured; empty where one can. CUDA copies memory that is not page-locked
     by way of a buffer of its own, which the host fills. Only the device's default generator takes
     part in a replay."""
@@ -169,16 +168,16 @@ def program_of(graph: TaskGraph) -> Program:
     )
 
 
-def notes(memgraph: MemGraph, record: Record) -> list[str]:
-    """What to say of a step that failed: where it ended, and what became of the parameters."""
+def notes_on_failure(memgraph: MemGraph, record: Record) -> list[str]:
+    """Describe a step that failed: where it ended, and what became of the parameters."""
     lines: list[str] = []
     if record.failed is not None:
         node = memgraph.nodes[record.failed]
         lines.append(f"in {memgraph.describe(record.failed)}, on lane {node.lane}")
     if record.under_way:
         names = ", ".join(_with_line(memgraph, node) for node in record.under_way)
-        lines.append(f"the device told of it late; it had in its queues then: {names}")
-    updates = {n for n, node in enumerate(memgraph.nodes) if _updates(node, memgraph.graph)}
+        lines.append(f"the device reported it late, when its queues held {names}")
+    updates = {n for n, node in enumerate(memgraph.nodes) if _is_update(node, memgraph.graph)}
     done = len(updates.intersection(record.finished))
     if updates:
         lines.append(
@@ -200,7 +199,7 @@ def _add_remark(remarks: Remarks, text: str) -> None:
         warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
-def _updates(node: Node, graph: TaskGraph) -> bool:
+def _is_update(node: Node, graph: TaskGraph) -> bool:
     """Whether the node changes what outlives the step. One that scales gradients does not, nor one
     that makes an optimizer's states, which the step before did not have."""
     if node.kind != TASK or graph.tasks[node.task].phase != "update":

@@ -19,7 +19,7 @@ from offload.running.poison import NAN
 
 
 class CapturedPoison:
-    """Fills for one MemGraph in its arenas."""
+    """Fills the dead bytes of one MemGraph's arenas."""
 
     def __init__(self, memgraph: MemGraph, arenas: Arenas) -> None:
         nodes, blocks = memgraph.nodes, memgraph.blocks

@@ -44,11 +44,11 @@ def driver_for(engine: str, device: torch.device, given: Cuda | None) -> Cuda | 
             raise ValueError(f"engine {engine!r} needs a driver that captures: {given} does not")
         return GraphCuda(device) if given is None else given
     if given is not None:
-        raise ValueError(f"engine {engine!r} has no use for a driver: {CUDA}, {CUDAGRAPH} have")
+        raise ValueError(f"engine {engine!r} takes no driver; {CUDA} and {CUDAGRAPH} do")
     return None
 
 
-def made_engine(
+def make_engine(
     name: str, driver: Cuda | None, order: str, seed: int, host_workers: int, gate: Gate
 ) -> Engine:
     if driver is not None:

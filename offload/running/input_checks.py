@@ -13,7 +13,8 @@ Shape = tuple[tuple[int, ...], ...]
 
 
 def check_stage(stage: Stage | None, program: Program, **given: Any) -> None:
-    """A stage that is shared fits the step, and nothing that it decides is asked for."""
+    """Raise `ValueError` unless a shared stage fits the step, and `given` has nothing that the
+    stage decides."""
     if stage is None:
         return
     for name, value in given.items():

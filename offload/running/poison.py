@@ -28,7 +28,7 @@ NAN = 0xFF
 
 
 class Poison:
-    """Fills for one MemGraph in its arenas."""
+    """Fills the dead bytes of one MemGraph's arenas."""
 
     def __init__(self, memgraph: MemGraph, arenas: Arenas) -> None:
         blocks = memgraph.blocks
@@ -46,7 +46,7 @@ class Poison:
         kept += memgraph.starts.values()
         on_device = [Place(n, 0, size) for n, size in arenas.sizes.items() if n != HOST and size]
         self._all = [_fill(arenas, place) for place in on_device]
-        self._first = [_fill(arenas, place) for place in _gaps(kept, arenas)]
+        self._first = [_fill(arenas, place) for place in _find_gaps(kept, arenas)]
 
     def wrap(self, node: int, run: Run) -> Run:
         touched = self._touched[node]
@@ -90,7 +90,7 @@ def _fill(arenas: Arenas, place: Place) -> Callable[[], object]:
     return partial(ctypes.memset, arenas.address(place), NAN, place.nbytes)
 
 
-def _gaps(kept: list[Place], arenas: Arenas) -> list[Place]:
+def _find_gaps(kept: list[Place], arenas: Arenas) -> list[Place]:
     gaps: list[Place] = []
     for arena, size in arenas.sizes.items():
         at = 0

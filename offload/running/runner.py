@@ -10,8 +10,8 @@ ones update nothing. Nothing is allocated between the first node and the last, b
 do.
 
 A step that fails (an exception of a node, Ctrl-C) leaves its tensors half way between two steps.
-The exception says so in a note (binding.py: `notes`). The engine ends what it began (crew.py:
-`wait_idle`, streams.py: `check`), and the runner can be used again.
+The exception says so in a note (binding.py: `notes_on_failure`). The engine ends what it began
+(crew.py: `wait_idle`, streams.py: `check`), and the runner can be used again.
 """
 
 import warnings
@@ -28,7 +28,7 @@ from offload.gate import Gate
 from offload.graph.taskgraph import TaskGraph
 from offload.memory.placement import PlacementCounts
 from offload.memory.runnable import RunnablePlan
-from offload.running.binding import Watch, notes, program_of
+from offload.running.binding import Watch, notes_on_failure, program_of
 from offload.running.drivers.cuda import Cuda
 from offload.running.drivers.device_loss import naming_loss
 from offload.running.engines.tail_crew import HostTails, TailCrew
@@ -66,15 +66,14 @@ class Runner:
         gate: Gate | None = None,
         host_dir: Path | None = None,
     ) -> None:
-        """`engine`: `threads` for a step on the CPU and `cuda` for one on a device, if not given.
+        """`engine`: by default `threads` for a step on the CPU and `cuda` for one on a device.
         `poison` fills dead bytes with NaN, and `order="random"` takes any legal order: both are for
         tests. `watch` puts something around the run of every node. `host_workers`: threads for
-        tasks on the host, as many as the plan reckoned with if not given. `key`: what `run` calls
-        the plan's step, as if it were added. `driver`: what engines `cuda` and `cudagraph` drive;
-        of the program's device, if not given. `stage`: one that other runners use too; it has the
-        engine already. `gate`: lets guests use the device between two nodes (gate.py); the stage's
-        own, if not given. `host_dir`: a folder for a file that is the host's memory
-        (file_memory.py), on the CPU."""
+        tasks on the host; by default as many as the plan reckoned with. `key`: the name of the
+        plan's step for `run`. `driver`: for the engines `cuda` and `cudagraph`; by default that of
+        the program's device. `stage`: one that other runners use too; it has the engine already.
+        `gate`: lets guests use the device between two nodes (gate.py); by default the stage's own.
+        `host_dir`: a folder for a file that is the host's memory (file_memory.py), on the CPU."""
         program = program_of(plan.graph)
         self._owns_stage = stage is None
         of_stage: dict[str, Any] = {"engine": engine, "driver": driver, "host_dir": host_dir}
@@ -87,7 +86,7 @@ class Runner:
         self.trace = Trace()
         """The trace of the last step."""
         self.placed = PlacementCounts()
-        """What became of the outputs of kernels: born at their address, or copied there."""
+        """What became of the outputs of kernels: written at their address, or copied there."""
         self._plans = StepPlans(plan, key)
         self._memory = RunnerMemory(
             self.stage, plan, self.placed, poison=poison, watch=watch, alone=self._owns_stage
@@ -102,7 +101,7 @@ class Runner:
 
     def __call__(self, *batch: torch.Tensor) -> tuple[Any, ...]:
         """One step. The outputs are new tensors, in the order of the captured step."""
-        return self._one_step(partial(self._plans.for_batch, batch), batch)
+        return self._one_step(partial(self._plans.key_for_batch, batch), batch)
 
     # ---- plans ----------------------------------------------------------------------------------
 
@@ -116,7 +115,7 @@ class Runner:
 
     def run(self, key: Hashable, *batch: torch.Tensor) -> tuple[Any, ...]:
         """One step of a plan that was added."""
-        return self._one_step(partial(self._plans.added, key, batch), batch)
+        return self._one_step(partial(self._plans.check_added, key, batch), batch)
 
     def forget(self, key: Hashable) -> None:
         """Drop a step that was added. It must be added again to be run."""
@@ -189,7 +188,7 @@ class Runner:
         try:
             self.stage.run(bound.work, record)
         except BaseException as error:
-            for note in notes(bound.memgraph, record):
+            for note in notes_on_failure(bound.memgraph, record):
                 error.add_note(note)
             raise
         finally:
@@ -200,7 +199,7 @@ class Runner:
     # ---- where the tensors are ------------------------------------------------------------------
 
     def park(self) -> None:
-        """Have the residents leave the device's arena now. They wait on the host; the next step
+        """Make the residents leave the device's arena now. They wait on the host; the next step
         brings them back. What is at home in the host's arena stays there. Another runner's step on
         the same stage does this by itself."""
         with self._hold_stages():

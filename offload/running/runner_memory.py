@@ -13,6 +13,7 @@
 Nothing has moved where `move` raises `MemoryTooSmall`.
 """
 
+import time
 import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ class RepointWarnings:
 
     def check(self, homes: Homes) -> None:
         """Warn of tensors that are not where plain PyTorch would have them after `p.data = ...`."""
-        if self._is_first:  # before the first step, everybody may still have a look at weights
+        if self._is_first:  # before the first step, weights may still be loaded or replaced
             self._is_first = False
             return
         for name, what in homes.find_repointed():
@@ -111,7 +112,7 @@ class RunnerMemory:
     # ---- a step ---------------------------------------------------------------------------------
 
     def enter(self, key: Hashable, plan: RunnablePlan) -> Binding:
-        """What runs this step; no tensor is at home anywhere else afterwards."""
+        """Bring every tensor to its home in the step's plan, and return what runs the step."""
         arenas = self._take_arenas(key, plan)
         step = self._steps[key]
         binding = step.binding
@@ -125,14 +126,14 @@ class RunnerMemory:
         waiting = self.waiting.waiting_bytes if self.waiting else 0
         if not waiting:
             self._repoint_warnings.check(binding.homes)
-        begin = self.stage.lender.clock()
+        begin = time.perf_counter()
         binding.homes.settle(self.waiting)
         if waiting:
-            self.stage.lender.count_return(waiting, self.stage.lender.clock() - begin)
+            self.stage.lender.count_return(waiting, time.perf_counter() - begin)
         return binding
 
     def _keep_together(self, homes: Homes) -> None:
-        """Have these homes and the present ones know the same tensors over each storage."""
+        """Make these homes and the present ones know the same tensors over each storage."""
         homes.add_shared_tensors(self._together)
         self._together = homes.shared_tensors()
         if self.current:
@@ -186,17 +187,17 @@ class RunnerMemory:
     ) -> Migration:
         """Go over to this plan, and to this stage. The locks of both stages are held. `beside`:
         whether the old arena and a new one may be there at once."""
-        begin = stage.lender.clock()
+        begin = time.perf_counter()
         on_host, on_device = plan.memgraph.arenas.get(HOST, 0), _on_device(plan)
         keeps = self.host is not None and self.host.serves(on_host, stage.device)
         room = 0 if alone else resident_bytes(plan.memgraph)
         room = room if room > self.parked_bytes else 0
         sizes = stage.lender.sizes_for(self, on_device)
         taken = {} if keeps else {HOST: on_host}
-        way = self._way(plan, stage, sizes, taken, room, beside=beside)
+        way = self._choose_way(plan, stage, sizes, taken, room, beside=beside)
         host = self.host if keeps else HostArena(on_host, stage.device, stage.lender.host_dir)
         assert host is not None
-        if way == BESIDE and not stage.lender.keeps(sizes):
+        if way == BESIDE and not stage.lender.is_worth_keeping(sizes):
             stage.lender.take_beside(self, sizes)
         elif way == BY_HOST:
             stage.lender.replace(self, sizes)
@@ -234,9 +235,9 @@ class RunnerMemory:
         self.plan, self.stage, self.alone = plan, stage, alone
         self.current, self.arenas, self.host, self.waiting = binding.homes, arenas, host, waiting
         self._steps = {key: _KnownStep(resident_bytes(plan.memgraph), binding)}
-        return Migration(nbytes, stage.lender.clock() - begin, way)
+        return Migration(nbytes, time.perf_counter() - begin, way)
 
-    def _way(
+    def _choose_way(
         self,
         plan: RunnablePlan,
         stage: Stage,
@@ -249,7 +250,7 @@ class RunnerMemory:
         """How the tensors get to the new arenas. Raises `MemoryTooSmall` if there is no room.
         `taken`: an arena of the host, if a new one is needed."""
         check = partial(check_move, plan, host_dir=stage.lender.host_dir)
-        if stage.lender.keeps(sizes):
+        if stage.lender.is_worth_keeping(sizes):
             check(taken, waiting)
             return IN_PLACE if stage is self.stage else BESIDE
         try:
@@ -272,7 +273,7 @@ class RunnerMemory:
         return self.waiting.nbytes if self.waiting else 0
 
     def make_way(self) -> int:
-        """A `Tenant`'s: another one needs the device's arena."""
+        """Leave the device's arena, because another tenant needs it (`Tenant`)."""
         needed = self.current.resident_bytes if self.current else 0
         if not (self.current and needed):
             return 0
@@ -282,7 +283,7 @@ class RunnerMemory:
         return self.current.park(self.waiting)
 
     def evict(self) -> int:
-        """A `Tenant`'s: the device's arena is about to be freed."""
+        """Leave the device's arena, because it is about to be freed (`Tenant`)."""
         moved = self.make_way()
         if self.current:
             self.current.forget_device()
@@ -293,7 +294,7 @@ class RunnerMemory:
     # ---- the end --------------------------------------------------------------------------------
 
     def leave(self) -> None:
-        """Every tensor gets memory of its own, where it was before; the arenas are given up."""
+        """Give every tensor memory of its own, where it was before, and give up the arenas."""
         if self.current and self.arenas:
             lent = self.stage.lender.is_lent_to(self)
             self.arenas.forget(keep=self.current.places.values(), lent=lent)
@@ -308,7 +309,7 @@ class RunnerMemory:
         self._drop_bindings()
 
     def abandon(self) -> None:
-        """The device is lost: no tensor is moved out of the arenas."""
+        """Leave every tensor in the arenas, because the device is lost."""
         self.current = None
         self._drop_bindings()
 

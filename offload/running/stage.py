@@ -10,8 +10,7 @@ Jobs share nothing else.
 
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,7 +26,7 @@ from offload.memory.workspaces import warm
 from offload.program.kernels import CPU
 from offload.running.arena_lender import ArenaLender, PausedLoan, SwapTotals
 from offload.running.drivers.cuda import Cuda
-from offload.running.engine_choice import check_order, driver_for, engine_for, made_engine
+from offload.running.engine_choice import check_order, driver_for, engine_for, make_engine
 from offload.running.engines.work import Engine, Record, StepWork
 from offload.sizes import format_size
 
@@ -58,7 +57,6 @@ class Stage:
         driver: Cuda | None = None,
         gate: Gate | None = None,
         host_dir: Path | None = None,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`engine`: by default `threads` on the CPU and `cuda` on a device. `order="random"` takes
         any legal order, for tests. `driver`: for the engines `cuda` and `cudagraph`; by default the
@@ -71,8 +69,8 @@ class Stage:
         known = device if self.driver is None else self.driver.device
         self.device = known if known.type == device.type else device
         """With its number, which a driver knows."""
-        self.lender = ArenaLender(self.device, host_dir, clock)
-        self._new_engine = partial(made_engine, name, self.driver, order, seed, host_workers)
+        self.lender = ArenaLender(self.device, host_dir)
+        self._new_engine = partial(make_engine, name, self.driver, order, seed, host_workers)
         self._turn = self._new_turn(gate or Gate())
         self._guest_turn: _StageTurn | None = None
         """The turn of others, while a step stands aside in the middle of its run."""
@@ -117,9 +115,9 @@ class Stage:
     @contextmanager
     def let_others_step(self) -> Iterator[OutCopies]:
         """Let other tenants make steps in this block, while the step under way stands aside between
-        two of its nodes. What it has in the arena waits on the host: they get the arena as soon as
-        the caller has `made` the copies that it is given here. Call it in another thread, whose
-        gate was `granted(inside=True)`, while `step_thread` is not None."""
+        two of its nodes. What it has in the arena waits on the host: they get the arena when the
+        caller has made the copies that this yields (`OutCopies.make`). Call it in another thread,
+        whose gate was `granted(inside=True)`, while `step_thread` is not None."""
         if self.step_thread is None:
             raise StepError("no step runs here that could stand aside")
         loan = self.lender.pause_loan()
@@ -133,8 +131,8 @@ class Stage:
 
     @contextmanager
     def _hand_over(self, loan: PausedLoan) -> Iterator[None]:
-        """Give the stage to others for this block. The step under way has its turn, and with it its
-        place in the lock, again when the others have left."""
+        """Give the stage to others for this block. When they have left, the step under way gets
+        back its turn, and with it its place in the lock."""
         self._guest_turn = self._guest_turn or self._new_turn(Gate())
         of_step, self._turn = self._turn, self._guest_turn
         self.lender.begin_pause(loan)
@@ -149,8 +147,8 @@ class Stage:
 
     @contextmanager
     def lend_to_guest(self, sizes: Mapping[int, int]) -> Iterator[DeviceArena]:
-        """Lend the first bytes of the arena to a guest, whose gate was `granted(inside=True)`. They
-        are what they were when this block is left. Raises if the arena is too small."""
+        """Lend the first bytes of the arena to a guest, whose gate was `granted(inside=True)`.
+        After this block they are what they were before. Raises if the arena is too small."""
         arena = self.lender.arena
         if arena is None or not arena.holds(sizes):
             needed, had = sum(sizes.values()), sum(arena.sizes.values()) if arena else 0
@@ -169,7 +167,7 @@ class Stage:
 
     @contextmanager
     def borrow(self, arena: DeviceArena) -> Iterator[None]:
-        """Have this arena in this block. Its tenant has left it afterwards."""
+        """Use another stage's arena in this block. Afterwards no tenant of this stage is in it."""
         with self.lock:
             self.lender.begin_borrowing(arena)
         try:

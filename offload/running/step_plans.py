@@ -22,9 +22,9 @@ class StepPlans:
     def __init__(self, plan: RunnablePlan, key: Hashable = None) -> None:
         self._graphs: dict[Hashable, TaskGraph] = {}
         """The graphs of other steps, to plan them again after a move."""
-        self._set(plan, key)
+        self._start_with(plan, key)
 
-    def _set(self, plan: RunnablePlan, key: Hashable) -> None:
+    def _start_with(self, plan: RunnablePlan, key: Hashable) -> None:
         self.plan = plan
         """The first plan."""
         self.program: Program = program_of(plan.graph)
@@ -38,12 +38,12 @@ class StepPlans:
         that were captured for another device."""
         if program_of(plan.graph).device != self.program.device:
             self._graphs.clear()
-        self._set(plan, key)
+        self._start_with(plan, key)
 
     def __getitem__(self, key: Hashable) -> RunnablePlan:
         return self._plans[key]
 
-    def for_batch(self, batch: Sequence[torch.Tensor]) -> Hashable:
+    def key_for_batch(self, batch: Sequence[torch.Tensor]) -> Hashable:
         """The key of the plan for a batch of this shape, which is made at the first call."""
         shape = shape_of(batch, self.program)
         if not self._is_planned(shape):
@@ -63,8 +63,8 @@ class StepPlans:
         self._plans[key], self._graphs[key] = plan, graph
         return plan
 
-    def added(self, key: Hashable, batch: Sequence[torch.Tensor]) -> Hashable:
-        """The key itself. Raises `StepError` unless the step was added, for batches like this."""
+    def check_added(self, key: Hashable, batch: Sequence[torch.Tensor]) -> Hashable:
+        """Return the key. Raises `StepError` unless the step was added, for batches like this."""
         if not self._is_planned(key):
             raise StepError(f"this runner has no step {key!r}: add(key, graph) comes first")
         program = program_of(self._plans[key].graph)

@@ -9,7 +9,7 @@ step runs after it.
 
 import torch
 
-from offload.running.binding import Binding, notes
+from offload.running.binding import Binding, notes_on_failure
 from offload.running.engines.tail_crew import HostTails, SplitWork, TailCrew
 from offload.running.engines.work import Record
 from offload.running.stage import Stage
@@ -30,7 +30,7 @@ class TailedStep:
 
     def prepare(self, bound: Binding) -> bool:
         """Whether the step has a tail. If not, it is run as a whole."""
-        self._bound, self._split = bound, bound.tailed(self._crew)
+        self._bound, self._split = bound, bound.split_tail(self._crew)
         self._counted = bound.homes.versioned_tensors()
         return self._split is not None
 
@@ -58,7 +58,7 @@ class TailedStep:
         """End the step, and add to the error what became of it."""
         self.end()
         if self._bound is not None and self._split is not None:
-            for note in notes(self._bound.memgraph, self._record):
+            for note in notes_on_failure(self._bound.memgraph, self._record):
                 error.add_note(note)
 
     def end(self) -> Trace | None:
@@ -69,6 +69,6 @@ class TailedStep:
         return Trace(self._bound.memgraph, self._record)
 
     def notify_end(self) -> None:
-        """Tell that the tail is over, if it was told that it began."""
+        """Report that the tail is over, if it was reported that it began."""
         if self._notified:
             self._tails.tail_over()

@@ -165,7 +165,7 @@ class Trace:
         args: dict[str, Any] = {
             "node": span.node,
             "bytes": node.nbytes or sum(a.place.nbytes for a in node.accesses),
-            "at": [_described(known, access) for access in node.accesses],
+            "at": [_describe_access(known, access) for access in node.accesses],
         }
         if task is not None:
             args |= {"where": task.where, "phase": task.phase}
@@ -181,7 +181,7 @@ class Trace:
         }
 
 
-def _described(memgraph: MemGraph, access: Any) -> str:
+def _describe_access(memgraph: MemGraph, access: Any) -> str:
     place = access.place
     name = "workspace" if access.buffer is None else memgraph.graph.buffers[access.buffer].name
     how = ("r" if access.reads else "") + ("w" if access.writes else "")

@@ -106,7 +106,7 @@ def test_without_a_device_engine_cuda_says_so_before_anything_is_allocated(
             Runner(planned(there), "cuda")
     with pytest.raises(OffloadError, match="'serial' runs on the CPU, but this step"):
         Runner(planned(there), "serial")
-    with pytest.raises(ValueError, match="'threads' has no use for a driver"):
+    with pytest.raises(ValueError, match="'threads' takes no driver"):
         Runner(planned(graph), "threads", driver=object())  # pyright: ignore[reportArgumentType]
 
 

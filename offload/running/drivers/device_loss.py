@@ -37,7 +37,7 @@ LOST: Mapping[int, str] = MappingProxyType(
     }
 )
 """What happened, by the number of the CUDA error."""
-SAID: Mapping[str, int] = MappingProxyType(
+MESSAGES: Mapping[str, int] = MappingProxyType(
     {
         "all CUDA-capable devices are busy": 46,
         "no CUDA-capable device": 100,
@@ -112,4 +112,4 @@ def _code(error: BaseException) -> int | None:
     message = str(error)
     if "CUDA" not in message:
         return None
-    return next((code for words, code in SAID.items() if words in message), None)
+    return next((code for words, code in MESSAGES.items() if words in message), None)

@@ -28,7 +28,7 @@ LOOK_SECONDS = 0.5
 """Seconds until the caller notices a Ctrl-C that hits just before it begins to wait."""
 
 
-def _bell() -> threading.Lock:
+def _make_bell() -> threading.Lock:
     lock = threading.Lock()
     lock.acquire()
     return lock
@@ -41,14 +41,14 @@ class Worker:
     lane: str = ""
     name: str = ""
     """The name of its row in the trace."""
-    bell: threading.Lock = field(default_factory=_bell)
+    bell: threading.Lock = field(default_factory=_make_bell)
     idle: bool = True
     """Whether it waits for its bell, or will before it looks for work."""
     busy: bool = False
     """Whether it runs a node. Only the worker itself sets it."""
     ran: LaneRecord = field(default_factory=LaneRecord)
     dismissed: bool = False
-    """Whether it was dismissed, perhaps before it was hired."""
+    """Whether its thread must end, because it was interrupted while it was hired."""
 
     def ring(self) -> None:
         """Wake the worker. Ringing twice does no harm."""
@@ -81,7 +81,7 @@ class CrewStep:
     def is_over(self) -> bool:
         return self.stopping or not self.left
 
-    def ready(self, node: int) -> None:
+    def make_ready(self, node: int) -> None:
         lane = self.work.lane_of[node]
         heappush(self.heaps[lane], self.rank[node])
         for worker in self.workers[lane]:
@@ -108,7 +108,7 @@ class Crew:
     closed: bool = False
     held: bool = False
     """Whether no thread may begin a node, because a guest has the step's memory."""
-    quiet: threading.Lock = field(default_factory=_bell)
+    quiet: threading.Lock = field(default_factory=_make_bell)
     """The bell of a guest that waits until no thread runs a node."""
     gate: Gate | None = None
     """The caller lets guests in between two nodes; None if it runs no nodes."""
@@ -203,7 +203,7 @@ class Crew:
                 for after in successors[node]:
                     pending[after] -= 1
                     if not pending[after]:
-                        step.ready(after)
+                        step.make_ready(after)
                 step.left -= 1
                 node = take(worker, step)
 
@@ -214,14 +214,14 @@ def _serve(crew: Crew, worker: Worker) -> None:
         while True:
             worker.bell.acquire()
             try:
-                if not _look(crew, worker):
+                if not _do_work(crew, worker):
                     return
             except BaseException as error:
                 crew.fail(worker, error)
 
 
-def _look(crew: Crew, worker: Worker) -> bool:
-    """Do all work there is, and keep no reference to it. False: the worker or crew is dismissed."""
+def _do_work(crew: Crew, worker: Worker) -> bool:
+    """Run what is ready, and keep no reference to it. False: the worker or crew is dismissed."""
     with crew.lock:
         if crew.closed or worker.dismissed:
             return False

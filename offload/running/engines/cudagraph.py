@@ -5,8 +5,8 @@
     step 2.. replay | host tasks | replay | ...                            one launch a piece
 
 A graph keeps torch's precision flags. They are compared before every replay: where one has changed,
-that step runs as engine `cuda`, and the next one is captured again. Where a step cannot be captured
-it is said once, with the task and the user's line, and engine `cuda` runs it from then on.
+that step runs as engine `cuda`, and the next one is captured again. If a step cannot be captured, a
+warning says so once, with the task and the user's line, and engine `cuda` runs it from then on.
 """
 
 import time
@@ -93,27 +93,28 @@ class CudaGraph:
         self._streams.check()
         known = self._known.get(work)
         if known is None or known.cut != self._gate.armed:
-            known = self._known[work] = read(work, self._gate.armed)
+            known = self._known[work] = cut_work(work, self._gate.armed)
             if known.impossible:
                 self._report(work, work.uncaptured)
-        if not known.impossible and not self.measure and self._ready(work, known):
+        if not known.impossible and not self.measure and self._prepare(work, known):
             self._replay(known, record)
         else:
             self._streams.run(work, record)
 
-    def _ready(self, work: StepWork, known: CaptureState) -> bool:
-        """Whether there are graphs with the flags of today; captures them if it is time."""
+    def _prepare(self, work: StepWork, known: CaptureState) -> bool:
+        """Whether there are graphs for the present flags. They are captured at the second step with
+        these flags."""
         now = flags()
         if known.flags != now:
             known.flags, known.graphs = now, None
             return False
         if known.graphs is None:
-            known.graphs = self._captured(work, known)
+            known.graphs = self._capture_pieces(work, known)
         return known.graphs is not None
 
     # ---- capture ----------------------------------------------------------------------------
 
-    def _captured(self, work: StepWork, known: CaptureState) -> Mapping[int, Run] | None:
+    def _capture_pieces(self, work: StepWork, known: CaptureState) -> Mapping[int, Run] | None:
         progress = _CaptureProgress()
         others = [(other, other.graphs) for other in self._known.values()]
         for other, _ in others:
@@ -156,7 +157,7 @@ class CudaGraph:
         driver, names = self._driver, {work.lane_of[node] for node in piece.nodes}
         streams = {name: driver.stream(name) for name in sorted({COMPUTE, *names})}
         origin = streams[COMPUTE]
-        awaited = _awaited(work, piece)
+        awaited = _find_awaited(work, piece)
         marked = {dep for deps in awaited.values() for dep in deps}
         progress.node, progress.events = None, {}
         driver.begin_capture(origin)
@@ -236,7 +237,7 @@ class CudaGraph:
         self._streams.close()
 
 
-def read(work: StepWork, cut: bool = False) -> CaptureState:
+def cut_work(work: StepWork, cut: bool = False) -> CaptureState:
     """Cut the work into pieces of the device and pieces of the host. `cut`: those of the device are
     short, so that guests do not wait long."""
     on_host = [n in work.varying or lane in HOST_LANES for n, lane in enumerate(work.lane_of)]
@@ -252,7 +253,7 @@ def read(work: StepWork, cut: bool = False) -> CaptureState:
     return CaptureState(pieces, hosted, copies, cut, impossible=bool(work.uncaptured))
 
 
-def _awaited(work: StepWork, piece: Piece) -> Mapping[int, Sequence[int]]:
+def _find_awaited(work: StepWork, piece: Piece) -> Mapping[int, Sequence[int]]:
     """For every node, the nodes of this piece on other streams that it waits for."""
     awaited: dict[int, list[int]] = {node: [] for node in piece.nodes}
     for node in piece.nodes:

@@ -159,7 +159,7 @@ class Streams:
         """Make the state of a step. Nothing of another one runs now."""
         prepared = self._prepared.get(work)
         if prepared is None:
-            prepared = self._prepared[work] = self._read(work)
+            prepared = self._prepared[work] = self._prepare(work)
         crew, chart = self._crew, prepared.chart
         self._done.clear()
         rank = list(range(len(work.runs)))
@@ -192,7 +192,7 @@ class Streams:
         self._driver.begin()
         return StreamStep(work, prepared, issue, records, step, prepared.host_nodes)
 
-    def _read(self, work: StepWork) -> PreparedWork:
+    def _prepare(self, work: StepWork) -> PreparedWork:
         chart = Chart.from_lanes(work.lane_of, work.successors, HOST_LANES)
         streams = [
             None if host else self._driver.stream(lane)
@@ -214,7 +214,7 @@ class Streams:
         stream = prepared.streams[lane]
         if stream is None:
             with self._crew.lock:
-                state.crew_step.ready(node)
+                state.crew_step.make_ready(node)
             return
         driver, ran, clock = self._driver, state.records[lane], self._crew.clock
         for dep in issued.waits:
@@ -222,14 +222,14 @@ class Streams:
         ran.nodes.append(node)
         ran.starts.append(clock())
         if self.measure:
-            self._timed(state, ran, stream, state.work.runs[node])
+            self._enqueue_timed(state, ran, stream, state.work.runs[node])
         else:
             driver.enqueue(stream, state.work.runs[node])
         ran.ends.append(clock())
         if issued.mark:
             self._events.of_node(node).record(stream)
 
-    def _timed(self, state: StreamStep, ran: LaneRecord, stream: Any, run: Run) -> None:
+    def _enqueue_timed(self, state: StreamStep, ran: LaneRecord, stream: Any, run: Run) -> None:
         first, last = self._events.timing_pair(len(state.timed))
         first.record(stream)
         self._driver.enqueue(stream, run)
@@ -281,8 +281,8 @@ class Streams:
                 self._crew.caller.bell.acquire(timeout=PAUSE_SECONDS)
 
     def _drain(self) -> BaseException | None:
-        """Wait for the streams, and return what the device reports. Then the step's fence is
-        lifted."""
+        """Wait for the streams, and return the error that the device reports. The step has ended
+        then."""
         reported: BaseException | None = None
         for call in (self._driver.end, self._driver.synchronize):
             try:

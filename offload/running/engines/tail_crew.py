@@ -22,8 +22,8 @@ from offload.running.engines.work import LaneRecord, Record, StepWork
 
 
 class HostTails(Protocol):
-    """What a runner tells of the tails of its steps. It is called on the thread of the step,
-    which does not hold the stage then."""
+    """Is called when the tail of a step begins and ends. The thread of the step calls it, and does
+    not hold the stage then."""
 
     def on_tail(self) -> None:
         """Only the step's tail is left: from now on another job may use the device. An error ends
@@ -71,7 +71,7 @@ class TailCrew:
     # ---- a step, on its thread --------------------------------------------------------------
 
     def begin(self, split: SplitWork) -> None:
-        """Be ready for the stubs. Call `end` whatever happens."""
+        """Prepare for the stubs. Call `end` whatever happens."""
         crew, work = self._crew, split.tail
         self._at_rest.clear()
         crew.wait_idle()
@@ -141,7 +141,7 @@ def _release_tail_node(crew: Crew, number: int) -> None:
             return
         step.pending[number] -= 1
         if not step.pending[number]:
-            step.ready(number)
+            step.make_ready(number)
 
 
 def _record_tail(split: SplitWork, crew: Crew, record: Record) -> None:

@@ -47,7 +47,7 @@ class Threads:
 
     def run(self, work: StepWork, record: Record) -> None:
         crew = self._crew
-        self._rest()  # a Ctrl-C may have ended the wait for the last step
+        crew.wait_idle()  # a Ctrl-C may have ended the wait for the last step
         if work.in_a_row and self._random is None and not crew.closed:
             self._in_a_row.run(work, record)
             return
@@ -66,7 +66,7 @@ class Threads:
             record.failed = ran.nodes[-1] if len(ran.nodes) > len(ran.ends) else None
             raise
         finally:
-            self._rest()
+            crew.wait_idle()
         if step is not None and step.error is not None:
             record.failed, error, step.error = step.failed, step.error, None
             try:
@@ -104,15 +104,12 @@ class Threads:
                 record.lanes.append(worker.ran)
             crew.step = step
             for node in work.first:
-                step.ready(node)
+                step.make_ready(node)
         return step
 
     def _workers(self, lane: str) -> Sequence[Worker]:
         crew = self._crew
         return (crew.caller,) if lane == crew.caller.lane else self._crew_threads.workers_of(lane)
-
-    def _rest(self) -> None:
-        self._crew.wait_idle()
 
     def pause(self) -> None:
         self._crew.pause()
