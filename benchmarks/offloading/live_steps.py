@@ -49,7 +49,7 @@ class MadePlans:
         self.now = self._run_by(plan, key=key)
         return self.now
 
-    def added(self, key: Hashable, plan: Plan) -> None:
+    def note_plan(self, key: Hashable, plan: Plan) -> None:
         self.known[key] = plan
         self.ran[key] = None
 

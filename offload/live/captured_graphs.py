@@ -44,7 +44,7 @@ class UsersTensors:
     names: Mapping[torch.Tensor, str]
 
 
-def users_tensors(
+def find_users_tensors(
     core: Any,
     tape: Any,
     inputs: Sequence[torch.Tensor],
@@ -57,11 +57,11 @@ def users_tensors(
     input_slots = tape.slots_of([*inputs])
     given = [s for s, o in enumerate(tape.origins) if o >= core.GIVEN and s not in input_slots]
     alone = all(tape.holders(slot) == named[slot] + 1 for slot in given)  # the tape is one
-    alive = [*names] if alone else tensors_alive()
+    alive = [*names] if alone else list_alive_tensors()
     return UsersTensors([each for each in alive if id(each) not in ours], names)
 
 
-def recorded_graph(
+def build_graph(
     core: Any,
     tape: Any,
     device: torch.device,
@@ -71,18 +71,18 @@ def recorded_graph(
 ) -> TaskGraph:
     """`result`: what the step returns."""
     reader = TapeReader(core, tape, (), device)
-    given = [_input(reader, tape, tensor) for tensor in inputs]
+    given = [_take_input(reader, tape, tensor) for tensor in inputs]
     results = result if isinstance(result, tuple) else (result,)
     outputs = pytree.tree_map_only(
-        torch.Tensor, lambda tensor: _value(core, reader, tape, tensor), results
+        torch.Tensor, lambda tensor: _take_result(core, reader, tape, tensor), results
     )
     returned = {value.buffer for value in _leaves(outputs)}
     literals = _add_literals(reader, tape, returned)
     others = ({*reader.touched} | returned) - literals - {value.buffer for value in given}
     origins = tape.origins
     theirs = {s for s in others if s < len(origins) and origins[s] >= core.GIVEN}
-    sources = _sources(tape, theirs, users.alive)
-    weights = {s: _weight(reader, s, group, users.names) for s, group in sources.items()}
+    sources = _find_sources(tape, theirs, users.alive)
+    weights = {s: _make_weight(reader, s, group, users.names) for s, group in sources.items()}
     graph, _ = graph_of(reader, [value.buffer for value in given], weights, returned, ())
     tensors = {weights[slot].name: _source(group) for slot, group in sources.items()}
     program = replace(graph.program, inputs=tuple(given), outputs=outputs, tensors=tensors)
@@ -94,7 +94,7 @@ def _leaves(outputs: Any) -> list[Value]:
     return [*values_in(leaves)]
 
 
-def _input(reader: TapeReader, tape: Any, given: torch.Tensor) -> Value:
+def _take_input(reader: TapeReader, tape: Any, given: torch.Tensor) -> Value:
     """All of it is given, whatever the step reads."""
     slots = tape.slots_of([given]) or {max({*reader.nbytes, len(tape.origins)}) + 1}
     [slot] = slots
@@ -103,7 +103,7 @@ def _input(reader: TapeReader, tape: Any, given: torch.Tensor) -> Value:
     return Value(slot, given.dtype, tuple(given.size()), given.stride())
 
 
-def _value(core: Any, reader: TapeReader, tape: Any, made: torch.Tensor) -> Any:
+def _take_result(core: Any, reader: TapeReader, tape: Any, made: torch.Tensor) -> Any:
     """What is returned; a tensor that the step has nothing to do with is returned as it is."""
     if made.layout is not torch.strided or made.is_conj() or made.is_neg():
         raise CaptureError(
@@ -144,7 +144,7 @@ def _add_literals(reader: TapeReader, tape: Any, returned: Collection[int]) -> s
     return {*made}
 
 
-def _sources(
+def _find_sources(
     tape: Any, slots: Collection[int], alive: Sequence[torch.Tensor]
 ) -> dict[int, list[torch.Tensor]]:
     """By slot: the user's tensors."""
@@ -160,7 +160,7 @@ def _sources(
     return sources
 
 
-def _weight(
+def _make_weight(
     reader: TapeReader, slot: int, group: Sequence[torch.Tensor], names: Mapping[torch.Tensor, str]
 ) -> Weight:
     named = [names[tensor] for tensor in group if tensor in names]
@@ -175,7 +175,7 @@ def _source(tensors: Sequence[torch.Tensor]) -> Source:
     return tuple(tensors) if len(tensors) > 1 else tensors[0]
 
 
-def tensors_alive() -> list[torch.Tensor]:
+def list_alive_tensors() -> list[torch.Tensor]:
     """All tensors that Python knows, except those of runners."""
     is_frozen = gc.get_freeze_count() > 0
     gc.unfreeze()  # or the collector would not name them
@@ -189,7 +189,7 @@ def tensors_alive() -> list[torch.Tensor]:
     return [each for each in relevant if id(each) not in ours]
 
 
-def reached_by(step: Callable[..., Any]) -> dict[str, Any]:
+def list_reached(step: Callable[..., Any]) -> dict[str, Any]:
     """What a function closes over, or whose method it is, by name."""
     step = inspect.unwrap(step)
     if not (inspect.isfunction(step) or inspect.ismethod(step)):

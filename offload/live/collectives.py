@@ -57,7 +57,7 @@ class Collective:
     op: Any
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with together(None):
+        with naming_lost_ranks(None):
             result = self.op(*args, **kwargs)
             if _name(self.op).startswith(FUNCTIONAL):
                 for tensor in tensors_of(result):
@@ -69,7 +69,7 @@ class Collective:
 
 
 @contextmanager
-def together(group: Any) -> Iterator[None]:
+def naming_lost_ranks(group: Any) -> Iterator[None]:
     """Say that another rank has ended or hangs, where torch raises a RuntimeError."""
     try:
         yield

@@ -67,11 +67,11 @@ class Entrances:
         self._patches = ExitStack()
 
     @contextmanager
-    def watched(self, core: Any) -> Iterator[None]:
+    def watch(self, core: Any) -> Iterator[None]:
         """Within it, whoever reads a tensor's bytes by another way waits for them."""
         with self._lock:
             if self._users == 0:
-                self._patches.enter_context(_patched(core))
+                self._patches.enter_context(_patch_all(core))
             self._users += 1
         try:
             yield
@@ -86,49 +86,49 @@ ENTRANCES = Entrances()
 
 
 @contextmanager
-def _patched(core: Any) -> Iterator[None]:
+def _patch_all(core: Any) -> Iterator[None]:
     storage_of = torch.Tensor.untyped_storage  # before it is replaced
     with ExitStack() as patches:
         for names, visit in ((READERS, core.touch), (EXPOSERS, partial(_expose, core))):
             for name in names:
-                method = _visiting(getattr(torch.Tensor, name), visit)
-                patches.enter_context(_replaced(torch.Tensor, name, method))
-        copied = _copied(core, torch.Tensor.__deepcopy__, storage_of)
-        patches.enter_context(_replaced(torch.Tensor, "__deepcopy__", copied))
+                method = _visit_first(getattr(torch.Tensor, name), visit)
+                patches.enter_context(_replace(torch.Tensor, name, method))
+        deepcopy = _wrap_deepcopy(core, torch.Tensor.__deepcopy__, storage_of)
+        patches.enter_context(_replace(torch.Tensor, "__deepcopy__", deepcopy))
         for name in ARRAYS:
-            method = _giving_an_array(getattr(torch.Tensor, name), core)
-            patches.enter_context(_replaced(torch.Tensor, name, method))
+            method = _wrap_array_method(getattr(torch.Tensor, name), core)
+            patches.enter_context(_replace(torch.Tensor, name, method))
         for owner, names in (*FLAGS, (FlagProperty, ("__set__",))):
             for name in names:
                 setter = _set_late(core, getattr(owner, name))
-                patches.enter_context(_replaced(owner, name, setter))
+                patches.enter_context(_replace(owner, name, setter))
         for functions, settle in ((AT_ONCE, core.settle), (GENERATORS, core.settle_draws)):
             for module, names in functions:
                 for name in names:
-                    function = _settled(core, getattr(module, name), settle)
-                    patches.enter_context(_replaced(module, name, function))
+                    function = _settle_first(core, getattr(module, name), settle)
+                    patches.enter_context(_replace(module, name, function))
         for owner, names in UNSEEN:
             for name in names:
-                function = _unseen(core, getattr(owner, name))
-                patches.enter_context(_replaced(owner, name, function))
+                function = _run_unseen(core, getattr(owner, name))
+                patches.enter_context(_replace(owner, name, function))
         for owner, names in OF_LISTS:
             for name in names:
-                maker = _given_lists(core, getattr(owner, name))
-                patches.enter_context(_replaced(owner, name, maker))
+                maker = _touch_lists_first(core, getattr(owner, name))
+                patches.enter_context(_replace(owner, name, maker))
         # FSDP frees the bytes of a weight, and makes them anew.
-        resize = _visiting(torch.UntypedStorage.resize_, core.expose_storage)
-        patches.enter_context(_replaced(torch.UntypedStorage, "resize_", resize))
+        resize = _visit_first(torch.UntypedStorage.resize_, core.expose_storage)
+        patches.enter_context(_replace(torch.UntypedStorage, "resize_", resize))
         if (compiled := compiled_graphs()) is not None:
-            call = _compiled(core, compiled.__call__)
-            patches.enter_context(_replaced(compiled, "__call__", call))
-        apply = _applied(core, getattr(torch.nn.Module, CONVERSION))
-        patches.enter_context(_replaced(torch.nn.Module, CONVERSION, apply))
-        patches.enter_context(_higher_order_look_past(core))
+            call = _wrap_compiled(core, compiled.__call__)
+            patches.enter_context(_replace(compiled, "__call__", call))
+        apply = _wrap_conversion(core, getattr(torch.nn.Module, CONVERSION))
+        patches.enter_context(_replace(torch.nn.Module, CONVERSION, apply))
+        patches.enter_context(_patch_higher_order(core))
         yield
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, replacement: Any) -> Iterator[None]:
+def _replace(owner: Any, name: str, replacement: Any) -> Iterator[None]:
     is_own = name in vars(owner)
     before = getattr(owner, name)
     setattr(owner, name, replacement)
@@ -141,18 +141,18 @@ def _replaced(owner: Any, name: str, replacement: Any) -> Iterator[None]:
             delattr(owner, name)
 
 
-def _visiting(method: Callable[..., Any], visit: Callable[[Any], None]) -> Callable[..., Any]:
-    def visiting(self: Any, *args: Any, **kwargs: Any) -> Any:
+def _visit_first(method: Callable[..., Any], visit: Callable[[Any], None]) -> Callable[..., Any]:
+    def visit_and_call(self: Any, *args: Any, **kwargs: Any) -> Any:
         visit(self)
         return method(self, *args, **kwargs)
 
-    return visiting
+    return visit_and_call
 
 
-def _copied(core: Any, method: Callable[..., Any], storage_of: Any) -> Callable[..., Any]:
+def _wrap_deepcopy(core: Any, method: Callable[..., Any], storage_of: Any) -> Callable[..., Any]:
     """The deep copy of a tensor. It is a clone if the tensor has a memory block for itself."""
 
-    def copied(self: Any, memo: Any) -> Any:
+    def deepcopy(self: Any, memo: Any) -> Any:
         if id(self) in memo:
             return memo[id(self)]
         if type(self) is not torch.Tensor or self.layout is not torch.strided:
@@ -167,11 +167,11 @@ def _copied(core: Any, method: Callable[..., Any], storage_of: Any) -> Callable[
             and not (self.requires_grad or self.is_inference() or self.__dict__)
             and not (self.is_conj() or self.is_neg())
         ):
-            made = memo[id(self)] = memo[copied, identity] = self.clone()
+            made = memo[id(self)] = memo[deepcopy, identity] = self.clone()
             known[identity] = storage_of(made)
             return made
         core.touch(self)
-        if (made := memo.get((copied, identity))) is not None:
+        if (made := memo.get((deepcopy, identity))) is not None:
             core.touch(made)  # the new one shares its memory
         was_on = core.set_key(False)
         try:
@@ -179,15 +179,15 @@ def _copied(core: Any, method: Callable[..., Any], storage_of: Any) -> Callable[
         finally:
             core.set_key(was_on)
 
-    return copied
+    return deepcopy
 
 
 def _expose(core: Any, tensor: torch.Tensor) -> None:
     core.expose(tensor, False)
 
 
-def _giving_an_array(method: Callable[..., Any], core: Any) -> Callable[..., Any]:
-    def giving(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+def _wrap_array_method(method: Callable[..., Any], core: Any) -> Callable[..., Any]:
+    def make_array(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         session = core.expose(self, True)
         if session is None:
             return method(self, *args, **kwargs)
@@ -200,21 +200,21 @@ def _giving_an_array(method: Callable[..., Any], core: Any) -> Callable[..., Any
         weakref.finalize(array, session.concealed, storage).atexit = False
         return array
 
-    return giving
+    return make_array
 
 
-def _settled(
+def _settle_first(
     core: Any, function: Callable[..., Any], settle: Callable[[], object]
 ) -> Callable[..., Any]:
     """The function, after what it needs of all that was issued before it."""
 
-    def settled(*args: Any, **kwargs: Any) -> Any:
+    def settle_and_call(*args: Any, **kwargs: Any) -> Any:
         settle()
         for tensor in _tensors_in((*args, *kwargs.values())):
             core.touch(tensor)
         return function(*args, **kwargs)
 
-    return settled
+    return settle_and_call
 
 
 def _set_late(core: Any, setter: Callable[..., Any]) -> Callable[..., Any]:
@@ -234,25 +234,25 @@ def _set_late(core: Any, setter: Callable[..., Any]) -> Callable[..., Any]:
     return set_late
 
 
-def _compiled(core: Any, call: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_compiled(core: Any, call: Callable[..., Any]) -> Callable[..., Any]:
     """A call of kernels that take addresses."""
-    unseen = _unseen(core, call)
+    run = _run_unseen(core, call)
 
-    def compiled(self: Any, inputs: Any) -> Any:
+    def run_compiled(self: Any, inputs: Any) -> Any:
         if core.has_budget():
             raise OffloadError(
                 "torch.compile made a part of this step, and its kernels keep no budget: train with"
                 " budget=None, or without torch.compile"
             )
-        return unseen(self, inputs)
+        return run(self, inputs)
 
-    return compiled
+    return run_compiled
 
 
-def _applied(core: Any, apply: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_conversion(core: Any, apply: Callable[..., Any]) -> Callable[..., Any]:
     """The conversion of a module, which converts gradients too. Those without bytes stay so."""
 
-    def applied(module: torch.nn.Module, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def apply_to(module: torch.nn.Module, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         def convert(given: torch.Tensor) -> torch.Tensor:
             if not core.is_lost(given):
                 return fn(given)
@@ -263,13 +263,13 @@ def _applied(core: Any, apply: Callable[..., Any]) -> Callable[..., Any]:
 
         return apply(module, convert, *args, **kwargs)
 
-    return applied
+    return apply_to
 
 
-def _unseen(core: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+def _run_unseen(core: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, after all that was issued before it, as it runs without a session."""
 
-    def unseen(*args: Any, **kwargs: Any) -> Any:
+    def call_unseen(*args: Any, **kwargs: Any) -> Any:
         core.settle()
         for tensor in _tensors_in((*args, *kwargs.values())):
             core.touch(tensor)
@@ -279,20 +279,20 @@ def _unseen(core: Any, function: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             core.set_key(was_on)
 
-    return unseen
+    return call_unseen
 
 
-def _given_lists(core: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+def _touch_lists_first(core: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, after what makes the tensors in the lists that it is given."""
 
-    def given_lists(*args: Any, **kwargs: Any) -> Any:
+    def touch_and_call(*args: Any, **kwargs: Any) -> Any:
         for given in (*args, *kwargs.values()):
             if isinstance(given, list | tuple):
                 for tensor in _tensors_in(given):
                     core.touch(tensor)
         return function(*args, **kwargs)
 
-    return given_lists
+    return touch_and_call
 
 
 def _tensors_in(given: list[Any] | tuple[Any, ...]) -> Iterator[torch.Tensor]:
@@ -304,7 +304,7 @@ def _tensors_in(given: list[Any] | tuple[Any, ...]) -> Iterator[torch.Tensor]:
 
 
 @contextmanager
-def _higher_order_look_past(core: Any) -> Iterator[None]:
+def _patch_higher_order(core: Any) -> Iterator[None]:
     """Higher-order operators choose their key in Python, whose enumeration does not have ours. They
     look past it, and their bodies do not."""
     initialize = HigherOrderOperator.__init__
@@ -321,7 +321,7 @@ def _higher_order_look_past(core: Any) -> Iterator[None]:
     for op in [*higher_order_operators.values()]:
         look_past(op)
     try:
-        with _replaced(HigherOrderOperator, "__init__", initialize_past):
+        with _replace(HigherOrderOperator, "__init__", initialize_past):
             yield
     finally:
         for op, keys in reversed(changed):

@@ -20,16 +20,16 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from offload.errors import CaptureError
 from offload.graph.taskgraph import TaskGraph
 from offload.live.captured_graphs import (
+    build_graph,
+    find_users_tensors,
+    list_alive_tensors,
+    list_reached,
     modules_among,
     names_of,
-    reached_by,
-    recorded_graph,
-    tensors_alive,
-    users_tensors,
 )
 from offload.live.core import load_core
 from offload.live.entrances import ENTRANCES
-from offload.live.placing import Device, device_of, placed
+from offload.live.placing import Device, device_of, place_tensors
 from offload.lowering.passes import lower
 from offload.measuring.profiling import measure_tasks
 from offload.program.frames import format_frame, user_frame
@@ -47,10 +47,10 @@ def capture(
 
     `device`: where the step will run; by default where all its tensors are. The tensors themselves
     are not moved, and the capture changes none of them."""
-    return lower(measure_tasks(captured(step, *example_inputs, device=device)))
+    return lower(measure_tasks(capture_kernels(step, *example_inputs, device=device)))
 
 
-def captured(
+def capture_kernels(
     step: Callable[..., Any],
     *example_inputs: torch.Tensor,
     device: Device = None,
@@ -62,11 +62,11 @@ def captured(
                 f"input {number} is a {type(given).__name__}, and a step takes tensors. Close over"
                 " what does not change, or turn it into a tensor"
             )
-    reached = reached_by(step)
+    reached = list_reached(step)
     inside = torch.nn.ModuleList(modules_among(reached).values())
     place = device_of(device, example_inputs, (*inside.parameters(), *inside.buffers()))
     _check_set_up(inside)
-    with _recording(place) as core, placed(core, inside, (), place) as places:
+    with _record(place) as core, place_tensors(core, inside, (), place) as places:
         kept = KeptTensors(inside, names_of(reached))
         try:
             before = _run(core, step, example_inputs, place)
@@ -78,12 +78,12 @@ def captured(
             inputs, result, tape = _run(core, step, example_inputs, place)
             kept.check(core)
         except BaseException:
-            _drop_gradients(core, tensors_alive())
+            _drop_gradients(core, list_alive_tensors())
             kept.put_back(core)
             raise
         del kept  # it holds the memory of the user's tensors
         ours = {id(each.tensor) for each in places.values()}
-        users = users_tensors(core, tape, inputs, names_of(reached), ours)
+        users = find_users_tensors(core, tape, inputs, names_of(reached), ours)
         if lost := _drop_gradients(core, users.alive):
             raise CaptureError(
                 f"the step leaves a gradient in the .grad of a tensor {lost}, and a graph has no"
@@ -91,14 +91,14 @@ def captured(
             )
         is_another = tape.recorded or tape.varied or tape.leaf != leaf
         if is_another or _plain_values(result) != values:
-            _drop_gradients(core, tensors_alive())
+            _drop_gradients(core, list_alive_tensors())
             raise CaptureError(
                 "the step does something else every time"
                 + (f": {core.divergence()}" if tape.recorded else "")
                 + f". {INSTEAD}"
             )
         with torch.inference_mode(False):
-            graph = recorded_graph(core, tape, place, inputs, result, users)
+            graph = build_graph(core, tape, place, inputs, result, users)
     again = partial(_capture_again, step, place)
     return replace(graph, program=replace(graph.program, recapture=again))
 
@@ -119,14 +119,14 @@ def _capture_again(
 
 
 @contextmanager
-def _recording(device: torch.device) -> Iterator[Any]:
+def _record(device: torch.device) -> Iterator[Any]:
     """Within it, operations are recorded and do not run."""
     core = load_core()
     with ExitStack() as open_:
         session = core.open(device.type, True, _line, _refuse_cut)
         open_.callback(session.close)
         core.only_record()
-        open_.enter_context(ENTRANCES.watched(core))
+        open_.enter_context(ENTRANCES.watch(core))
         open_.callback(core.release_all)
         open_.callback(register_optimizer_step_pre_hook(_refuse_update).remove)
         yield core

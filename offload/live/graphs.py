@@ -23,7 +23,7 @@ from offload.graph.taskgraph import (
 )
 from offload.live.collectives import Collective
 from offload.live.lanes import BEGINS, lanes_of
-from offload.live.list_calls import are_apart, cuts, length, piece, works_on_lists
+from offload.live.list_calls import are_apart, cut_call, find_cuts, list_length, works_on_lists
 from offload.live.tape_calls import Slots, TapeCall, TapeReader
 from offload.program.kernels import Call, Calls, Program, Value, values_in
 
@@ -73,7 +73,7 @@ def graph_of(
     used = {weight.name for weight in weights.values()}
     idle = [weight for weight in known if weight.name not in used]
     inputs = tuple(
-        _input(slot, reader.touched[slot])
+        _read_input(slot, reader.touched[slot])
         for slot in sorted(given)
         if slot in reader.touched and slot not in weights
     )
@@ -97,7 +97,7 @@ def graph_of(
     return graph, TapeEnds(inputs, outputs, reader.numbers)
 
 
-def _input(slot: int, touched: tuple[int, int]) -> InputBytes:
+def _read_input(slot: int, touched: tuple[int, int]) -> InputBytes:
     start = touched[0] - touched[0] % ALIGNMENT
     return InputBytes(slot, start, touched[1] - start)
 
@@ -139,10 +139,10 @@ def _add_tasks(
     """The latest draw of each lane, its beginning, and the latest task that all ranks do
     together."""
     lanes, done = [*lanes_of(calls)], 0
-    for run in _runs(calls):
+    for run in _find_runs(calls):
         turn = lanes[done]
         done += len(run)
-        for group in _pieces(run):
+        for group in _cut_run(run):
             node = group[0].node
             reads: Slots = {}
             writes: Slots = {}
@@ -152,7 +152,7 @@ def _add_tasks(
             fresh = {v.buffer for call in group for v in call.call.outputs if v is not None}
             # Nobody has written what is read here: its bytes are whatever they are.
             unborn = dict.fromkeys(slot for slot in reads if slot not in there)
-            kernels = tuple(_moved(call.call, late) for call in group)
+            kernels = tuple(_move_starts(call.call, late) for call in group)
             phase = BACKWARD if node.backward else FORWARD
             shared = isinstance(group[0].call.op, Collective)
             chain = [RANKS] if shared else [f"draws {turn}"] if node.random else []
@@ -166,7 +166,7 @@ def _add_tasks(
                 phase=phase if trained.isdisjoint(writes) else UPDATE,
                 after=tuple(sorted({chains[name] for name in chain if name in chains})),
                 unplaced=sum(builder.buffers[slot].nbytes for slot in fresh) if shared else 0,
-                traffic=_moved_bytes(builder, group[0].op, reads, () if shared else writes),
+                traffic=_count_traffic(builder, group[0].op, reads, () if shared else writes),
                 repeatable=not chain
                 and fresh.issuperset(writes)
                 and weights.keys().isdisjoint(writes),
@@ -179,19 +179,19 @@ def _add_tasks(
             chains |= dict.fromkeys(chain, number)
 
 
-def _moved_bytes(builder: GraphBuilder, op: str, reads: Slots, writes: Iterable[int]) -> int:
+def _count_traffic(builder: GraphBuilder, op: str, reads: Slots, writes: Iterable[int]) -> int:
     """The bytes that are read and written, or that a rank has for the others; what only compares,
     has none."""
     compares = op.startswith("offload_ranks::")
     return 0 if compares else sum(builder.buffers[slot].nbytes for slot in (*reads, *writes))
 
 
-def _runs(calls: Sequence[TapeCall]) -> Iterator[list[TapeCall]]:
+def _find_runs(calls: Sequence[TapeCall]) -> Iterator[list[TapeCall]]:
     """Calls one by one, and calls on lists of one length together."""
     run: list[TapeCall] = []
     for call in calls:
         on_lists = works_on_lists(call.op, call.call)
-        if not (run and on_lists and length(call.call) == length(run[0].call)):
+        if not (run and on_lists and list_length(call.call) == list_length(run[0].call)):
             if run:
                 yield run
             run = []
@@ -203,12 +203,13 @@ def _runs(calls: Sequence[TapeCall]) -> Iterator[list[TapeCall]]:
         yield run
 
 
-def _pieces(run: list[TapeCall]) -> Iterator[list[TapeCall]]:
+def _cut_run(run: list[TapeCall]) -> Iterator[list[TapeCall]]:
     """The calls of each task: those on lists piece by piece, where the pieces are apart."""
     if not works_on_lists(run[0].op, run[0].call):
         yield run
         return
-    groups = [[_part(call, cut) for call in run] for cut in cuts([call.call for call in run])]
+    cuts = find_cuts([call.call for call in run])
+    groups = [[_cut_part(call, cut) for call in run] for cut in cuts]
     if are_apart(
         [({*_slots_of_group(g, "reads")}, {*_slots_of_group(g, "writes")}) for g in groups]
     ):
@@ -222,23 +223,23 @@ def _slots_of_group(group: Sequence[TapeCall], which: str) -> Iterator[int]:
         yield from getattr(call, which)
 
 
-def _part(whole: TapeCall, cut: slice) -> TapeCall:
-    call = piece(whole.call, cut)
+def _cut_part(whole: TapeCall, cut: slice) -> TapeCall:
+    call = cut_call(whole.call, cut)
     touched = {v.buffer for v in values_in((*call.args, *call.kwargs.values(), *call.outputs))}
     reads = {slot: None for slot in whole.reads if slot in touched}
     writes = {slot: None for slot in whole.writes if slot in touched}
     return replace(whole, call=call, reads=reads, writes=writes)
 
 
-def _moved(call: Call, starts: Mapping[int, int]) -> Call:
+def _move_starts(call: Call, starts: Mapping[int, int]) -> Call:
     """The call over inputs that begin where the step first reads them."""
     values = values_in((*call.args, *call.kwargs.values()))
     if not starts or starts.keys().isdisjoint(value.buffer for value in values):
         return call
 
-    def moved(value: Value) -> Value:
+    def move(value: Value) -> Value:
         offset = value.offset - starts.get(value.buffer, 0) // value.dtype.itemsize
         return Value(value.buffer, value.dtype, value.size, value.stride, offset)
 
-    args, kwargs = call.arguments(moved)
+    args, kwargs = call.arguments(move)
     return Call(call.op, args, kwargs, call.outputs)

@@ -41,16 +41,16 @@ def lanes_of(calls: Sequence[TapeCall]) -> Iterator[int]:
         yield max(begun - 1, 0)
 
 
-def drawing_apart(graph: TaskGraph) -> TaskGraph:
+def give_own_generators(graph: TaskGraph) -> TaskGraph:
     """The graph, in which all lanes but the last draw from generators of their own."""
     last = max((task.turn for task in graph.tasks), default=0)
     device = graph.program.device if graph.program is not None else torch.device("cpu")
     for turn in range(last):
-        graph = _drawing_from(graph, DrawState(torch.Generator(device), device), turn)
+        graph = _draw_from(graph, DrawState(torch.Generator(device), device), turn)
     return graph
 
 
-def _drawing_from(graph: TaskGraph, state: DrawState, turn: int) -> TaskGraph:
+def _draw_from(graph: TaskGraph, state: DrawState, turn: int) -> TaskGraph:
     """The graph, whose random tasks of this lane draw from a generator of its own."""
     return graph.with_tasks(
         [

@@ -24,14 +24,14 @@ def works_on_lists(op: str, call: Call) -> bool:
     return op.startswith(BY_POSITION) and any(map(_is_tensors, _arguments(call)))
 
 
-def length(call: Call) -> int:
+def list_length(call: Call) -> int:
     """The length of the call's lists."""
     return len(_first_list(call))
 
 
-def cuts(calls: Sequence[Call]) -> list[slice]:
+def find_cuts(calls: Sequence[Call]) -> list[slice]:
     """Where the lists of these calls are cut, by the bytes of the largest tensors."""
-    whole = length(calls[0])
+    whole = list_length(calls[0])
     every = (arg for call in calls for arg in _arguments(call) if _is_tensors(arg))
     lists = [arg for arg in every if len(arg) == whole]
     sizes = [max(map(_bytes, tensors)) for tensors in zip(*lists, strict=True)]
@@ -45,9 +45,9 @@ def cuts(calls: Sequence[Call]) -> list[slice]:
     return [*slices, slice(begin, len(sizes))]
 
 
-def piece(call: Call, cut: slice) -> Call:
+def cut_call(call: Call, cut: slice) -> Call:
     """The call for some positions of its lists."""
-    whole = length(call)
+    whole = list_length(call)
     lengths = [len(arg) if isinstance(arg, list) else 0 for arg in _arguments(call)]
 
     def of_list(arg: Any) -> Any:

@@ -29,7 +29,7 @@ def device_of(
     """The device of a step. By default where all its tensors are; single numbers on the CPU do not
     count."""
     if device is not None:
-        return _numbered(torch.device(device))
+        return _number_device(torch.device(device))
     devices = dict.fromkeys(t.device for t in (*batch, *others) if t.dim() or t.device != CPU)
     if len(devices) > 1:
         raise CaptureError(
@@ -40,7 +40,7 @@ def device_of(
     return next(iter(devices), CPU)
 
 
-def _numbered(device: torch.device) -> torch.device:
+def _number_device(device: torch.device) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise CaptureError(f"device {device}: a step can only be captured for cpu or cuda")
     if device.type == "cpu":
@@ -52,7 +52,7 @@ def _numbered(device: torch.device) -> torch.device:
 
 
 @contextmanager
-def placed(
+def place_tensors(
     core: Any,
     module: torch.nn.Module,
     optimizers: Sequence[torch.optim.Optimizer],
@@ -60,7 +60,7 @@ def placed(
 ) -> Iterator[Mapping[torch.Tensor, Any]]:
     """Within it, all of these tensors are on the device. Yields what stands for those that were
     elsewhere: a tensor's number, itself and its home."""
-    states = [state for state, _ in _states(optimizers)]
+    states = [state for state, _ in _list_states(optimizers)]
     everything = dict.fromkeys((*module.parameters(), *module.buffers(), *states))
     tensors = [tensor for tensor in everything if tensor.device.type != device.type]
     for tensor in tensors:
@@ -70,7 +70,7 @@ def placed(
     for tensor, place in places.items():
         tensor.data = place.tensor
     yield places
-    made = {state: before[p] for state, p in _states(optimizers) if p in before}
+    made = {state: before[p] for state, p in _list_states(optimizers) if p in before}
     adopted = {*core.adopted()}
     for tensor, where in (made | before).items():
         place = places.get(tensor)
@@ -82,7 +82,7 @@ def placed(
         tensor.data = _bytes_at_home(place) if at_home else tensor.data.to(where)
 
 
-def _states(
+def _list_states(
     optimizers: Sequence[torch.optim.Optimizer],
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """The states that are where their parameter is, and the parameter."""

@@ -15,7 +15,7 @@ import torch
 
 from offload.graph.taskgraph import Role, TaskGraph
 from offload.live.graphs import TapeEnds, Weight, graph_of
-from offload.live.lanes import BEGINS, drawing_apart
+from offload.live.lanes import BEGINS, give_own_generators
 from offload.live.runner_plans import RunnerPlans
 from offload.live.tape_calls import TapeReader
 from offload.live.tried_costs import costs_without_moves
@@ -188,7 +188,7 @@ class PlannedTapes:
             kept, varying = kept | old.held, varying | old.varying
         self._core.nothing_pending()
         weights = self._weights.adopt_weights(tape)
-        varying |= _numbers_of_updates(tape, weights) | _seeds(tape)
+        varying |= _numbers_of_updates(tape, weights) | _find_seeds(tape)
         reader = TapeReader(self._core, tape, varying, self._weights.device)
         crossing = dict(old.crossing) if old is not None else {}
         crosses = kept & reader.written & {*at_home} - {*weights, *crossing}
@@ -205,7 +205,7 @@ class PlannedTapes:
             len(reader.calls),
             len(graph.tasks),
         )
-        self._plans.add(key, drawing_apart(graph))
+        self._plans.add(key, give_own_generators(graph))
         unwritten = {s: reader.nbytes[s] for s in (kept & reader.allocated) - reader.written}
         varying = frozenset(reader.varying)
         return PlannedPart(ends, tape.kind, kept, varying, crossing, unwritten)
@@ -222,7 +222,7 @@ class PlannedTapes:
         self._plans.close()
 
 
-def _seeds(tape: Any) -> frozenset[int]:
+def _find_seeds(tape: Any) -> frozenset[int]:
     """The seeds of the lanes."""
     begun = (node for node in tape.nodes[tape.begin :] if node.op == BEGINS)
     return frozenset(seed.index for node in begun for seed in node.arguments)

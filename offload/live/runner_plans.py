@@ -38,7 +38,7 @@ class TapePlanner(Protocol):
 
     def runner(self, plan: Plan, key: Hashable) -> Runner: ...
 
-    def added(self, key: Hashable, plan: Plan) -> None:
+    def note_plan(self, key: Hashable, plan: Plan) -> None:
         """Note a plan that will run under this key."""
         ...
 
@@ -62,7 +62,7 @@ class PlainPlanner:
     def runner(self, plan: Plan, key: Hashable) -> Runner:
         return Runner(plan, key=key)
 
-    def added(self, key: Hashable, plan: Plan) -> None:
+    def note_plan(self, key: Hashable, plan: Plan) -> None:
         del key, plan
 
     def run(self, runner: Runner, key: Hashable, batch: Collection[torch.Tensor]) -> Sequence[Any]:
@@ -150,7 +150,7 @@ class RunnerPlans:
         assert moved is not None
         return moved
 
-    def planned_in(self, budget: Budget, planner: TapePlanner) -> Plan:
+    def plan_in(self, budget: Budget, planner: TapePlanner) -> Plan:
         """The plan of the largest graph in another budget. Any thread may ask for it."""
         assert self.plan is not None
         return self._plan_of(self.plan.source, budget, planner)
@@ -169,7 +169,7 @@ class RunnerPlans:
 
     def _note(self, key: Hashable, plan: Plan) -> None:
         self._plans[key] = plan
-        self._planner.added(key, plan)
+        self._planner.note_plan(key, plan)
 
     def _plan_of(self, graph: TaskGraph, budget: Budget, planner: TapePlanner) -> Plan:
         try:
@@ -180,7 +180,7 @@ class RunnerPlans:
             is_of_it = any(task.phase != FORWARD for task in graph.tasks) and any(
                 task.phase == BACKWARD for task in known
             )
-            if is_of_it or not isinstance(_limit(budget), float):
+            if is_of_it or not isinstance(_limit_of(budget), float):
                 raise
             # an evaluation, or an update before the first gradients: it is no share of these
             return planner.plan(graph, error.needed)
@@ -191,7 +191,7 @@ class RunnerPlans:
         try:
             yield
         except BudgetTooSmall as error:
-            if not isinstance(_limit(budget), float):
+            if not isinstance(_limit_of(budget), float):
                 raise
             most, reserve = max(self._needs.values())
             enough = ceil(100 * (error.needed - reserve) / most)
@@ -209,11 +209,11 @@ class RunnerPlans:
     @property
     def moves(self) -> bool:
         """Whether a plan may move something."""
-        return _limit(self._budget) is not None
+        return _limit_of(self._budget) is not None
 
     def _bytes_of(self, budget: Budget) -> Budget:
         """A share is one of what the largest part needs if nothing ever leaves the device."""
-        limit = _limit(budget)
+        limit = _limit_of(budget)
         if not isinstance(limit, float):
             return limit
         share = limit
@@ -257,7 +257,7 @@ class UnrunPlans(RunnerPlans):
         return [torch.zeros(value.size, dtype=value.dtype, device=device) for value in outputs]
 
 
-def _limit(budget: Budget) -> Budget | float:
+def _limit_of(budget: Budget) -> Budget | float:
     """A share as a number. All of it is no limit: nothing has to leave the device."""
     if not isinstance(budget, str) or not is_share(budget):
         return budget

@@ -115,14 +115,14 @@ class LiveSession:
         self._open.callback(self._handle.close)
         self.kernels.open(self._handle.serve)
         self.tapes.begin()
-        self._open.enter_context(ENTRANCES.watched(self._core))
+        self._open.enter_context(ENTRANCES.watch(self._core))
         self._open.callback(self.kernels.close)
         self._tensors.callback(self._core.release_all)
         with torch.inference_mode(False):
-            self._tensors.enter_context(self.weights.placed())
+            self._tensors.enter_context(self.weights.place_tensors())
         self._tensors.callback(self.weights.drop_lost)
         if isinstance(self.plans, UnrunPlans):
-            self._tensors.callback(self.weights.put_states_back, self.weights.copy_of_states())
+            self._tensors.callback(self.weights.put_states_back, self.weights.copy_states())
         self._tensors.callback(self._close_tapes)
         return self
 

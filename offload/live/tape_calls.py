@@ -65,7 +65,7 @@ class NamedOp:
 
 
 @functools.cache
-def named_op(full_name: str) -> NamedOp:
+def find_op(full_name: str) -> NamedOp:
     space, name, overload = full_name.replace("::", ".").split(".")
     op = getattr(getattr(getattr(torch.ops, space), name), overload)
     arguments = schema_of(op).arguments
@@ -101,7 +101,7 @@ class TapeReader:
 
     def _read(self, node: Any) -> TapeCall | None:
         """The call of a node; None if it only makes memory."""
-        named = named_op(node.op)
+        named = find_op(node.op)
         op = named.op
         made = tuple(None if value is None else self._value(value) for value in node.made)
         if named.name in ALLOCATIONS:

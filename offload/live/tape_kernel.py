@@ -52,7 +52,7 @@ class TapeKernel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.of_torch(*args, **kwargs)
 
-    def bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], Any]:
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], Any]:
         """The call with these tensors."""
         given = [*args, *kwargs.values()]  # in the order of the schema
         return self.core.bind(self.node, given, list(self.varying), self.numbers)

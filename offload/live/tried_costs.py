@@ -27,7 +27,7 @@ class TriedCosts(MeasuredCosts):
     times = False
 
     def known_costs(self, device: torch.device, calls: Mapping[int, Call]) -> dict[int, Cost]:
-        tried = {key: cost for key, call in calls.items() if (cost := _tried(call))}
+        tried = {key: cost for key, call in calls.items() if (cost := _read_tried(call))}
         others = {key: call for key, call in calls.items() if key not in tried}
         return tried | super().known_costs(device, others)
 
@@ -44,7 +44,7 @@ def costs_without_moves(core: Any, device: torch.device) -> MeasuredCosts:
     return TriedCosts()
 
 
-def _tried(call: Call) -> Cost | None:
+def _read_tried(call: Call) -> Cost | None:
     """None for a part of what was watched, and where other memory than that of the results was
     there: it may be a library's cache. Kernels of torch's own have none."""
     if not isinstance(call.op, TapeKernel) or (tried := call.op.node.tried) is None:

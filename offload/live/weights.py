@@ -14,7 +14,7 @@ import torch
 
 from offload.graph.taskgraph import Role
 from offload.live.graphs import Weight
-from offload.live.placing import placed
+from offload.live.placing import place_tensors
 
 
 class LiveWeights:
@@ -64,10 +64,10 @@ class LiveWeights:
                 del storage
 
     @contextmanager
-    def placed(self) -> Iterator[None]:
+    def place_tensors(self) -> Iterator[None]:
         """Within it, all tensors of the module are on the device (placing.py)."""
-        with placed(self._core, self._module, self._optimizers, self.device) as places:
-            for tensor, name, role in self.named():
+        with place_tensors(self._core, self._module, self._optimizers, self.device) as places:
+            for tensor, name, role in self.list_named():
                 if tensor in places and places[tensor].id not in self._known:
                     self._add((places[tensor].id, places[tensor].home), name, role)
             yield
@@ -84,7 +84,7 @@ class LiveWeights:
                 if any(map(self._core.is_lost, tensors)):
                     del optimizer.state[parameter]
 
-    def copy_of_states(self) -> list[dict[Any, Any]]:
+    def copy_states(self) -> list[dict[Any, Any]]:
         """By optimizer: its states, to be put back."""
         return [{p: dict(s) for p, s in each.state.items()} for each in self._optimizers]
 
@@ -100,12 +100,12 @@ class LiveWeights:
 
     def states(self) -> list[torch.Tensor]:
         """The tensors of the optimizers."""
-        return [tensor for tensor, _, role in self.named() if role is Role.STATE]
+        return [tensor for tensor, _, role in self.list_named() if role is Role.STATE]
 
     def adopt_weights(self, tape: Any) -> dict[int, Weight]:
         """The weights of a tape, by slot. New storages are adopted: those of the module, of the
         optimizers, and whatever else the step writes."""
-        for tensor, name, role in self.named():
+        for tensor, name, role in self.list_named():
             if tensor.device.type == self.device.type and tape.can_adopt(tensor):
                 self._add(self._core.adopt(tensor), name, role)
         origins = tape.origins
@@ -153,7 +153,7 @@ class LiveWeights:
 
     def states_among(self, tape: Any, slots: Collection[int]) -> dict[int, str]:
         """The names of those slots that are states of an optimizer."""
-        named = ((tensor, name) for tensor, name, role in self.named() if role is Role.STATE)
+        named = ((tensor, name) for tensor, name, role in self.list_named() if role is Role.STATE)
         names = {slot: name for tensor, name in named for slot in tape.slots_of([tensor])}
         return {slot: name for slot, name in names.items() if slot in slots}
 
@@ -165,7 +165,7 @@ class LiveWeights:
         role = Role.STATE if state else Role.BUFFER
         return number, self._add((number, home), state or f"cut.{next(self._number)}", role)
 
-    def named(self) -> Iterator[tuple[torch.Tensor, str, Role]]:
+    def list_named(self) -> Iterator[tuple[torch.Tensor, str, Role]]:
         """The tensors of the module and of the optimizers."""
         names: dict[torch.Tensor, str] = {}
         for name, parameter in self._module.named_parameters():

@@ -146,7 +146,7 @@ class _Binder:
 
     def bind_call(self, call: Call) -> Run:
         args, kwargs = call.arguments(self.view)
-        bind = getattr(call.op, "bound", None)
+        bind = getattr(call.op, "bind", None)
         run = bind(args, kwargs) if bind else functools.partial(call.op, *args, **kwargs)
         return self._serve(call, run)
 

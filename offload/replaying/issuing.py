@@ -15,7 +15,7 @@ from offload.errors import OffloadError
 from offload.graph.taskgraph import Role
 from offload.live.core import load_core
 from offload.live.session import LiveSession
-from offload.live.tape_calls import named_op
+from offload.live.tape_calls import find_op
 from offload.program.kernels import Value, values_in
 from offload.replaying.saving import set_generators
 from offload.replaying.step_file import NumberTensor, SavedOp, SavedPart
@@ -106,7 +106,7 @@ def _issue_one(op: SavedOp, memory: StepMemory) -> None:
 
 def _operation(full_name: str) -> Any:
     try:
-        known = named_op(full_name)
+        known = find_op(full_name)
     except (AttributeError, ValueError) as error:
         raise OffloadError(
             f"the step has the operation {full_name}, which is not registered here: import what"

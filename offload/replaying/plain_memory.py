@@ -37,7 +37,7 @@ class PlainMemory:
 
     def _call(self, call: Call) -> None:
         args, kwargs = call.arguments(self.view)
-        bind = getattr(call.op, "bound", None)
+        bind = getattr(call.op, "bind", None)
         made: Any = bind(args, kwargs)() if bind else call.op(*args, **kwargs)
         results = made if isinstance(made, tuple | list) else (made,)
         for value, result in zip(call.outputs, results, strict=False):

@@ -9,7 +9,7 @@ from offload.errors import OffloadError
 from offload.live.collectives import is_collective
 from offload.live.core import load_core
 from offload.live.session import LiveSession
-from offload.live.tape_calls import named_op
+from offload.live.tape_calls import find_op
 from offload.live.weights import LiveWeights
 from offload.program.kernels import Value
 from offload.replaying.step_file import NamedTensor, NumberTensor, SavedOp, SavedPart
@@ -59,7 +59,7 @@ def _is_given(core: Any, origins: list[int], slot: int) -> bool:
 
 
 def _list_named(tape: Any, weights: LiveWeights, given: Collection[int]) -> Iterator[NamedTensor]:
-    for tensor, name, role in weights.named():
+    for tensor, name, role in weights.list_named():
         for slot in tape.slots_of([tensor]) & {*given}:
             offset = int(tensor.storage_offset())
             size, stride = tuple(tensor.size()), tensor.stride()
@@ -79,7 +79,7 @@ class _OpReader:
         for node, ran in list(zip(tape.nodes, tape.ran, strict=True))[tape.begin :]:
             if not node.deferred or ran:
                 continue
-            if is_collective(named_op(node.op).op):
+            if is_collective(find_op(node.op).op):
                 raise OffloadError(
                     f"a step with {node.op}, which all ranks do together, cannot be saved: save one"
                     " of a run on one device"

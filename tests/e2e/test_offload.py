@@ -206,13 +206,13 @@ def test_the_plans_of_check_are_those_that_training_makes(
     assert (second.phases, second.batch_size) == (("finetune",), 8)
 
     made = []
-    added = StepPlanner.added
+    added = StepPlanner.note_plan
 
     def add(self: StepPlanner, key: Any, plan: Plan) -> None:
         made.append(plan)
         added(self, key, plan)
 
-    monkeypatch.setattr(StepPlanner, "added", add)
+    monkeypatch.setattr(StepPlanner, "note_plan", add)
     assert train(recipe)[0] == 0
     assert first.plan is not None and second.plan is not None
     assert made[0].explain() == first.plan.explain()

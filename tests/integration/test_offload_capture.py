@@ -13,7 +13,7 @@ from torch.nn import functional
 import offload
 from offload import Runner
 from offload.graph.taskgraph import Role, Task, TaskGraph
-from offload.live.function_capture import captured as capture
+from offload.live.function_capture import capture_kernels as capture
 
 MODULE_SCALE = torch.full((3,), 2.0)
 

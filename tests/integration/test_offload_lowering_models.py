@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from offload.graph.costs import Costs
-from offload.live.function_capture import captured
+from offload.live.function_capture import capture_kernels
 from offload.lowering.passes import lower
 from offload.lowering.sums import add_in_place
 from offload.planning.recompute import find_candidates, recompute_buffers
@@ -57,7 +57,7 @@ def test_after_all_passes_the_bits_are_eagers(
     twin = copy.deepcopy(module)
     for p in (*module.parameters(), *twin.parameters()):
         p.grad = torch.ones_like(p)
-    graph = captured(lambda *batch: backward(module, *batch), *batch)
+    graph = capture_kernels(lambda *batch: backward(module, *batch), *batch)
     lowered = lower(add_in_place(graph, nbytes=1 << 10))
     again = recompute_buffers(lowered, [c.buffer for c in find_candidates(lowered, Costs(), 1)])
     again.check()
@@ -76,7 +76,7 @@ def test_a_tied_gradient_is_added_in_place() -> None:
     module, batch = language()
     for p in module.parameters():
         p.grad = torch.ones_like(p)
-    graph = captured(lambda *batch: backward(module, *batch), *batch)
+    graph = capture_kernels(lambda *batch: backward(module, *batch), *batch)
     changed = add_in_place(graph, nbytes=100 << 10)
     assert len(changed.notes) == 1 + len(graph.notes)
     assert sum(changed.live_bytes()) < sum(graph.live_bytes())

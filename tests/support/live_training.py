@@ -41,7 +41,7 @@ class TestPlanner:
         self.open.enter_context(self._beside(self.made))
         return self.made
 
-    def added(self, key: Hashable, plan: Plan) -> None:
+    def note_plan(self, key: Hashable, plan: Plan) -> None:
         del key
         self.graph = plan.source
 

@@ -18,7 +18,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 
 from offload import OffloadError, StepError
-from offload.live.collectives import together
+from offload.live.collectives import naming_lost_ranks
 from offload.live.core import why_no_core
 from offload.torch_seams import (
     default_group,
@@ -154,7 +154,7 @@ class OffloadDDPStrategy(PlannedStrategy, DDPStrategy):
             return
         if self._are_buffers_due and self._sends_buffers:
             buffers = [buffer.detach() for buffer in self._run.module.buffers()]
-            with torch.no_grad(), together(None):
+            with torch.no_grad(), naming_lost_ranks(None):
                 sync_params_and_buffers(default_group(), buffers, BROADCAST_BYTES, 0)
         self._are_buffers_due = name == "training_step" and not self._averages.blocked
         if name == "training_step":

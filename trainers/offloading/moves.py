@@ -101,7 +101,7 @@ class PendingMoves:
         return move.done
 
     def _planned(self, live: LiveSession, request: PlanRequest) -> Plan:
-        return live.plans.planned_in(request.budget, self._run.planner_for(request))
+        return live.plans.plan_in(request.budget, self._run.planner_for(request))
 
     # ---- the training's thread, between two steps ------------------------------------------------
 

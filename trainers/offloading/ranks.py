@@ -20,7 +20,7 @@ import torch
 from torch import distributed
 
 from offload import StepError
-from offload.live.collectives import together
+from offload.live.collectives import naming_lost_ranks
 from offload.torch_seams import at_end_of_backward
 
 Parameter = torch.nn.Parameter
@@ -107,7 +107,7 @@ class Ranks:
                 offset += p.numel()
             if number == 0:
                 compare(flat, "\n".join(_describe(b, names) for b in buckets))
-            with together(None):
+            with naming_lost_ranks(None):
                 distributed.all_reduce(flat)
             for p, view in zip(bucket, views, strict=True):
                 gradients[p].copy_(view)
@@ -134,7 +134,7 @@ def compare(before: torch.Tensor, contents: str) -> None:  # noqa: ARG001
     tensor that is summed next, which waits for this. `contents`: a line for each bucket."""
     mine = torch.frombuffer(bytearray(sha256(contents.encode()).digest()), dtype=torch.uint8)
     size = distributed.get_world_size()
-    with together(None):
+    with naming_lost_ranks(None):
         seen = [torch.empty_like(mine) for _ in range(size)]
         distributed.all_gather(seen, mine)
         if not all(torch.equal(other, mine) for other in seen):

@@ -65,7 +65,7 @@ class GuestPlanner(PlainPlanner):
     def runner(self, plan: Plan, key: Hashable) -> Runner:
         return Runner(plan, key=key, stage=self._stage)
 
-    def added(self, key: Hashable, plan: Plan) -> None:
+    def note_plan(self, key: Hashable, plan: Plan) -> None:
         self._make_room(plan)
 
     def run(self, runner: Runner, key: Hashable, batch: Collection[torch.Tensor]) -> Sequence[Any]:

@@ -46,7 +46,7 @@ class StepPlanner:
     def runner(self, plan: Plan, key: Hashable) -> Runner:
         return self.request.target.runner(plan, key)
 
-    def added(self, key: Hashable, plan: Plan) -> None:
+    def note_plan(self, key: Hashable, plan: Plan) -> None:
         if self._remark:
             plan.remarks.add(self._remark)
         if self._part not in EVALUATIONS:

@@ -32,8 +32,8 @@ class LanePlanner(StepPlanner):
         self._known: dict[Hashable, Plan] = {}
         self.ran: list[Plan] = []
 
-    def added(self, key: Hashable, plan: Plan) -> None:
-        super().added(key, plan)
+    def note_plan(self, key: Hashable, plan: Plan) -> None:
+        super().note_plan(key, plan)
         self._known[key] = plan
 
     def run(self, runner: Runner, key: Hashable, batch: Collection[Tensor]) -> Sequence[Any]:
