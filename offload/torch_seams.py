@@ -21,7 +21,7 @@ from torch import distributed
 TESTED = "torch>=2.11,<2.16"
 
 
-def _missing(what: str) -> str:
+def _describe_missing(what: str) -> str:
     return (
         f"torch {torch.__version__}: {what}. offload needs it (offload/torch_seams.py) and was"
         f" tested with {TESTED}: install such a version"
@@ -33,14 +33,14 @@ def _attribute(thing: Any, name: str) -> Any:
     try:
         return getattr(thing, name)
     except AttributeError as error:
-        raise AttributeError(_missing(str(error)), name=name, obj=thing) from None
+        raise AttributeError(_describe_missing(str(error)), name=name, obj=thing) from None
 
 
 def _of_cuda_builds(name: str) -> Callable[..., Any]:
-    def missing(*_: Any) -> Any:
-        raise AttributeError(_missing(f"there is no torch._C.{name}"))
+    def raise_missing(*_: Any) -> Any:
+        raise AttributeError(_describe_missing(f"there is no torch._C.{name}"))
 
-    return getattr(torch._C, name, missing)
+    return getattr(torch._C, name, raise_missing)
 
 
 try:
@@ -139,7 +139,7 @@ try:
     # What the ranks write to each other without a collective.
     default_store = distributed.distributed_c10d._get_default_store
 except (ImportError, AttributeError) as error:
-    raise ImportError(_missing(str(error))) from error
+    raise ImportError(_describe_missing(str(error))) from error
 
 # ---- CUDA builds --------------------------------------------------------------------------------
 

@@ -195,9 +195,9 @@ def _wrap_array_method(method: Callable[..., Any], core: Any) -> Callable[..., A
         try:
             array = method(self, *args, **kwargs)
         except BaseException:
-            session.concealed(storage)
+            session.conceal(storage)
             raise
-        weakref.finalize(array, session.concealed, storage).atexit = False
+        weakref.finalize(array, session.conceal, storage).atexit = False
         return array
 
     return make_array

@@ -177,7 +177,7 @@ def _run(
         result = step(*inputs)
     finally:
         tape = core.end()
-        core.nothing_pending()
+        core.clear_pending()
     if tape.failed:
         raise CaptureError(f"the step has caught the error of a capture. {INSTEAD}")
     return Recorded(inputs, result, tape)

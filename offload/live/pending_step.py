@@ -32,7 +32,7 @@ are not left pending: nothing overlaps, and another thread costs time."""
 
 @dataclass(frozen=True, slots=True)
 class PendingStep:
-    """A step whose kernels still run. `dropped` and `stay`: slots, as `over` of the core takes
+    """A step whose kernels still run. `dropped` and `stay`: slots, as `finish` of the core takes
     them."""
 
     run: PlannedRun
@@ -114,9 +114,9 @@ class KernelThread:
                 pending.run.finish(pending.result.result())
             except BaseException:
                 self.failed = True
-                pending.run.tape.over(set(), set())
+                pending.run.tape.finish(set(), set())
                 raise
-            pending.run.tape.over(pending.dropped, pending.stay)
+            pending.run.tape.finish(pending.dropped, pending.stay)
 
     def wait_for_kernels(self) -> None:
         """Wait until no kernel runs. Any thread may call this."""

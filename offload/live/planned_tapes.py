@@ -93,7 +93,7 @@ class PlannedRun:
             self.tape.cross(slot, number, weight.home)
         for slot, tensor in unwritten.items():
             self.tape.give_memory(slot, tensor)
-        self.tape.ran_by_plan()
+        self.tape.mark_run()
 
 
 class PlannedTapes:
@@ -171,7 +171,7 @@ class PlannedTapes:
         try:
             made = run.compute()
         finally:
-            self._core.nothing_pending()
+            self._core.clear_pending()
         run.finish(made)
 
     def _make(
@@ -186,7 +186,7 @@ class PlannedTapes:
         kept, varying = frozenset(held), frozenset(tape.varied)
         if old is not None:
             kept, varying = kept | old.held, varying | old.varying
-        self._core.nothing_pending()
+        self._core.clear_pending()
         weights = self._weights.adopt_weights(tape)
         varying |= _numbers_of_updates(tape, weights) | _find_seeds(tape)
         reader = TapeReader(self._core, tape, varying, self._weights.device)

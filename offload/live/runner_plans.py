@@ -92,12 +92,12 @@ class RunnerPlans:
         """The plan of the largest graph, if possible of an update that ran again. The first step of
         an optimizer makes its states, and does not come again."""
 
-        def worth(key: Hashable) -> tuple[bool, bool, int]:
+        def rank(key: Hashable) -> tuple[bool, bool, int]:
             tasks = self._plans[key].graph.tasks
             updates = any(task.phase == UPDATE for task in tasks)
             return updates and self._runs[key] > 1, updates, len(tasks)
 
-        return self._plans[max(self._plans, key=worth)] if self._plans else None
+        return self._plans[max(self._plans, key=rank)] if self._plans else None
 
     @property
     def refused(self) -> bool:

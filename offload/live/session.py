@@ -219,11 +219,11 @@ class LiveSession:
         try:
             self.kernels.wait(at_step_end=True)
         except BaseException:
-            self._core.nothing_pending()
-            tape.over(set(), set())
+            self._core.clear_pending()
+            tape.finish(set(), set())
             raise
         if tape.failed:
-            tape.over(set(), set())
+            tape.finish(set(), set())
             raise StepError(_CAUGHT)
         gradients = _gradient_slots(tape, self.weights.parameters)
         stay = {*gradients} if keeps is None else _gradient_slots(tape, keeps)
@@ -244,7 +244,7 @@ class LiveSession:
                 tape.run_as_issued()
         finally:
             if not is_pending:
-                tape.over(gradients if tape.by_plan else set(), stay)
+                tape.finish(gradients if tape.by_plan else set(), stay)
             self._policy.count(tape)
 
     def _submit(self, tape: Any, gradients: set[int], stay: set[int]) -> bool:
@@ -265,7 +265,7 @@ class LiveSession:
         try:
             tape.run_as_issued()
         finally:
-            tape.over(set(), set())
+            tape.finish(set(), set())
 
     def _run_part(self, tape: Any) -> bool:
         """Run what was issued before a cut by a plan. False: it has none."""

@@ -29,7 +29,7 @@ from offload.caching.machine import machine_of, our_version
 from offload.caching.plan_cache import PlanCache
 from offload.graph.costs import Costs
 from offload.graph.rates import Sample, Samples, costs_of
-from offload.measuring.stopwatch import Clock, Cpu, Gpu, TimedDevice, in_a_row
+from offload.measuring.stopwatch import Clock, Cpu, Gpu, TimedDevice, run_in_a_row
 from offload.memory.device_memory import measuring
 from offload.memory.host_memory import memory_left
 from offload.torch_seams import fused_adamw_op
@@ -245,7 +245,7 @@ def _measure_memory(bench: TimedDevice, nbytes: int, repeat: Repeat) -> Sample:
 
 def _launch_timer(bench: TimedDevice) -> Callable[[], float]:
     number = torch.zeros(1, device=bench.device)
-    row = functools.partial(in_a_row, functools.partial(number.add_, 1), ROW)
+    row = functools.partial(run_in_a_row, functools.partial(number.add_, 1), ROW)
     return lambda: bench.time_once(row)
 
 
@@ -254,7 +254,7 @@ def _measure_copies(
 ) -> tuple[Sample, Sample]:
     small = bench.copy(to[:SMALL], source[:SMALL])
     large = bench.copy(to, source)
-    row = repeat(lambda: bench.time_once(functools.partial(in_a_row, small, ROW)))
+    row = repeat(lambda: bench.time_once(functools.partial(run_in_a_row, small, ROW)))
     return (
         Sample(SMALL, [took / ROW for took in row]),
         Sample(to.numel(), repeat(lambda: bench.time_once(large))),

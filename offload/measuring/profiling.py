@@ -296,7 +296,7 @@ class _Bench:
         given = tensors_of(arguments)
         before = [(tensor.size(), tensor.data_ptr()) for tensor in given]
 
-        def watched() -> Any:
+        def run_watched() -> Any:
             begin = perf_counter()
             try:
                 result = run()
@@ -315,7 +315,7 @@ class _Bench:
                     )
             return result
 
-        return watched
+        return run_watched
 
     def _median_seconds(self, run: Run, known: Sequence[float] = ()) -> float:
         """The median of some runs: the fastest would promise more than a busy machine can keep.

@@ -49,7 +49,7 @@ class TimedDevice(Protocol):
         ...
 
 
-def in_a_row(run: Run, times: int) -> None:
+def run_in_a_row(run: Run, times: int) -> None:
     for _ in range(times):
         run()
 
@@ -77,7 +77,7 @@ class Cpu:
 
         def lane(run: Run) -> float:
             start.wait()
-            return self.time_once(functools.partial(in_a_row, run, times)) / times
+            return self.time_once(functools.partial(run_in_a_row, run, times)) / times
 
         with ThreadPoolExecutor(1, "calibrate-d2h") as pool:
             other = pool.submit(lane, out)

@@ -105,7 +105,7 @@ def bind_task(
     if len(runs) == 1:
         return runs[0]
     chain = getattr(kernel.calls[0].op, "chain", None)
-    return chain(runs) if chain is not None else functools.partial(_in_a_row, tuple(runs))
+    return chain(runs) if chain is not None else functools.partial(_run_in_a_row, tuple(runs))
 
 
 def _device(arenas: Arenas, node: Node) -> torch.device:
@@ -113,7 +113,7 @@ def _device(arenas: Arenas, node: Node) -> torch.device:
     return next((arenas[access.place.arena].device for access in node.accesses), CPU)
 
 
-def _in_a_row(runs: tuple[Run, ...]) -> None:
+def _run_in_a_row(runs: tuple[Run, ...]) -> None:
     for run in runs:
         run()
 

@@ -30,21 +30,21 @@ class Copy:
     host_seconds: float = 0.0
     """Of the host's tasks that touched them."""
 
-    def before_reading(self) -> list[int]:
+    def nodes_before_reading(self) -> list[int]:
         return [self.writer] if self.writer >= 0 and self.place.nbytes else []
 
-    def before_writing(self) -> list[int]:
+    def nodes_before_writing(self) -> list[int]:
         if not self.place.nbytes:
             return []
         if self.readers or self.writer >= 0:
             return self.readers or [self.writer]
         return [node for _, _, nodes in self.pieces for node in nodes]
 
-    def read_by(self, node: int) -> None:
+    def note_read(self, node: int) -> None:
         self.readers.append(node)
         self.nodes.append(node)
 
-    def written_by(self, node: int) -> None:
+    def note_write(self, node: int) -> None:
         self.writer, self.readers = node, []
         if not self.nodes or self.nodes[-1] != node:
             self.nodes.append(node)
@@ -71,15 +71,15 @@ class NodeList:
     def copy(self, kind: str, b: int, number: int, source: Copy, target: Copy) -> None:
         """Add an offload or a reload of a buffer, for the sake of a task."""
         buffer = self._buffers[b]
-        deps = {*source.before_reading(), *target.before_writing()}
+        deps = {*source.nodes_before_reading(), *target.nodes_before_writing()}
         accesses = (Access(source.place, b, True, False), Access(target.place, b, False, True))
         lane = lane_name("d2h" if kind == OFFLOAD else "h2d", buffer.device)
         edges, node = tuple(sorted(deps)), len(self._nodes)
         self._nodes.append(
             Node(kind, lane, accesses, edges, task=number, buffer=b, nbytes=buffer.nbytes)
         )
-        source.read_by(node)
-        target.written_by(node)
+        source.note_read(node)
+        target.note_write(node)
 
     def task(self, number: int, operands: Sequence[Copy], workspace: Copy | None) -> None:
         """Add a task. `operands`: where each buffer lies that it touches."""
@@ -90,23 +90,23 @@ class NodeList:
         for b, copy in pairs:
             reads, writes = b in task.reads, b in task.writes
             if reads:
-                deps.update(copy.before_reading())
+                deps.update(copy.nodes_before_reading())
             if writes:
-                deps.update(copy.before_writing())
+                deps.update(copy.nodes_before_writing())
             accesses.append(Access(copy.place, b, reads, writes))
         if workspace is not None:
-            deps.update(workspace.before_writing())
+            deps.update(workspace.nodes_before_writing())
             accesses.append(Access(workspace.place, None, False, True))
         node = self._of_task[number] = len(self._nodes)
         edges = tuple(sorted(deps))
         self._nodes.append(Node(TASK, self._lane(number), tuple(accesses), edges, task=number))
         for b, copy in pairs:
             if b in task.reads:
-                copy.read_by(node)
+                copy.note_read(node)
             if b in task.writes:
-                copy.written_by(node)
+                copy.note_write(node)
         if workspace is not None:
-            workspace.written_by(node)
+            workspace.note_write(node)
 
     def _lane(self, number: int) -> str:
         task = self._tasks[number]

@@ -108,18 +108,18 @@ class Policies:
         self._room: tuple[TaskGraph, dict[int, int]] | None = None
         """The room of the last graph, kept because it takes long to find."""
 
-    def by_share(
+    def list_policies(
         self, graph: TaskGraph, drops: Sequence[int] = DROPS
     ) -> Iterator[tuple[float, Policy]]:
         """From much resident to little: each share with its policies, one for each of `drops`."""
         seen: set[frozenset[int]] = set()
         for share in self._shares:
-            policies = [self.with_share(graph, share, drop) for drop in drops]
+            policies = [self.make_policy(graph, share, drop) for drop in drops]
             if policies[-1].resident not in seen:
                 seen.add(policies[-1].resident)
                 yield from ((share, policy) for policy in policies)
 
-    def with_share(self, graph: TaskGraph, share: float, drop: int) -> Policy:
+    def make_policy(self, graph: TaskGraph, share: float, drop: int) -> Policy:
         """One policy. If it drops ahead, it also keeps the step's first inputs resident."""
         plain, first = self._choose_both(graph, share)
         resident = first if drop else plain

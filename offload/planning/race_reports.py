@@ -72,7 +72,7 @@ def race(memgraph: MemGraph, a: int, b: int, conflict: Conflict) -> RaceFound:
     return RaceFound(message, first, second, where)
 
 
-def stale(
+def stale_bytes(
     memgraph: MemGraph,
     b: int,
     version: int | None,

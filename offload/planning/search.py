@@ -141,7 +141,7 @@ class _Search:
 
     def _try_shares(self, name: str, graph: TaskGraph, drops: Sequence[int]) -> list[Tried]:
         took: list[Tried] = []
-        for share, policy in self._policies.by_share(graph, drops):
+        for share, policy in self._policies.list_policies(graph, drops):
             if self._is_enough(graph):
                 break
             title = f"{name}{_describe_policy(share, policy)}"
@@ -154,7 +154,7 @@ class _Search:
         left = [drop for drop in DROPS if drop not in {tried.policy.drop_ahead for tried in took}]
         for tried in sorted(took, key=lambda tried: tried.seconds)[:CLOSER]:
             others = [replace(tried.policy, evict_ahead=EVICTING)]
-            others += [self._policies.with_share(tried.graph, tried.share, drop) for drop in left]
+            others += [self._policies.make_policy(tried.graph, tried.share, drop) for drop in left]
             for policy in others:
                 if not self._is_enough(tried.graph):
                     title = f"{tried.name}{_describe_policy(tried.share, policy)}"
@@ -186,7 +186,7 @@ class _Search:
     def _try_other_graphs(self) -> None:
         """Try a few plans of each other graph. What its host tasks touch is not resident."""
         for name, graph in self._wanted.others:
-            policies = list(self._policies.by_share(graph))
+            policies = list(self._policies.list_policies(graph))
             most, less = policies[: len(DROPS)], policies[len(DROPS) :]
             for share, policy in (*most, *less[-len(DROPS) :]):
                 self._try(f"{name}, {_describe_policy(share, policy)}", policy, graph)
@@ -201,7 +201,7 @@ class _Search:
         for name, other in islice(others, self._effort.recomputations):
             self._recomputed[other] = graph, name
             self._try(f"recompute {name}", before.policy, other)
-            share, policy = next(self._policies.by_share(other, drops))
+            share, policy = next(self._policies.list_policies(other, drops))
             self._try(f"recompute {name}, {_describe_policy(share, policy)}", policy, other)
 
     def _refuse(self) -> NoReturn:
@@ -220,7 +220,7 @@ class _Search:
     def _least_host_bytes(self, limit: int) -> int:
         """The least host memory that a plan takes; NEVER if no plan fits into `limit`."""
         least = NEVER
-        for _, policy in self._policies.by_share(self._wanted.graph):
+        for _, policy in self._policies.list_policies(self._wanted.graph):
             policy = replace(policy, host_workers=0)
             with suppress(BudgetTooSmall):
                 least = min(least, walk_graph(self._wanted, {HOST: limit}, policy).arenas[HOST])

@@ -216,7 +216,7 @@ def _run(memgraph: MemGraph, seconds: list[float], costs: Costs, order: str, see
     rows: dict[int, int] = {}
     """By running copy: its row in the timeline."""
 
-    def moved(number: int, end: float) -> None:
+    def move_end(number: int, end: float) -> None:
         name, start = timeline[rows[number]][1:3]
         timeline[rows[number]] = (number, name, start, end)
         heappush(running, (end, number))
@@ -230,7 +230,7 @@ def _run(memgraph: MemGraph, seconds: list[float], costs: Costs, order: str, see
                 if number in copies:
                     rows[number] = len(timeline) - 1
                     for node, then in links.begin(lane.name, number, seconds[number], now):
-                        moved(node, then)
+                        move_end(node, then)
         if not running:
             return tuple(timeline)
         now = running[0][0]
@@ -242,7 +242,7 @@ def _run(memgraph: MemGraph, seconds: list[float], costs: Costs, order: str, see
                     continue  # its end has changed in the meantime
                 del rows[done]
                 for node, then in links.end(nodes[done].lane, now):
-                    moved(node, then)
+                    move_end(node, then)
             lanes[nodes[done].lane].free += 1
             for later in successors[done]:
                 waits[later] -= 1

@@ -40,7 +40,7 @@ from offload.planning.race_reports import (
     name_of,
     race,
     span,
-    stale,
+    stale_bytes,
 )
 
 SOURCES = 4096
@@ -306,7 +306,7 @@ class _BytesHeld:
             if version is None and holding[0] == b:
                 version = holding[1]
             if holding[:3] != (b, version, begin):
-                raise stale(self._memgraph, b, version, holding, (arena, low, high), who)
+                raise stale_bytes(self._memgraph, b, version, holding, (arena, low, high), who)
         return version or 0
 
 

@@ -142,11 +142,11 @@ class _RecordingPlanner(PlainPlanner):
         return Runner(plan, self._engine, key=key, watch=self._wrap if self._watches else None)
 
     def _wrap(self, memgraph: Any, arenas: Any, node: int, run: Any) -> Any:
-        def watched() -> None:
+        def run_watched() -> None:
             assert self._watch is not None
             self._watch.wrap(memgraph, arenas, node, run)()
 
-        return watched
+        return run_watched
 
     def run(self, runner: Runner, key: Hashable, batch: Collection[torch.Tensor]) -> Sequence[Any]:
         self.batch = [each.clone() for each in batch]

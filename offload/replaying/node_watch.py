@@ -49,12 +49,12 @@ class NodeWatch:
                     with self._lock:
                         self.found = self.found or (each.task, value, f"{what}: {where}")
 
-        def watched() -> None:
+        def run_watched() -> None:
             look(self._reads[each.task], "differs before the task reads it")
             run()
             look(self._writes[each.task], "differs after the task wrote it")
 
-        return watched
+        return run_watched
 
 
 def difference(right: torch.Tensor, now: torch.Tensor) -> str:

@@ -153,7 +153,7 @@ class RunnerMemory:
         the old ones go before larger ones come."""
         if key not in self._steps:
             self._steps[key] = _KnownStep(resident_bytes(plan.memgraph))
-        on_device = _on_device(plan)
+        on_device = _device_sizes(plan)
         had = self.host.region.nbytes if self.host else -1, self.parked_bytes
         on_host = max(plan.memgraph.arenas.get(HOST, 0), had[0])
         waiting = max(0 if self.alone else self._steps[key].room, had[1])
@@ -188,7 +188,7 @@ class RunnerMemory:
         """Go over to this plan, and to this stage. The locks of both stages are held. `beside`:
         whether the old arena and a new one may be there at once."""
         begin = time.perf_counter()
-        on_host, on_device = plan.memgraph.arenas.get(HOST, 0), _on_device(plan)
+        on_host, on_device = plan.memgraph.arenas.get(HOST, 0), _device_sizes(plan)
         keeps = self.host is not None and self.host.serves(on_host, stage.device)
         room = 0 if alone else resident_bytes(plan.memgraph)
         room = room if room > self.parked_bytes else 0
@@ -318,5 +318,5 @@ def _waiting_place(stage: Stage, nbytes: int) -> WaitingPlace:
     return WaitingPlace(nbytes, stage.device, stage.lender.host_dir)
 
 
-def _on_device(plan: RunnablePlan) -> dict[int, int]:
+def _device_sizes(plan: RunnablePlan) -> dict[int, int]:
     return {number: n for number, n in plan.memgraph.arenas.items() if number != HOST}

@@ -19,7 +19,7 @@ inline py::object to_python(IValue value) {
 
 // The numbers of the step that runs next.
 struct StepNumbers {
-  std::shared_ptr<Session> of = session().shared_from_this();  // whose tapes are alive as long
+  std::shared_ptr<Session> of = session().shared_from_this();  // keeps its tapes alive
   std::vector<c10::Scalar> now;
   void take(const Pass& pass) { now = pass.numbers; }
   const c10::Scalar& at(size_t index) const { return now.at(index); }
@@ -49,7 +49,7 @@ inline const Argument* after(const Argument* one) {
   return one;
 }
 
-// Tensors that are conjugated or negated when they are read. Few kernels are given such: copies, products.
+// Make the tensors lazy that are conjugated or negated when they are read, as few kernels allow: copies, products.
 inline void read_lazily(const Node& node, std::vector<IValue>& given) {
   WithoutKey off;
   const Argument* known = node.arguments.data();
@@ -93,7 +93,7 @@ class BoundCall {
     take_seeds(op_, stack_);
   }
 
-  // What it has returned goes to Python, or nowhere.
+  // What the kernel has returned. Either this or `drop_result` follows a run.
   py::object result() {
     if (stack_.size() == 1) {
       auto result = to_python(std::move(stack_[0]));
@@ -122,7 +122,7 @@ class BoundCall {
     stack_[varying.argument] = std::move(list);
   }
 
-  // In place: making a tensor takes as long as a small kernel.
+  // It writes in place, because making a tensor takes as long as a small kernel.
   static void write(const at::Tensor& tensor, const c10::Scalar& number) {
     LIVE_OF_TYPE(tensor.scalar_type(), [&] { *tensor.mutable_data_ptr<scalar_t>() = number.to<scalar_t>(); });
   }

@@ -33,9 +33,9 @@ inline void push_written(const Node& node, Stack* stack, at::ArrayRef<IValue> gi
   }
 }
 
-// What a collective returns may be there later.
+// Wait for what a collective returns: it may not be there yet.
 inline void wait_for_ranks(const OperatorHandle& op, const Stack& stack) {
-  if (known(op).ranks == Ranks::alone) return;
+  if (traits_of(op).ranks == Ranks::alone) return;
   static const auto wait = c10::Dispatcher::singleton().findSchemaOrThrow("_c10d_functional::wait_tensor", "");
   static const auto work = c10::getCustomClassType<c10::intrusive_ptr<c10d::Work>>();
   WithoutGil let_go;

@@ -24,18 +24,18 @@ using Stack = torch::jit::Stack;
 
 constexpr DispatchKey KEY = DispatchKey::Fake;
 
-inline DispatchKeySet below(DispatchKeySet keys) {
+inline DispatchKeySet keys_below(DispatchKeySet keys) {
   return keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, KEY);
 }
 
-// Operations within run as they do without us.
+// Within it operations run as they do without us.
 struct WithoutKey {
   c10::impl::ExcludeDispatchKeyGuard guard{KEY};
 };
 
 inline void run_now(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   WithoutKey off;
-  op.redispatchBoxed(below(keys), stack);
+  op.redispatchBoxed(keys_below(keys), stack);
 }
 
 // How an operation works together with other processes.
@@ -44,7 +44,7 @@ enum class Ranks : uint8_t {
   makes,    // new tensors
   writes,   // what its schema says, or else its first argument
   at_once,  // Python waits for it, or its schema does not say what it writes
-  over,     // waits for another one, which is over
+  over,     // waits for an operation that has ended by then
   pairs,    // in no order that all ranks share
 };
 
@@ -89,7 +89,7 @@ inline bool returns_tensors_only(const c10::FunctionSchema& schema) {
   return true;
 }
 
-inline const Operator& known(const OperatorHandle& op) {
+inline const Operator& traits_of(const OperatorHandle& op) {
   static thread_local std::unordered_map<const c10::FunctionSchema*, Operator> operators;
   static const std::unordered_set<std::string> SYNCHRONOUS = {
       "aten::_pack_padded_sequence", "aten::_ctc_loss", "aten::set_", "aten::resize_", "aten::resize_as_",

@@ -40,13 +40,13 @@ inline Storage given_storage(const Pass& pass, int slot) {
   return copy == pass.copies.end() ? bytes_of(pass.outside[slot]) : copy->second;
 }
 
-// What was made before a cut. Where nobody has it any more, its home still does.
+// The bytes of what was made before a cut. If nobody holds it any more, its home still has them.
 inline Storage bytes_of_crossed(const Adopted& crossed, c10::Device device) {
   if (const auto user = crossed.user.lock()) return bytes_of(user);
   WithoutKey off;
   const auto home = crossed.home.to(device);
   auto* storage = storage_of(home);
-  return storage_over(borrowed(share(storage), address_of(storage), device), storage->nbytes());
+  return storage_over(borrow(share(storage), address_of(storage), device), storage->nbytes());
 }
 
 inline const at::Tensor& real_tensor(Pass& pass, const Value& value) {
@@ -153,7 +153,7 @@ inline void execute_node(Pass& pass, const Node& node, Stack& stack) {
   take_outputs(pass, node, stack);
 }
 
-// Whoever still holds a shadow gets its bytes.
+// Give the shadows that somebody still holds their bytes.
 inline void hand_out(Pass& pass) {
   for (size_t slot = 0; slot < pass.bound.size() && slot < pass.real.size(); slot++) {
     if (!pass.real[slot] || pass.outside[slot]) continue;
@@ -244,7 +244,7 @@ inline bool run_part(Session& now) {
 inline void settle() {
   auto& now = session();
   struct Always {
-    ~Always() { nothing_pending(); }
+    ~Always() { clear_pending(); }
   } always;
   wait_for_step();
   if (!now.pass || run_part(now)) return;
@@ -255,7 +255,7 @@ inline void settle() {
 // Whether a kernel that draws is still to run: until then generators are not what the step's code expects.
 inline bool draws_wait(const Pass& pass) {
   for (size_t n = pass.done; n < pass.path.size(); n++) {
-    if (!pass.ran[n] && pass.path[n]->op && known(*pass.path[n]->op).random) return true;
+    if (!pass.ran[n] && pass.path[n]->op && traits_of(*pass.path[n]->op).random) return true;
   }
   return false;
 }

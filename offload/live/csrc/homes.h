@@ -42,13 +42,13 @@ inline void claim(const at::Tensor& tensor) {
   storage->set_resizable(true);
 }
 
-// Nobody gets these bytes any more.
+// Take the bytes from a storage for good.
 inline void drop_bytes(StorageImpl* storage) {
   storage->set_data_ptr_noswap(c10::DataPtr(nullptr, new Absent{nullptr, nullptr}, &drop_absent, storage->device()));
   bar(storage);
 }
 
-// Whether nobody gets them any more.
+// Whether a storage has lost its bytes for good.
 inline bool is_lost(StorageImpl* storage) {
   const auto* absent = absent_of(storage);
   const auto* here = session_here();
@@ -57,7 +57,7 @@ inline bool is_lost(StorageImpl* storage) {
 
 // The step is over: what was made before a cut and is still held has memory of its own, but what is in
 // `dropped` has none, and what is in `stays` is adopted.
-inline void over(Pass& pass, const std::set<int>& dropped, const std::set<int>& stays) {
+inline void finish(Pass& pass, const std::set<int>& dropped, const std::set<int>& stays) {
   for (size_t slot = 0; slot < pass.crossed.size(); slot++) {
     auto* crossed = pass.crossed[slot].get();
     const auto user = crossed ? crossed->user.lock() : nullptr;
@@ -130,7 +130,7 @@ inline std::pair<int, at::Tensor> adopt_storage(Storage storage) {
   return {adopted->id, adopted->home};
 }
 
-// The same at a home that there is.
+// Adopt a slot's storage at a home that exists already. False: it has another size.
 inline bool adopt_at(Pass& pass, int slot, int id, const at::Tensor& home) {
   const auto& storage = pass.outside[slot];
   if (home.nbytes() != storage->nbytes()) return false;

@@ -4,8 +4,8 @@
 //                                               another one?        -> recorded, a shadow      recording.h
 //   afterwards  a plan of the tape runs its kernels; or, in their order, executing.h
 //
-// Nothing is assumed: whatever differs from the tape is another tape, a number excepted, which the
-// kernel is given anew.
+// Nothing is assumed. Whatever differs from the tape makes another tape, except for numbers, which the
+// kernels are given anew.
 
 #include <torch/library.h>
 
@@ -27,7 +27,7 @@ bool has(at::ArrayRef<IValue> given, Is&& is) {
   return found;
 }
 
-// Whether a class of Python's is to be asked, whose parts come here.
+// Whether a tensor class of Python's takes the operation apart. The parts come here.
 bool is_pythons(DispatchKeySet keys, at::ArrayRef<IValue> given) {
   return keys.has(DispatchKey::Python) && has(given, is_wrapper);
 }
@@ -38,23 +38,23 @@ bool is_meta(at::ArrayRef<IValue> given) {
   return meta;
 }
 
-// Operations that are on no tape. True: it has run.
-bool passes_by(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+// Run an operation that belongs on no tape. False: it does belong on one.
+bool run_off_tape(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const auto given = arguments_of(op, stack);
-  if (is_pythons(keys, given) || (known(op).composite && !has(given, std::not_fn(is_strided)))) {
-    op.redispatchBoxed(below(keys), stack);  // its parts come here
+  if (is_pythons(keys, given) || (traits_of(op).composite && !has(given, std::not_fn(is_strided)))) {
+    op.redispatchBoxed(keys_below(keys), stack);  // its parts come here
     return true;
   }
-  if (!known(op).unseen && !is_meta(given)) return false;
+  if (!traits_of(op).unseen && !is_meta(given)) return false;
   run_now(op, keys, stack);
   return true;
 }
 
-void between_steps(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+void run_between_steps(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const auto given = arguments_of(op, stack);
-  if (is_pythons(keys, given)) return op.redispatchBoxed(below(keys), stack);
-  if (known(op).looks) return run_now(op, keys, stack);
-  if (session().pending_step && session().pending_step->draws && known(op).random) wait_for_step();
+  if (is_pythons(keys, given)) return op.redispatchBoxed(keys_below(keys), stack);
+  if (traits_of(op).looks) return run_now(op, keys, stack);
+  if (session().pending_step && session().pending_step->draws && traits_of(op).random) wait_for_step();
   bool awaited = false;
   each_storage(given, [&](StorageImpl* storage) { awaited |= is_awaited(storage); });
   if (awaited) {
@@ -82,14 +82,14 @@ void dispatch(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
       }
       difference = match.difference;
     }
-    if (passes_by(op, keys, stack)) return;
+    if (run_off_tape(op, keys, stack)) return;
     diverge(difference, op);
   }
   if (now.mode == Mode::recording) {
-    if (!passes_by(op, keys, stack)) record(op, keys, stack);
+    if (!run_off_tape(op, keys, stack)) record(op, keys, stack);
     return;
   }
-  between_steps(op, keys, stack);
+  run_between_steps(op, keys, stack);
 }
 
 // ---- a step ---------------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ void begin(const std::string& name) {
   if (!tree) tree = std::make_unique<Node>();
   hide_shown(nullptr);
   now.current = tree.get();
-  now.pass = new_pass(now.over);
+  now.pass = new_pass(now.used_passes);
   now.divergence.clear();
   now.mode = tree->children.empty() ? Mode::recording : Mode::replaying;
   if (now.mode == Mode::recording) wait_for_step();
@@ -120,12 +120,12 @@ std::shared_ptr<Pass> end() {
   return pass;
 }
 
-// What was issued has run by a plan.
-void ran_by_plan(Pass& pass) { pass.done = pass.path.size(); }
+// Note that what was issued has run by a plan.
+void mark_run(Pass& pass) { pass.done = pass.path.size(); }
 
 void run_as_issued(Pass& pass) {
   struct Always {
-    ~Always() { nothing_pending(); }
+    ~Always() { clear_pending(); }
   } always;
   WithoutGil let_go;
   execute(pass);
@@ -142,7 +142,7 @@ void give_memory(Pass& pass, int slot, const at::Tensor& bytes) {
   pass.outside[slot] = pass.bound[slot].lock();
 }
 
-// This thread works for the session from now on, or for none.
+// Let this thread work for the session from now on; null: for none.
 void serve(Session* session) {
   own = current = session;
   carry(session);
@@ -210,7 +210,7 @@ void set_rounding(const py::bytes& given) {
   std::fesetenv(&now);
 }
 
-// Somebody gets a pointer to the bytes. `array`: of numpy's, and the session's `concealed` is called when it dies.
+// Somebody gets a pointer to the bytes. `array`: numpy does, and `conceal` is called when its array dies.
 std::shared_ptr<Session> expose(const at::Tensor& tensor, bool array) {
   const Serving as_its_own(session_here());
   if (!tensor.defined()) return nullptr;
@@ -229,7 +229,7 @@ std::shared_ptr<Session> expose(const at::Tensor& tensor, bool array) {
   return current ? current->shared_from_this() : nullptr;
 }
 
-void concealed(Session& now, uintptr_t storage) {
+void conceal(Session& now, uintptr_t storage) {
   auto& exposed = now.exposed;
   const auto found = exposed.find(reinterpret_cast<StorageImpl*>(storage));
   if (found == exposed.end() || --found->second.arrays > 0 || found->second.for_good) return;
@@ -285,7 +285,7 @@ PYBIND11_MODULE(live, module) {
       .def_readonly("draws", &Session::draws)
       .def("check_here", &check_here)
       .def("close", &close)
-      .def("concealed", &concealed);
+      .def("conceal", &conceal);
   py::class_<Value>(module, "Value")
       .def_readonly("slot", &Value::slot)
       .def_readonly("offset", &Value::offset)
@@ -347,8 +347,8 @@ PYBIND11_MODULE(live, module) {
       .def("given_bytes", &given_bytes)
       .def("copied_bytes", &copied_bytes)
       .def("cross", &cross)
-      .def("ran_by_plan", &ran_by_plan)
-      .def("over", &over)
+      .def("mark_run", &mark_run)
+      .def("finish", &finish)
       .def("adopt_at", &adopt_at)
       .def("can_adopt", &can_adopt)
       .def_property_readonly("has_backward", [](const Pass& p) {
@@ -396,7 +396,7 @@ PYBIND11_MODULE(live, module) {
   module.def("adopted", &adopted_ids);
   module.def("new_id", [] { return session().next_adopted++; });
   module.def("adopt", [](const at::Tensor& tensor) { return adopt_storage(share(storage_of(tensor))); });
-  module.def("nothing_pending", &nothing_pending);
+  module.def("clear_pending", &clear_pending);
   module.def("touch", &touch_tensor);
   module.def("expose", &expose);
   module.def("expose_storage", [](const c10::Storage& storage) {

@@ -23,7 +23,7 @@ class Match {
     if (c10::get_default_dtype() != node_.default_dtype) return differs("default dtype");
     const Argument* next = node_.arguments.data();
     for (const auto& value : arguments_of(op, stack)) {
-      if (!argument(next, value)) return false;
+      if (!matches(next, value)) return false;
     }
     return true;
   }
@@ -72,7 +72,7 @@ class Match {
     return true;
   }
 
-  bool argument(const Argument*& next, const IValue& value) {
+  bool matches(const Argument*& next, const IValue& value) {
     const Argument& known = *next++;
     switch (known.kind) {
       case Arg::tensor: return value.isTensor() && same_tensor(*known.value, value.toTensor());
@@ -98,24 +98,24 @@ class Match {
         if (known.integer ? !value.isComplexDouble() : !value.isDouble()) return differs("type of a number");
         numbers_.push_back(value.toScalar());
         return true;
-      case Arg::reals: return reals(known, value);
-      case Arg::integers: return integers(known, value);
-      case Arg::constant: return constant(node_.constants[known.constant], value) || differs("constant");
-      default: return list(known, next, value);
+      case Arg::reals: return matches_reals(known, value);
+      case Arg::integers: return matches_integers(known, value);
+      case Arg::constant: return matches_constant(node_.constants[known.constant], value) || differs("constant");
+      default: return matches_list(known, next, value);
     }
   }
 
-  bool list(const Argument& head, const Argument*& next, const IValue& value) {
+  bool matches_list(const Argument& head, const Argument*& next, const IValue& value) {
     if (!value.isList()) return differs("list");
     const auto elements = value.toListRef();
     if (static_cast<int>(elements.size()) != head.count) return differs("length of a list");
     for (const auto& element : elements) {
-      if (!argument(next, element)) return false;
+      if (!matches(next, element)) return false;
     }
     return true;
   }
 
-  bool reals(const Argument& known, const IValue& value) {
+  bool matches_reals(const Argument& known, const IValue& value) {
     if (!value.isList() || static_cast<int>(value.toListRef().size()) != known.count) return differs("list");
     for (const auto& element : value.toListRef()) {
       if (!element.isDouble()) return differs("type of a number");
@@ -124,7 +124,7 @@ class Match {
     return true;
   }
 
-  bool integers(const Argument& known, const IValue& value) {
+  bool matches_integers(const Argument& known, const IValue& value) {
     if (!value.isList()) return differs("list");
     const auto elements = value.toListRef();
     const auto& integers = node_.integers[known.count];
@@ -136,7 +136,7 @@ class Match {
     return true;
   }
 
-  bool constant(const IValue& known, const IValue& value) const {
+  bool matches_constant(const IValue& known, const IValue& value) const {
     if (value.tagKind() != known.tagKind()) return false;
     if (value.isObject() && node_.kind == Kind::deferred) return same_object(known, value);
     if (value.isGenerator()) return value.toGenerator() == known.toGenerator();

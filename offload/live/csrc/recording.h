@@ -14,16 +14,16 @@
 
 namespace live {
 
-// What `torch.tensor` makes of numbers comes here with it.
+// `torch.tensor` calls it with what it has made of numbers.
 inline constexpr const char* LITERAL = "aten::lift_fresh";
 
 class Recording {
  public:
   Recording(Pass& pass, Node* parent, const OperatorHandle& op, DispatchKeySet keys)
-      : pass_(pass), known_(known(op)), schema_(op.schema()), own_(std::make_unique<Node>()), node_(own_.get()) {
+      : pass_(pass), known_(traits_of(op)), schema_(op.schema()), own_(std::make_unique<Node>()), node_(own_.get()) {
     node_->op.emplace(op);
     node_->schema = &schema_;
-    node_->keys = below(keys).remove(DispatchKey::PythonDispatcher);  // whose state is the compiling thread's
+    node_->keys = keys_below(keys).remove(DispatchKey::PythonDispatcher);  // whose state is the compiling thread's
     node_->parent = parent;
     node_->value_count = parent->value_count;
     node_->first_number = pass.numbers.size();
@@ -78,13 +78,13 @@ class Recording {
       const LargeBlocksApart apart;
       StandIns stand_ins;
       auto tried = std::make_shared<Tried>();
-      Stack made = replaced(given, stand_ins, positions > 1 ? std::optional(position) : std::nullopt);
+      Stack made = put_stand_ins(given, stand_ins, positions > 1 ? std::optional(position) : std::nullopt);
       try {
         const WithoutDraws kept(known_.random);
         const Watch watch(*tried);
-        const bool sends = known_.ranks != Ranks::alone;  // but not its kernel for tensors without bytes
+        const bool sends = known_.ranks != Ranks::alone;  // the kernel for tensors without bytes does not
         give_seeds(op, made);
-        op.redispatchBoxed(sends ? DispatchKeySet(DispatchKey::Meta) : below(keys), &made);
+        op.redispatchBoxed(sends ? DispatchKeySet(DispatchKey::Meta) : keys_below(keys), &made);
         take_seeds(op, made);
       } catch (const std::exception&) {
         return false;  // it raises with the real tensors, too, or it asks for their values
@@ -117,7 +117,7 @@ class Recording {
     bool only_views = node_->returns > 0;
     for (auto& output : node_->outputs) {
       only_views &= output.kind != Out::fresh;
-      if (output.kind == Out::fresh) output.value = fresh_like(*output.value);
+      if (output.kind == Out::fresh) output.value = make_fresh_like(*output.value);
     }
     settle_kind(only_views);
     return true;
@@ -156,7 +156,7 @@ class Recording {
 
  private:
   // The arguments on stand-ins; of lists only one position, if one is given.
-  Stack replaced(at::ArrayRef<IValue> given, StandIns& stand_ins, std::optional<size_t> position) {
+  Stack put_stand_ins(at::ArrayRef<IValue> given, StandIns& stand_ins, std::optional<size_t> position) {
     const auto each = [&](auto&& visit) {
       size_t next = 0;
       for (const auto& value : given) {
@@ -282,7 +282,7 @@ class Recording {
     return node_->values.back().get();
   }
 
-  Value* fresh_like(const Value& other) {
+  Value* make_fresh_like(const Value& other) {
     auto value = std::make_unique<Value>(other);
     value->slot = static_cast<int>(pass_.bound.size());
     value->id = node_->value_count++;
@@ -306,7 +306,7 @@ class Recording {
     return argument;
   }
 
-  void constant(Argument& argument, IValue value) {
+  void add_constant(Argument& argument, IValue value) {
     argument.constant = static_cast<int>(node_->constants.size());
     node_->constants.push_back(std::move(value));
   }
@@ -323,7 +323,7 @@ class Recording {
   }
 
   // A slot that is no storage's: the next number has another one.
-  Value* number_value(const at::Tensor& tensor) {
+  Value* make_number_value(const at::Tensor& tensor) {
     auto value = std::make_unique<Value>(Value{
         static_cast<int>(pass_.bound.size()), node_->value_count++, {}, {}, 0, tensor.dtype(), tensor.key_set(),
         tensor.unsafeGetTensorImpl()->is_wrapped_number(), tensor.nbytes(), tensor.device()});
@@ -341,7 +341,7 @@ class Recording {
       on_host_ = written_down_ = false;
     } else if (is_only_read && is_read_now(tensor)) {
       argument.kind = Arg::number;
-      argument.value = number_value(tensor);
+      argument.value = make_number_value(tensor);
       node_->numbers.push_back(number_in(tensor));
     } else {
       bool fresh;
@@ -379,16 +379,16 @@ class Recording {
     } else if (!elements.empty() && all([](const IValue& each) { return each.isDouble(); })) {
       auto& argument = push(Arg::reals);
       argument.count = static_cast<int>(elements.size());
-      constant(argument, value.toList().copy());
+      add_constant(argument, value.toList().copy());
       for (const auto& each : elements) node_->numbers.push_back(each.toScalar());
     } else if (all([](const IValue& each) { return each.isInt() || each.isBool(); })) {
       auto& argument = push(Arg::integers);
       argument.count = static_cast<int>(node_->integers.size());
-      constant(argument, value.toList().copy());
+      add_constant(argument, value.toList().copy());
       auto& integers = node_->integers.emplace_back();
       for (const auto& each : elements) integers.push_back(each.isBool() ? each.toBool() : each.toInt());
     } else {
-      constant(push(Arg::constant), value.toList().copy());
+      add_constant(push(Arg::constant), value.toList().copy());
     }
   }
 
@@ -418,7 +418,7 @@ class Recording {
       const bool is_object = value.isObject() && known_.ranks == Ranks::alone;
       synchronous_ |= value.isStorage() || is_object || value.isPyObject() || value.isStream() ||
           value.isGenerator();
-      constant(push(Arg::constant), value);
+      add_constant(push(Arg::constant), value);
     }
   }
 
@@ -545,7 +545,7 @@ inline void record(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) 
   auto& now = session();
   auto& pass = *now.pass;
   TORCH_CHECK(
-      known(op).ranks != Ranks::pairs, users_line(now), ": ", op.schema().name(), " has no place in an order that all ranks share, which a"
+      traits_of(op).ranks != Ranks::pairs, users_line(now), ": ", op.schema().name(), " has no place in an order that all ranks share, which a"
       " planned step needs. Use a collective such as all_reduce or all_gather, or call it outside of the step");
   Recording recording(pass, now.current, op, keys);
   const bool can_wait = recording.try_stand_ins(op, keys, stack);

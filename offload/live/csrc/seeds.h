@@ -1,7 +1,7 @@
 // Memory-efficient attention keeps the seed of its dropout on the host, and its backward pass reads it there.
-// Of a step on a GPU all tensors are the GPU's, so its seeds come to the device and go back.
+// In a step on a GPU all tensors are on the GPU, so the seeds are moved there and, when they are read, back.
 //
-// While its stream is captured into a CUDA graph torch has them on the device, and both stay there.
+// While the stream is captured into a CUDA graph, torch itself keeps them on the device.
 
 #pragma once
 
@@ -19,9 +19,9 @@ inline bool is_being_captured() {
   return pybind11::module_::import("torch").attr("cuda").attr("is_current_stream_capturing")().cast<bool>();
 }
 
-// Before the kernel runs on these arguments.
+// Bring the seeds among these arguments to the host, before the kernel runs.
 inline void give_seeds(const OperatorHandle& op, Stack& stack) {
-  if (!known(op).keeps_seeds) return;
+  if (!traits_of(op).keeps_seeds) return;
   const auto& schema = op.schema().arguments();
   const auto chance = op.schema().argumentIndexWithName("dropout_p");
   const size_t first = stack.size() - schema.size();
@@ -33,9 +33,9 @@ inline void give_seeds(const OperatorHandle& op, Stack& stack) {
   }
 }
 
-// After the kernel has run.
+// Bring the seeds among these results to the device, after the kernel has run.
 inline void take_seeds(const OperatorHandle& op, Stack& stack) {
-  if (!known(op).keeps_seeds || session().device == c10::kCPU) return;
+  if (!traits_of(op).keeps_seeds || session().device == c10::kCPU) return;
   const auto& schema = op.schema().returns();
   for (size_t n = 0; n < schema.size(); n++) {
     auto& made = stack[stack.size() - schema.size() + n];

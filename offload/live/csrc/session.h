@@ -27,8 +27,8 @@ struct Exposure {
   bool for_good = false;
 };
 
-// A step that is over for Python, and whose kernels another thread still runs.
-// What it was given was copied, and all that they write is barred.
+// A step that is over for Python, and whose kernels another thread still runs. What it was given was
+// copied, and all that its kernels write is barred.
 struct PendingStep {
   bool draws = false;  // from the generators of the process
   std::unordered_map<StorageImpl*, WeakStorage> pending;
@@ -46,7 +46,7 @@ struct Session : std::enable_shared_from_this<Session> {
   Node* current = nullptr;
   std::shared_ptr<Pass> pass;
   std::unique_ptr<PendingStep> pending_step;  // of the step before
-  Passes over = std::make_shared<Passes::element_type>();
+  Passes used_passes = std::make_shared<Passes::element_type>();
   std::unordered_map<StorageImpl*, WeakStorage> pending;  // the user's storages that wait for a write
   std::set<StorageImpl*> numbers_read;           // single numbers that a deferred kernel will read
   std::vector<WeakStorage> numbers_read_kept;    // ... and keeps their addresses from being used anew
@@ -56,7 +56,7 @@ struct Session : std::enable_shared_from_this<Session> {
   std::unordered_map<StorageImpl*, Exposure> exposed;
   pybind11::object place;                        // gives the user's line
   pybind11::object run_part;                     // runs what was issued by a plan, if there can be one
-  pybind11::object wait_for_step;                         // waits for the pending_step
+  pybind11::object wait_for_step;                // waits for the pending_step
   void (*watch)() = nullptr;                     // of the allocator shim: this thread's allocations from now on
   uint64_t (*watched)(Tried::Event*, uint64_t, uint64_t*) = nullptr;  // ... and what they were
   void (*reuse)(int) = nullptr;                  // of the allocator shim: whether large blocks are kept
@@ -156,7 +156,7 @@ inline void submit(const Pass& pass) {
   now.pending_step = std::move(pending_step);
 }
 
-// They have ended. What this step will write is still barred.
+// The kernels of the pending step have ended. What this step will write stays barred.
 inline void complete() {
   auto& now = session();
   const auto pending_step = std::move(now.pending_step);
@@ -166,7 +166,7 @@ inline void complete() {
   }
 }
 
-inline void nothing_pending() {
+inline void clear_pending() {
   auto& now = session();
   for (auto& [address, waiting] : now.pending) {
     const auto storage = waiting.lock();

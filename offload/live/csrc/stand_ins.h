@@ -30,7 +30,7 @@ struct LargeBlocksApart {
 
 class StandIns {
  public:
-  // All tensors of a call, before the first of them is made.
+  // Note a tensor of a call. All of them are seen before the first stand-in is made.
   void see(const at::Tensor& tensor) {
     auto& seen = seen_[storage_of(tensor)];
     const auto* impl = tensor.unsafeGetTensorImpl();
@@ -110,7 +110,7 @@ class Watch {
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 
-// What is drawn for a stand-in is not drawn.
+// Puts the generators back, so that what a stand-in draws changes no later draw.
 class WithoutDraws {
  public:
   explicit WithoutDraws(bool random) {

@@ -115,7 +115,7 @@ inline void bar(StorageImpl* storage) {
 }
 
 // `from`'s bytes, which live as long as anybody has them.
-inline c10::DataPtr borrowed(const Storage& from, void* address, c10::Device device) {
+inline c10::DataPtr borrow(const Storage& from, void* address, c10::Device device) {
   return c10::DataPtr(address, new Storage(from), &drop_share, device);
 }
 
@@ -154,7 +154,7 @@ inline void hide(StorageImpl* storage, Adopted& adopted) {
   bar(storage);
 }
 
-// A storage of the user's gives its bytes to a home of ours.
+// Give the bytes of a user's storage to a home of ours.
 inline std::unique_ptr<Adopted> adopt(StorageImpl* storage, int id) {
   auto data = storage->set_data_ptr(c10::DataPtr(nullptr, storage->device()));
   auto bytes = storage_over(std::move(data), storage->nbytes(), storage->allocator());
@@ -172,28 +172,28 @@ inline void show(StorageImpl* storage, Adopted& adopted) {
   const auto device = storage->device();
   adopted.copied = adopted.home.device() != device;
   const at::Tensor there = adopted.copied ? adopted.home.to(device) : adopted.home;
-  storage->set_data_ptr_noswap(borrowed(share(storage_of(there)), there.mutable_data_ptr(), device));
+  storage->set_data_ptr_noswap(borrow(share(storage_of(there)), there.mutable_data_ptr(), device));
   unbar(storage);
 }
 
-// What an adopted storage shows is memory of its own from now on.
+// Give an adopted storage memory of its own, with the bytes that it shows.
 inline void copy_shown(StorageImpl* storage, Adopted& adopted) {
   if (absent_of(storage)) show(storage, adopted);
   if (std::exchange(adopted.copied, true)) return;
   WithoutKey off;
   const auto own = as_bytes(share(storage)).clone();
   auto* real = storage_of(own);
-  storage->set_data_ptr_noswap(borrowed(share(real), address_of(real), storage->device()));
+  storage->set_data_ptr_noswap(borrow(share(real), address_of(real), storage->device()));
   storage->set_allocator(real->allocator());
   storage->set_resizable(true);
 }
 
 inline void wait_for_step();
 
-// A shadow gets its bytes.
+// Give a shadow its bytes.
 inline void give(StorageImpl* shadow, const Storage& real) {
   if (!absent_of(shadow)) return;
-  shadow->set_data_ptr_noswap(borrowed(real, address_of(real.get()), shadow->device()));
+  shadow->set_data_ptr_noswap(borrow(real, address_of(real.get()), shadow->device()));
   if (real->allocator()) {
     shadow->set_allocator(real->allocator());
     shadow->set_resizable(true);
@@ -218,7 +218,7 @@ inline Storage bytes_of(const Storage& storage) {
   check_own(storage.get());
   if (absent_of(storage.get())) materialize(storage.get());
   return storage_over(
-      borrowed(storage, address_of(storage.get()), storage->device()), storage->nbytes());
+      borrow(storage, address_of(storage.get()), storage->device()), storage->nbytes());
 }
 
 }  // namespace live

@@ -182,12 +182,12 @@ struct Pass {
 using Passes = std::shared_ptr<std::vector<std::unique_ptr<Pass>>>;
 
 // An empty pass, in the memory of one that is over: its lists are long.
-inline std::shared_ptr<Pass> new_pass(const Passes& over) {
-  auto pass = over->empty() ? std::make_unique<Pass>() : std::move(over->back());
-  if (!over->empty()) over->pop_back();
-  return {pass.release(), [over](Pass* used) {
+inline std::shared_ptr<Pass> new_pass(const Passes& used_passes) {
+  auto pass = used_passes->empty() ? std::make_unique<Pass>() : std::move(used_passes->back());
+  if (!used_passes->empty()) used_passes->pop_back();
+  return {pass.release(), [used_passes](Pass* used) {
             used->clear();
-            over->emplace_back(used);
+            used_passes->emplace_back(used);
           }};
 }
 

@@ -11,11 +11,11 @@ namespace live {
 
 struct Session;
 
-// What a thread has opened or serves, and what the operation that it is in belongs to.
+// The session that this thread has opened or serves, and the one that its present operation belongs to.
 static thread_local Session* own = nullptr;
 static thread_local Session* current = nullptr;
 
-// It holds no object of Python's.
+// What autograd carries from thread to thread. It holds no object of Python's.
 struct Carried : c10::SafePyObject {
   explicit Carried(Session* its) : SafePyObject(nullptr, nullptr), session(its) {}
   Session* session;

@@ -4,7 +4,7 @@
 //
 // serve   The k-th allocation of a call on its thread gets the k-th slot's address, if it asks for
 //         exactly that many bytes; a slot without an address goes to the base. The first one that
-//         does not fit, and all after it, go to the base: a miss, and `settle` is told.
+//         does not fit, and all after it, go to the base: that is a miss, after which `settle` runs.
 // record  Every allocation and every free of this thread is written down.
 // count   Bytes that the base gave out, of all threads: how many live at once.
 // reuse   Large blocks that this thread frees are kept for its next calls: fresh pages of the system's
@@ -62,7 +62,7 @@ struct Event {
   void* address;
 };
 
-// What this thread's allocations are now.
+// What happens to this thread's allocations now.
 struct Thread {
   const Slot* next = nullptr;
   const Slot* end = nullptr;
@@ -97,10 +97,10 @@ constexpr uint64_t LARGE = 256 << 10, MOST_KEPT = 256 << 20;
 Shared& shared = *new Shared;
 c10::Allocator* base = nullptr;
 
-void keep(void*) {}
+void leave(void*) {}
 
-// What the base gave, if somebody watches.
-void* noted(void* address, uint64_t nbytes) {
+// Write down what the base gave, if somebody watches.
+void* note(void* address, uint64_t nbytes) {
   if (shared.watchers.load(std::memory_order_relaxed) == 0 || nbytes == 0) {
     return address;
   }
@@ -118,8 +118,8 @@ void* noted(void* address, uint64_t nbytes) {
   return address;
 }
 
-// A block that a call has freed.
-bool kept(void* address) {
+// Keep a block that a call has freed. False: it is freed.
+bool keep_block(void* address) {
   const auto found = shared.reusable.find(address);
   if (found == shared.reusable.end()) {
     return false;
@@ -134,8 +134,8 @@ bool kept(void* address) {
   return true;
 }
 
-// A kept block that is not much too large; null: there is none.
-void* again(uint64_t nbytes) {
+// Take a kept block that is not much too large; null: there is none.
+void* take_kept(uint64_t nbytes) {
   std::lock_guard<std::mutex> lock(shared.mutex);
   const auto found = shared.kept.lower_bound(nbytes);
   if (found == shared.kept.end() || found->first > nbytes + nbytes / 4) {
@@ -148,8 +148,8 @@ void* again(uint64_t nbytes) {
   return address;
 }
 
-// Before the base frees something. False: it was served or is kept, and nobody frees that.
-bool forgotten(void* address) {
+// Write down that something is freed. False: nobody frees it, because it was served or is kept.
+bool note_free(void* address) {
   bool stays = false;
   {
     std::lock_guard<std::mutex> lock(shared.mutex);
@@ -163,7 +163,7 @@ bool forgotten(void* address) {
       }
       shared.watched.erase(found);
     }
-    stays = kept(address);
+    stays = keep_block(address);
   }
   if (here.log && address) {
     here.log->push_back({0, address});
@@ -172,30 +172,30 @@ bool forgotten(void* address) {
 }
 
 void release(void* address) {
-  if (forgotten(address)) {
+  if (note_free(address)) {
     base->raw_deleter()(address);
   }
 }
 
 c10::DataPtr pass(size_t nbytes) {
   const bool reuses = here.reuses && nbytes >= LARGE;
-  if (void* address = reuses ? again(nbytes) : nullptr) {
-    return {noted(address, nbytes), address, &release, c10::DeviceType::CPU};
+  if (void* address = reuses ? take_kept(nbytes) : nullptr) {
+    return {note(address, nbytes), address, &release, c10::DeviceType::CPU};
   }
   c10::DataPtr given = base->allocate(nbytes);
   if (reuses && given.compare_exchange_deleter(base->raw_deleter(), &release)) {
-    noted(given.get(), nbytes);
+    note(given.get(), nbytes);
     std::lock_guard<std::mutex> lock(shared.mutex);
     shared.reusable[given.get()] = nbytes;
   } else if (shared.watchers.load(std::memory_order_relaxed) != 0 && nbytes != 0 &&
       given.compare_exchange_deleter(base->raw_deleter(), &release)) {
-    noted(given.get(), nbytes);
+    note(given.get(), nbytes);
   }
   return given;
 }
 
 // The planned address of this thread's next allocation; null: it goes to the base.
-void* served(size_t nbytes) {
+void* take_planned(size_t nbytes) {
   if (!here.serving || nbytes == 0) {
     return nullptr;
   }
@@ -296,8 +296,8 @@ PyMethodDef method = {"run", &run, NO_ARGUMENTS, "Runs a call at its planned add
 
 extern "C" {
 
-// A Python callable without arguments: `call()`, its allocations served. `settler(result)` follows
-// the first run, every run with a miss, and the next one for as long as it returns true.
+// A Python callable without arguments: `call()`, its allocations served. `settler(result)` is called
+// after the first run, after every run with a miss, and again after the next run if it returns true.
 PyObject* placed_bind(
     PyObject* call,
     PyObject* settler,
@@ -321,7 +321,7 @@ PyObject* placed_bind(
   return callable;
 }
 
-// Between the two, this thread's allocations and frees are written down.
+// From here to `placed_record_end` this thread's allocations and frees are written down.
 void placed_record_begin() {
   here.log = new std::vector<Event>;
   std::lock_guard<std::mutex> lock(shared.mutex);
@@ -346,8 +346,8 @@ uint64_t placed_record_end(Event* events, uint64_t room, uint64_t* elsewhere) {
   return count;
 }
 
-// Whether this thread's large blocks are kept when they are freed. What is kept is freed when the last thread
-// wants no more.
+// Whether this thread's large blocks are kept when they are freed. When no thread wants that any more,
+// all that is kept is freed.
 void placed_reuse(int on) {
   if (here.reuses == (on != 0)) {
     return;

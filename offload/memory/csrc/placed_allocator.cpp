@@ -1,5 +1,5 @@
-// An allocator over PyTorch's own for the CPU: see placed.h. It stays: a CPU allocator is asked from
-// the first line of a process on, and frees may come until its last.
+// An allocator over PyTorch's own for the CPU: see placed.h. It is never taken out again, because a
+// process allocates from its first line on and may free until its last.
 
 #include "placed.h"
 
@@ -7,8 +7,8 @@ namespace {
 
 struct PlacedAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t nbytes) override {
-    void* address = served(nbytes);
-    return address ? c10::DataPtr(address, address, &keep, c10::DeviceType::CPU) : pass(nbytes);
+    void* address = take_planned(nbytes);
+    return address ? c10::DataPtr(address, address, &leave, c10::DeviceType::CPU) : pass(nbytes);
   }
   c10::DeleterFnPtr raw_deleter() const override {
     return base->raw_deleter() ? &release : nullptr;
@@ -22,7 +22,7 @@ struct PlacedAllocator final : c10::Allocator {
 
 extern "C" {
 
-// Once a process. Above every other priority: nobody may put theirs over it unseen.
+// Called once in a process. No priority is higher, so nobody can replace it unnoticed.
 int placed_install() {
   if (!base) {
     static PlacedAllocator allocator;

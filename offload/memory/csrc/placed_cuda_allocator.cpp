@@ -1,13 +1,13 @@
 // An allocator over PyTorch's caching one for CUDA: see placed.h. Everything but allocations is handed
 // on, so whoever asks it for numbers, pools, streams or snapshots gets the native one's answers.
 //
-// Installed by a store to an atomic pointer: no driver is needed, and CUDA may be in use already.
-// Memory that the native one gave out carries the native one's deleter, so it may go again as well.
+// It is installed by a store to an atomic pointer: no driver is needed, and CUDA may be in use already.
+// Memory that the native one gave out keeps the native one's deleter, so it can be freed either way.
 //
-// What cuBLAS keeps for itself must be there before a call is served: the first product of a thread
-// on a stream allocates a workspace of its own, that would take a planned address and keep it.
+// cuBLAS must have its workspaces before a call is served: the first product of a thread on a stream
+// allocates one, which would otherwise get a planned address and keep it.
 //
-// PyTorch 2.11 and later: `handed_on` leaves out what a version does not have yet.
+// PyTorch 2.11 and later: `hand_on` leaves out what a version does not have yet.
 
 #include <c10/cuda/CUDACachingAllocator.h>
 
@@ -23,8 +23,8 @@ using c10::cuda::CUDAStream;
 
 CUDAAllocator* native = nullptr;
 
-// `native->call`, where this version of PyTorch has it; elsewhere nobody calls it.
-#define handed_on(Result, call)                 \
+// `native->call`, if this version of PyTorch has it; otherwise nobody calls it.
+#define hand_on(Result, call)                 \
   [&]<class Native>(Native* to) -> Result {     \
     if constexpr (requires { to->call; }) {     \
       return to->call;                          \
@@ -36,27 +36,27 @@ CUDAAllocator* native = nullptr;
 struct PlacedAllocator final : CUDAAllocator {
   // Allocations.
   c10::DataPtr allocate(size_t nbytes) override {
-    void* address = served(nbytes);
+    void* address = take_planned(nbytes);
     if (!address) {
       return pass(nbytes);
     }
     const auto device = static_cast<DeviceIndex>(here.device);
-    return {address, address, &keep, c10::Device(c10::DeviceType::CUDA, device)};
+    return {address, address, &leave, c10::Device(c10::DeviceType::CUDA, device)};
   }
   void* raw_alloc(size_t nbytes) override {
-    void* address = served(nbytes);
-    return address ? address : noted(native->raw_alloc(nbytes), nbytes);
+    void* address = take_planned(nbytes);
+    return address ? address : note(native->raw_alloc(nbytes), nbytes);
   }
   void* raw_alloc_with_stream(size_t nbytes, cudaStream_t stream) override {
-    void* address = served(nbytes);
-    return address ? address : noted(native->raw_alloc_with_stream(nbytes, stream), nbytes);
+    void* address = take_planned(nbytes);
+    return address ? address : note(native->raw_alloc_with_stream(nbytes, stream), nbytes);
   }
   void raw_delete(void* address) override {
-    if (forgotten(address)) {
+    if (note_free(address)) {
       native->raw_delete(address);
     }
   }
-  // Some compare it with a storage's deleter: it is what `allocate` gives out now.
+  // Callers compare it with a storage's deleter, so it is the one that `allocate` gives out now.
   c10::DeleterFnPtr raw_deleter() const override {
     return here.serving || shared.watchers.load() ? &release : native->raw_deleter();
   }
@@ -224,33 +224,33 @@ struct PlacedAllocator final : CUDAAllocator {
     return native->name();
   }
 
-  // Of later versions than 2.11: overrides where there is one to override.
+  // Of versions after 2.11: in an older one these override nothing.
   virtual void markCaptureBegin(DeviceIndex device) {
-    handed_on(void, markCaptureBegin(device));
+    hand_on(void, markCaptureBegin(device));
   }
   virtual void markCaptureEnd(DeviceIndex device) {
-    handed_on(void, markCaptureEnd(device));
+    hand_on(void, markCaptureEnd(device));
   }
   virtual std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* address) {
-    return handed_on(std::shared_ptr<c10::GatheredContext>, getContextForPointer(address));
+    return hand_on(std::shared_ptr<c10::GatheredContext>, getContextForPointer(address));
   }
   virtual bool supportsUserMetadata() {
-    return handed_on(bool, supportsUserMetadata());
+    return hand_on(bool, supportsUserMetadata());
   }
   virtual void annotateMemory(const void* address, const std::string& metadata) {
-    handed_on(void, annotateMemory(address, metadata));
+    hand_on(void, annotateMemory(address, metadata));
   }
   virtual void attachOomRejectionObserver(
       std::function<void(int64_t, size_t, size_t, size_t)> observer) {
-    handed_on(void, attachOomRejectionObserver(std::move(observer)));
+    hand_on(void, attachOomRejectionObserver(std::move(observer)));
   }
   virtual c10::DataPtr allocateWithAddress(size_t nbytes, void* address) {
-    return handed_on(c10::DataPtr, allocateWithAddress(nbytes, address));
+    return hand_on(c10::DataPtr, allocateWithAddress(nbytes, address));
   }
 };
 
 PlacedAllocator& mine() {
-  static PlacedAllocator& made = *new PlacedAllocator; // as long as the process: others point at it
+  static PlacedAllocator& made = *new PlacedAllocator; // never destroyed: others point at it
   return made;
 }
 
@@ -258,7 +258,7 @@ PlacedAllocator& mine() {
 
 extern "C" {
 
-// 0: it is in. 1: another allocator than PyTorch's caching one is, which cannot be wrapped.
+// 0: ours is installed. 1: the present one is not PyTorch's caching allocator, and cannot be wrapped.
 int placed_install() {
   CUDAAllocator* found = allocator.load();
   if (found == &mine()) {

@@ -202,7 +202,7 @@ class Streams:
         hosted = [n for n, lane in enumerate(work.lane_of) if lane in HOST_LANES]
         for node in hosted:
             drain = self._driver.drain if work.lane_of[node] == RANKS else None
-            runs[node] = partial(_on_host, runs[node], node, drain, self._done, self._crew)
+            runs[node] = partial(_run_on_host, runs[node], node, drain, self._done, self._crew)
         nobody: Sequence[Sequence[int]] = [()] * len(runs)
         return PreparedWork(
             chart, streams, replace(work, runs=runs, successors=nobody), len(hosted)
@@ -342,7 +342,7 @@ class Streams:
                 self._driver.close()
 
 
-def _on_host(
+def _run_on_host(
     run: Run, node: int, drain: Callable[[], None] | None, done: deque[int], crew: Crew
 ) -> None:
     run()
