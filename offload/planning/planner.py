@@ -204,7 +204,7 @@ class _Walk:
                 continue
             self.layout.on_device[b] = copy
             if b in task.reads:
-                self._reload(b, copy, number)
+                self.nodes.copy(RELOAD, b, number, self.layout.on_host[b], copy)
         if task.lane == "host":
             self.layout.host_writes.update(task.writes)
         for b in self.uses.touched[number]:
@@ -269,9 +269,6 @@ class _Walk:
             refuse(self.graph, self.capacities, task.device)
 
     # ---- nodes ----------------------------------------------------------------------------------
-
-    def _reload(self, b: int, copy: Copy, number: int) -> None:
-        self.nodes.copy(RELOAD, b, number, self.layout.on_host[b], copy)
 
     def _offload(self, b: int, number: int) -> None:
         if b not in self.layout.on_host:
