@@ -29,7 +29,7 @@ import torch
 from pathlib import Path
 from offload.memory import cuda_shim
 from offload.memory.compilation import COMPILERS
-found = cuda_shim.built(COMPILERS, Path({str(tmp_path)!r}), Path({str(HEADERS)!r}))
+found = cuda_shim.build_shim(COMPILERS, Path({str(tmp_path)!r}), Path({str(HEADERS)!r}))
 assert not isinstance(found, str), found
 assert found.install()
 assert torch.cuda.get_allocator_backend() == "native"  # it answers for what it wraps

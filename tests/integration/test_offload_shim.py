@@ -238,7 +238,7 @@ def test_several_processes_may_build_at_once(tmp_path: Path) -> None:
     script = f"""
 from pathlib import Path
 from offload.memory import cpu_shim as shim
-found = shim.built(shim.COMPILERS, Path({str(tmp_path)!r}))
+found = shim.build_shim(shim.COMPILERS, Path({str(tmp_path)!r}))
 assert not isinstance(found, str), found
 """
     builds = [
