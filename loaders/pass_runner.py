@@ -40,7 +40,7 @@ class ProcessPipeline:
 
     @property
     def skipped(self) -> dict[int, str]:
-        return self._skipped | (self.open.reader.skipped if self.open else {})
+        return self._skipped | (self.open.reader.skipped.reasons if self.open else {})
 
     @property
     def bytes_taken(self) -> dict[str, int]:

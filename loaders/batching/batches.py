@@ -98,7 +98,7 @@ class BatchMaker:
         if self._user_views is not None and crew is not None:
             pickled = self._user_views.pickled()
             self._changed = partial(crew.changed, pickled) if pickled else None
-        self._slab = slab
+        self.slab = slab
         self._parts_of = parts_of
         self._collate = None if collate is None else SeededFunction(collate)
         self._in_columns = not single
@@ -115,14 +115,14 @@ class BatchMaker:
     def for_slab(self, slab: Slab) -> "BatchMaker":
         """The same for samples of the same kind in another slab."""
         other = copy.copy(self)
-        other._slab = slab
+        other.slab = slab
         return other
 
     def make(
         self, info: BatchInfo, slots: NDArray[np.int64], serves: NDArray[np.int64]
     ) -> Gathered:
         """Make as much of a batch as a worker's thread may. `serves` are those that are drawn."""
-        started, slab, views = time.perf_counter(), self._slab, self._slot_views
+        started, slab, views = time.perf_counter(), self.slab, self._slot_views
         columns = samples = batch = None
         if self._in_columns:
             keys = self._keys(info)
@@ -144,7 +144,7 @@ class BatchMaker:
     def finish(self, gathered: Gathered) -> Batch:
         """Make the rest of a batch on the consumer's thread."""
         if gathered.columns is not None:
-            return self._slab.nest.batch(gathered.columns)
+            return self.slab.nest.batch(gathered.columns)
         if gathered.samples is None:
             return gathered.batch
         samples, info = gathered.samples, gathered.info
@@ -158,11 +158,11 @@ class BatchMaker:
         self, views: SlotViews, samples: list[Any], slots: NDArray[np.int64], info: BatchInfo
     ) -> list[Any]:
         """The samples, augmented out of the slots. One without a picture stays as it is."""
-        keys, ids, odd = self._keys(info), info.ids, self._slab.unlike(slots)
+        keys, ids, odd = self._keys(info), info.ids, self.slab.unlike(slots)
         rest = [n for n in range(len(slots)) if n not in odd]
         if rest:
             plain = [samples[n] for n in rest]
-            made = views.samples(plain, self._slab, slots[rest], keys[rest], ids[rest])
+            made = views.samples(plain, self.slab, slots[rest], keys[rest], ids[rest])
             for n, sample in zip(rest, made, strict=True):
                 samples[n] = sample
         first = np.zeros(1, dtype=np.int64)
@@ -183,14 +183,14 @@ class BatchMaker:
         if (views := self._user_views) is None:
             return samples
         keys, ids = self._keys(info).tolist(), info.ids.tolist()
-        return views.samples(samples, self._slab, keys, ids, self._changed)
+        return views.samples(samples, self.slab, keys, ids, self._changed)
 
     def augmented_on_device(self, info: BatchInfo, batch: Batch) -> Batch:
         """Augment a batch on the training device, where that was asked for."""
         if (views := self._on_device) is None:
             return batch
-        keys, nest = self._keys(info), self._slab.nest
-        return self._slab.with_picture(batch, lambda images: views(images, keys), nest.batch)
+        keys, nest = self._keys(info), self.slab.nest
+        return self.slab.with_picture(batch, lambda images: views(images, keys), nest.batch)
 
 
 def each_view(augment: Augments | None) -> Sequence[Augment]:

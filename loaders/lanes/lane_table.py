@@ -42,8 +42,9 @@ class LaneRooms:
                 if residents is not None:
                     jobs = PassJobs.from_residents(residents, len(order))
                 # If that sample cannot be read, another one of the share takes its place.
-                slab = pipeline.slab_for(slots, order, *(jobs.some(0, 1) or [0]))
-                self._first = LaneRoom(slab, pipeline.maker_of(slab), [*range(slots - 1, -1, -1)])
+                slabs = pipeline.slabs
+                slab = slabs.slab_for(slots, order, *(jobs.some(0, 1) or [0]))
+                self._first = LaneRoom(slab, slabs.maker_of(slab), [*range(slots - 1, -1, -1)])
                 return self._first
             like = self._first
         if pipeline.setup.opened.decoded is not None:

@@ -73,6 +73,8 @@ class WorkerPool(Generic[Worker]):
             worker.close()
 
 
+Readers = WorkerPool[WorkerProcess] | WorkerPool[ReadingThread]
+
 PARTS = 4
 """A batch is cut into so many parts for each worker, so that none waits long for the slowest."""
 
@@ -87,6 +89,11 @@ class ChangeCrew:
         self._pool = ThreadPoolExecutor(
             workers, "perfect-change", lambda: threads.add(threading.get_ident())
         )
+
+    def start_processes(self) -> None:
+        """Start those that are missing, if that is done by forking."""
+        for process in self._processes.fill():
+            process.start()
 
     def changed(
         self, change: bytes, samples: Sequence[Sample], ids: Sequence[int], keys: Sequence[int]

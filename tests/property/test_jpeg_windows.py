@@ -16,7 +16,7 @@ from torchvision.transforms import InterpolationMode, Resize
 from loaders import ReuseLoader
 from loaders.augment import Chain, Flip, RandomCrop, RandomResizedCrop
 from loaders.errors import SampleShapeError
-from loaders.pipeline import Pipeline
+from loaders.pipeline import SlabMaker
 from loaders.pixels import resizing
 from loaders.pixels.crops import Box, Crops, PicturePart
 from loaders.pixels.decoding import decode_pixels
@@ -127,7 +127,7 @@ def test_batches_are_those_of_whole_pictures(
 
     *windows, small = served()
     seen = sum(decoded) / len(decoded)
-    monkeypatch.setattr(Pipeline, "_layout", lambda *_: None)
+    monkeypatch.setattr(SlabMaker, "_layout", lambda *_: None)
     *whole, large = served()
     assert len(windows) == len(whole)
     assert all(map(torch.equal, windows, whole))
