@@ -16,34 +16,24 @@ import logging
 import multiprocessing
 import os
 import pickle
-import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from mmap import mmap
-from multiprocessing import connection
-from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext
-from multiprocessing.process import BaseProcess
 from typing import Any, Literal, NoReturn, cast
 
 from loaders.closing import ClosedAtEnd
 from loaders.errors import PassEnded, SampleTimeout, SourceError, WorkerDied
 from loaders.slots.leaves import Chunk, Sample
 from loaders.sources.datasets import counts_of
-from loaders.workers import fork_server, worker
+from loaders.workers import child_process, fork_server, worker
+from loaders.workers.child_process import ChildProcess, ProcessLost, ReadTimeout
 from loaders.workers.reading_thread import describe_exit, sample_timeout
-from loaders.workers.staging import IDLE, PROGRESS, Staging, mapped, unpack
-from loaders.workers.worker import Reply, Request, WorkerPlace
+from loaders.workers.staging import IDLE
+from loaders.workers.worker import Request, WorkerPlace
 
 log = logging.getLogger(__name__)
 
 StartMethod = Literal["fork", "spawn", "forkserver"]
-
-LOOK_SECONDS = 1.0  # the time between two looks whether the child is still there
-LOOKS = 8  # so many looks in the time that a sample may take, where that is shorter
-END_SECONDS = (5.0, 1.0, 5.0)  # the time to end: by itself, after SIGTERM, after SIGKILL
 
 GUARDED = "keep its actions under `if __name__ == '__main__':`"
 NOT_PICKLED = (
@@ -51,19 +41,6 @@ NOT_PICKLED = (
     " __getstate__, or decode in threads"
 )
 NOT_IMPORTED = 'define it in a module that can be imported, or give start_method="fork"'
-
-
-class _ProcessLost(Exception):
-    """The process at the other end is dead or dying."""
-
-
-class _ReadTimeout(Exception):
-    """The process at the other end has been at a sample of the chunk for too long."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
-        """The sample's number in the chunk."""
 
 
 def default_start_method() -> StartMethod:
@@ -87,23 +64,18 @@ class WorkerProcess(ClosedAtEnd):
         self.dataset = dataset
         self.start_method: StartMethod = start_method or default_start_method()
         self.name = name
-        self._who = f"worker process {name}"
         self.timeout = timeout
         self.place = place or WorkerPlace()
         self.restarts = 0
         self._parent = os.getpid()
-        self._process: BaseProcess | None = None
-        self._pipe: Connection | None = None
-        self._area: mmap | None = None
-        self._outbox: Staging | None = None
-        self._change = b""
+        self._child: ChildProcess | None = None
         self._stopping = False
-        self._reading = threading.Lock()  # held while somebody uses the pipe
-        self._changing = threading.Lock()  # held while the pipe is replaced or shut
+        self._reading = threading.Lock()  # held while somebody uses the child
+        self._changing = threading.Lock()  # held while the child is replaced or its pipe is shut
 
     @property
     def pid(self) -> int | None:
-        return self._process.pid if self._process else None
+        return self._child.pid if self._child else None
 
     def read(self, ids: Sequence[int], keys: Sequence[int] = (), frozen: bool = False) -> Chunk:
         """Read samples, with the generators seeded by their keys, if there are some. `frozen`: a
@@ -115,9 +87,9 @@ class WorkerProcess(ClosedAtEnd):
             while hung is None or numbers:
                 request = Request(numbers, seeds, frozen=frozen)
                 try:
-                    chunk = self._answered(numbers, lambda pipe, r=request: self._send(pipe, r))
+                    chunk = self._answered(numbers, lambda child, r=request: child.send(r))
                     return chunk if hung is None or chunk.error else Chunk(chunk.samples, hung)
-                except _ReadTimeout as error:
+                except ReadTimeout as error:
                     # What the process had read before is lost with it, and is read again.
                     hung = self._too_long("read", numbers[error.number])
                     numbers, seeds = numbers[: error.number], seeds[: error.number]
@@ -129,28 +101,19 @@ class WorkerProcess(ClosedAtEnd):
         """Change samples by the pickled function `change`, (sample, key) -> sample."""
         numbers = [int(i) for i in ids]
 
-        def send(pipe: Connection) -> None:
-            outbox = self._outbox = self._outbox or Staging()
-            outbox.begin()
-            packed = [outbox.pack(*each) for each in zip(samples, numbers, strict=True)]
-            news = b"" if change == self._change else change
-            request = Request(numbers, [*keys], packed, outbox.grown_bytes, change=news)
-            self._send(pipe, request, outbox)
-            self._change = change
+        def send(child: ChildProcess) -> None:
+            child.send_samples(change, samples, numbers, [*keys])
 
         with self._reading:
             try:
-                chunk = self._answered(numbers, send)
-            except _ReadTimeout as error:
+                return self._answered(numbers, send)
+            except ReadTimeout as error:
                 raise self._too_long("augment", numbers[error.number]) from None
-            if chunk.error is not None:
-                self._change = b""  # it may be the function that could not be rebuilt there
-            return chunk
 
     def start(self) -> None:
         """Start the process now, if that is done by forking."""
         with self._reading:
-            if self._pipe is None and self.start_method == "fork":
+            if self._child is None and self.start_method == "fork":
                 self._start()
 
     def stop(self) -> None:
@@ -159,8 +122,8 @@ class WorkerProcess(ClosedAtEnd):
             return  # this is a fork of the parent, and the process is not its own
         with self._changing:
             self._stopping = True
-            if self._pipe is not None:
-                _shut(self._pipe)
+            if self._child is not None:
+                self._child.shut_pipe()
 
     def close(self) -> None:
         """End the process, by force if need be. Any thread may call this, and call it again."""
@@ -168,12 +131,13 @@ class WorkerProcess(ClosedAtEnd):
         if os.getpid() != self._parent:
             return
         self.stop()
-        if not self._reading.acquire(timeout=END_SECONDS[0]):
+        seconds = child_process.END_SECONDS
+        if not self._reading.acquire(timeout=seconds[0]):
             with self._changing:
-                if self._process is not None:
-                    self._process.kill()
+                if self._child is not None:
+                    self._child.kill()
             # The thread that reads notices the death within LOOK_SECONDS.
-            if not self._reading.acquire(timeout=sum(END_SECONDS)):
+            if not self._reading.acquire(timeout=sum(seconds)):
                 return
         try:
             self._end()
@@ -182,21 +146,23 @@ class WorkerProcess(ClosedAtEnd):
 
     # ---- under the lock of `read` ---------------------------------------------------------------
 
-    def _answered(self, ids: list[int], send: Callable[[Connection], None]) -> Chunk:
+    def _answered(self, ids: list[int], send: Callable[[ChildProcess], None]) -> Chunk:
         """Send a request, and wait for its answer; once more if the process died."""
         try:
             while True:
                 try:
-                    send(self._pipe or self._start())
-                    return self._received()
-                except _ProcessLost:
+                    child = self._child or self._start()
+                    send(child)
+                    reply = child.receive()
+                    for mine, more in zip(counts_of(self.dataset), reply.counts, strict=True):
+                        mine.merge(more)
+                    error = reply.failure.error(self._who) if reply.failure else None
+                    return Chunk(child.samples(reply), error)
+                except ProcessLost:
                     self._restart(ids)
-        except _ReadTimeout:
-            assert self._process is not None
-            self._process.kill()
-            self._end()
-            raise
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, ReadTimeout) and self._child is not None:
+                self._child.kill()
             self._end()  # after a Ctrl-C, an answer under way would be taken for the next one
             raise
 
@@ -211,27 +177,7 @@ class WorkerProcess(ClosedAtEnd):
         )
         return sample_timeout(doing, sample_id, self.timeout or 0)
 
-    def _send(self, pipe: Connection, request: Request, outbox: Staging | None = None) -> None:
-        try:
-            pipe.send_bytes(pickle.dumps(request))
-            if outbox is not None and request.area_bytes:
-                outbox.send(pipe, self.pid or 0)
-        except OSError as error:
-            raise _ProcessLost from error
-
-    def _received(self) -> Chunk:
-        assert self._pipe is not None
-        reply, area = self._receive(self._pipe), self._area
-        for mine, more in zip(counts_of(self.dataset), reply.counts, strict=True):
-            mine.merge(more)
-        assert area is not None
-        samples = [unpack(sample, area) for sample in reply.samples]
-        if reply.rows is not None:
-            rows = reply.rows.unpacked(area)
-            samples = [*rows, *samples] if samples else rows
-        return Chunk(samples, reply.failure.error(self._who) if reply.failure else None)
-
-    def _start(self) -> Connection:
+    def _start(self) -> ChildProcess:
         context = cast(SpawnContext, multiprocessing.get_context(self.start_method))
         forked = self.start_method == "fork"
         payloads = []
@@ -251,16 +197,16 @@ class WorkerProcess(ClosedAtEnd):
                 self._refuse()
             process.start()
             theirs.close()
-            self._process, self._pipe = process, ours
+            child = self._child = ChildProcess(process, ours, self.timeout)
         atexit.register(self.stop)
         try:
             for payload in payloads:
                 ours.send_bytes(payload)
-            reply = self._receive(ours)
+            reply = child.receive()
             init = None
             if reply.failure is None and self.place.init is not None:
-                init = self._receive(ours).failure
-        except (OSError, _ProcessLost) as error:
+                init = child.receive().failure
+        except (OSError, ProcessLost) as error:
             how = describe_exit(self._end())
             if self._stopping:
                 self._refuse()
@@ -281,7 +227,7 @@ class WorkerProcess(ClosedAtEnd):
             error = init.error(self._who)
             error.add_note(f"while init was called with {self.place.number}")
             raise error
-        return ours
+        return child
 
     def _pickled(self, sent: Any, what: str, remedy: str) -> bytes:
         try:
@@ -291,36 +237,8 @@ class WorkerProcess(ClosedAtEnd):
                 f"{what} cannot be sent to a process of its own: {error}; {remedy}"
             ) from error
 
-    def _receive(self, pipe: Connection) -> Reply:
-        process = self._process
-        assert process is not None
-        look = min(LOOK_SECONDS, (self.timeout or LOOK_SECONDS) / LOOKS)
-        at, since = IDLE, time.monotonic()
-        try:
-            # Waiting for the pipe alone may not end: a process that was forked meanwhile may hold
-            # its other end open.
-            while not connection.wait([pipe, process.sentinel], look):
-                if process.exitcode is not None:
-                    break
-                if (seen := self._current_sample()) != at:
-                    at, since = seen, time.monotonic()
-                elif at != IDLE and time.monotonic() - since > (self.timeout or float("inf")):
-                    raise _ReadTimeout(at)
-            if not pipe.poll():
-                raise _ProcessLost
-            reply: Reply = pickle.loads(pipe.recv_bytes())
-            if reply.area_bytes:
-                self._area = mapped(pipe, reply.area_bytes)
-        except (OSError, EOFError) as error:
-            raise _ProcessLost from error
-        return reply
-
-    def _current_sample(self) -> int:
-        """The number of the sample that the process is at."""
-        return PROGRESS.unpack_from(self._area)[0] if self._area is not None else IDLE
-
     def _restart(self, ids: list[int]) -> None:
-        at = self._current_sample()
+        at = self._child.current_sample() if self._child is not None else IDLE
         how = describe_exit(self._end())
         if self._stopping:
             self._refuse()
@@ -344,38 +262,17 @@ class WorkerProcess(ClosedAtEnd):
         raise PassEnded(f"{self._who} was closed: it reads no more samples")
 
     def _end(self) -> int | None:
-        """Make the process end, and close its pipe; returns its exit code."""
-        process, pipe = self._process, self._pipe
-        if process is None or pipe is None:
-            return None
+        """Make the process end; returns its exit code."""
         with self._changing:
-            self._process = self._pipe = self._area = None
-            outbox, self._outbox, self._change = self._outbox, None, b""
-            if outbox is not None:
-                outbox.close()
-            _shut(pipe)
-            pipe.close()
-        code = None
-        hurries = (None, process.terminate, process.kill)
-        for hurry, seconds in zip(hurries, END_SECONDS, strict=True):
-            if hurry is not None:
-                hurry()
-            # One long join may not return: a process that was forked meanwhile may hold the
-            # sentinel open. So its exit code is looked at every 0.1 s.
-            for _ in range(int(seconds / 0.1)):
-                process.join(0.1)
-                if (code := process.exitcode) is not None:
-                    process.close()
-                    return code
-        return code
+            child, self._child = self._child, None
+            if child is not None:
+                child.hang_up()
+        return None if child is None else child.end()
+
+    @property
+    def _who(self) -> str:
+        return f"worker process {self.name}"
 
     @property
     def _kind(self) -> str:
         return type(getattr(self.dataset, "probed", self.dataset)).__name__
-
-
-def _shut(pipe: Connection) -> None:
-    """Tell the child to end, even if another process has inherited our end of the pipe."""
-    end = socket.fromfd(pipe.fileno(), socket.AF_UNIX, socket.SOCK_STREAM)
-    with end, suppress(OSError):  # the child may have ended already
-        end.shutdown(socket.SHUT_WR)

@@ -152,7 +152,7 @@ class Reading:
 
 @pytest.fixture
 def quick_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loaders.workers.processes.END_SECONDS", (0.3, 0.3, 10.0))
+    monkeypatch.setattr("loaders.workers.child_process.END_SECONDS", (0.3, 0.3, 10.0))
 
 
 @pytest.fixture

@@ -41,7 +41,8 @@ REASONS: Mapping[str, Mapping[str, int]] = {
         "loaders/sharing/remote_view.py pickle.dumps": 1,
         "loaders/sources/randomness.py pickle.dumps": 1,
         "loaders/batching/user_views.py pickle.dumps": 1,
-        "loaders/workers/processes.py pickle.dumps": 2,
+        "loaders/workers/child_process.py pickle.dumps": 1,
+        "loaders/workers/processes.py pickle.dumps": 1,
         "loaders/workers/staging.py pickle.dumps": 1,
         "loaders/workers/worker.py pickle.dumps": 2,
         "perfect/commands/training.py weights_only=True": 1,
@@ -79,7 +80,7 @@ REASONS: Mapping[str, Mapping[str, int]] = {
         "trainers/fleet/search/optuna_pruner.py find_spec": 1,
     },
     PARENT: {
-        "loaders/workers/processes.py pickle.loads": 1,
+        "loaders/workers/child_process.py pickle.loads": 1,
         "loaders/workers/staging.py pickle.loads": 1,
         "loaders/workers/worker.py pickle.loads": 5,
         "trainers/fleet/hosting/device_process.py .recv()": 2,

@@ -129,6 +129,7 @@ def test_only_these_files_have_threads_processes_and_queues_in_the_loaders() -> 
         "loaders/sharing/view_link.py",
         "loaders/sharing/view_server.py",
         "loaders/workers/worker_pool.py",
+        "loaders/workers/child_process.py",
         "loaders/workers/crew.py",
         "loaders/workers/fork_server.py",
         "loaders/workers/processes.py",
