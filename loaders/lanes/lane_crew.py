@@ -30,7 +30,7 @@ from loaders.pipeline import Pipeline
 from loaders.workers.crew import CrewJob, FoundThing, ThreadCrew
 from loaders.workers.decode_work import PassOrder
 from loaders.workers.precedence import Precedence
-from loaders.workers.prefetcher import CHUNK_SECONDS, MOST_IN_CHUNK
+from loaders.workers.prefetcher import ReadingPace
 
 Thing = TypeVar("Thing")
 Run = Callable[[], Any]
@@ -52,9 +52,7 @@ class LaneCrew:
         self.crew = ThreadCrew("perfect-lanes", workers, precedence)
         self.table = LaneTable(pipeline)
         self._waited_for: HeldLane | None = None
-        self.decoded = 0
-        self.decode_seconds = 0.0
-        """The time that all threads together spent reading."""
+        self.pace = ReadingPace()
 
     # ---- the consumer's side --------------------------------------------------------------------
 
@@ -62,13 +60,13 @@ class LaneCrew:
         """Serve this pass from `step` on. Lanes that are held stay, with what was decoded ahead."""
         with self.crew.lock:
             self.table.begin(of, order, step)
-            self.crew.wake()
+            self.crew.idle.notify_all()
 
     def follow(self, of: LanePass, order: PassOrder) -> None:
         """Decode the first samples of the next pass where slots are free."""
         with self.crew.lock:
             self.table.follow(of, order)
-            self.crew.wake()
+            self.crew.idle.notify_all()
 
     @property
     def drains(self) -> bool:
@@ -81,13 +79,13 @@ class LaneCrew:
         with self.crew.lock:
             self.table.hold(lanes)
             self.crew.start(self._job_of_a_thread)
-            self.crew.wake()
+            self.crew.idle.notify_all()
 
     def advance(self, step: int) -> None:
         """The steps before `step` of this pass are committed."""
         with self.crew.lock:
             self.table.advance(step)
-            self.crew.wake()
+            self.crew.idle.notify_all()
 
     def serve(self, lane: int) -> Serve:
         """What a lane serves at the present step."""
@@ -102,7 +100,7 @@ class LaneCrew:
         held, step = self.table.held[lane], self.table.step
         made = self._wait(held, lambda: held.now.take(step), True)
         with self.crew.lock:
-            self.crew.wake()
+            self.crew.idle.notify_all()
         if isinstance(made, BaseException):
             raise made
         return held, made
@@ -163,9 +161,9 @@ class LaneCrew:
             note(made, error)
             progress.busy -= 1
             self.table.settle(held, progress)
-            self.crew.wake()
+            self.crew.idle.notify_all()
             if self._waited_for is held:
-                self.crew.ring()
+                self.crew.bell.ring()
 
         return CrewJob(run, settle)
 
@@ -203,10 +201,7 @@ class LaneCrew:
 
     def _reading(self, held: HeldLane, progress: LaneProgress, _: int) -> tuple[Run, Note]:
         assert held.room is not None
-        mean = self.decode_seconds / self.decoded if self.decoded else CHUNK_SECONDS
-        wanted = min(MOST_IN_CHUNK, max(1, int(CHUNK_SECONDS / max(mean, 1e-9))))
-        # Leave some slots for the other threads, or one would decode into all that are free.
-        most = min(wanted, -(-len(held.room.free) // self._workers))
+        most = self.pace.chunk(len(held.room.free), self._workers)
         positions = progress.next_reads(most, held.room.free)
         slots = [progress.samples.slot_of[position] for position in positions]
 
@@ -219,8 +214,8 @@ class LaneCrew:
             self.table.free(held, progress.end_read(positions))
             progress.error = progress.error or error
             if seconds is not None:
-                self.decode_seconds += seconds
-                self.decoded += len(positions)
+                self.pace.seconds += seconds
+                self.pace.samples += len(positions)
 
         return run, note
 
@@ -231,4 +226,4 @@ class LaneCrew:
             progress.samples.ready.update(positions)
             # This thread goes on reading. The consumer can make its batch now.
             if self._waited_for is held and held.now.may_make(self.table.step):
-                self.crew.ring()
+                self.crew.bell.ring()

@@ -163,7 +163,7 @@ class LaneLoader(ClosedAtEnd):
             self._stats,
             extra_decodes=crew.table.extra_decodes,
             stall_seconds=crew.crew.stall_seconds,
-            decode_seconds=crew.decode_seconds,
+            decode_seconds=crew.pace.seconds,
             skipped=len(self.loader.skipped),
             **(crew.pipeline.bytes_taken | {"buffer_bytes": crew.room_bytes}),
         )

@@ -119,7 +119,7 @@ class PassRun:
         self._decoded_when_handed = self._decoded_before = stats.decoded
         self._extra_counted = 0
         self._delivery_time: float | None = None
-        self._decode_counters = (pool.decode_seconds, pool.decoded)
+        self._decode_counters = (pool.pace.seconds, pool.pace.samples)
 
     def __iter__(self) -> Iterator[TakenBatch]:
         for taken in send_ahead(self._take_batches(), self._feed):
@@ -142,7 +142,7 @@ class PassRun:
         ages = self._planned.ages.count(self._index, info.positions, info.serves)
         stalled = pool.stall_seconds - stalled
         seconds, decoded = self._decode_counters
-        self._decode_counters = (pool.decode_seconds, pool.decoded)
+        self._decode_counters = (pool.pace.seconds, pool.pace.samples)
         seconds, decoded = self._decode_counters[0] - seconds, self._decode_counters[1] - decoded
         counted = stats.with_batch(info, cached, gathered.seconds, ages, begins=self._index == 0)
         self._stats = replace(

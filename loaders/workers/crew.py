@@ -1,7 +1,7 @@
 """Threads that do jobs for one consumer, which helps them, or waits.
 
     thread:    find -> job.run() -> job.settle() -+-> find ...
-    consumer:  look -> found, or a job, or wait <-'  `ring`
+    consumer:  look -> found, or a job, or wait <-'  `bell.ring`
 
 Jobs are found and settled under one lock, and run without it. A failed job is settled with its
 exception; whatever else strikes a thread goes to the consumer, which never waits forever: what
@@ -44,6 +44,43 @@ class FoundThing(Generic[Thing]):
     thing: Thing
 
 
+class WorkerThreads:
+    """At most `most` threads of one name. The lock of their crew protects what changes."""
+
+    def __init__(self, name: str, most: int) -> None:
+        self.name = name
+        self.most = most
+        self.at_work = 0
+        """This many threads have begun and not ended."""
+        self._threads: list[threading.Thread] = []
+
+    def start(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Start the threads that are missing."""
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        while self.at_work < self.most:
+            name = f"{self.name}-{self.at_work}"
+            thread = threading.Thread(target=work, args=arguments, name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+            self.at_work += 1
+
+    @property
+    def living(self) -> int:
+        return sum(thread.is_alive() for thread in self._threads)
+
+    def run_off(self, job: Callable[[], object]) -> bool:
+        """If this thread is one of them, run `job` on a new thread; returns whether it did."""
+        if threading.current_thread() not in self._threads:
+            return False
+        threading.Thread(target=job, name=f"{self.name}-end", daemon=True).start()
+        return True
+
+    def join(self) -> None:
+        for thread in self._threads:
+            if thread is not threading.current_thread() and thread.is_alive():
+                thread.join(JOIN_SECONDS)
+
+
 class ThreadCrew:
     """At most `workers` threads. The consumer calls `close` at the end."""
 
@@ -56,6 +93,10 @@ class ThreadCrew:
     ) -> None:
         """`precedence`: its loader's; None: always in front."""
         self.lock = threading.RLock()
+        self.idle = threading.Condition(self.lock)
+        """Wakes threads that wait, so that they look for jobs."""
+        self.bell = Bell()
+        """Has the consumer look again."""
         self.needed = True
         """Whether a thread that finds no job waits for one. Else it ends."""
         self.stopping = False
@@ -63,37 +104,18 @@ class ThreadCrew:
         """Whether the consumer waits."""
         self.stall_seconds = 0.0
         """The time that the consumer waited."""
-        self._name = name
-        self._workers = workers
+        self.clock = clock
+        self._threads = WorkerThreads(name, workers)
         self._precedence = precedence or Precedence()
-        self._clock = clock
         self._struck: BaseException | None = None
         """What struck a thread outside of its jobs."""
         self._failed: BaseException | None = None
         """The first failure of all."""
-        self._something_to_do = threading.Condition(self.lock)
-        self.wake = self._something_to_do.notify_all
-        """Have all threads look for jobs."""
-        self.wake_one = self._something_to_do.notify
-        """Have one of those that wait look for a job."""
-        self._doorbell = Bell()
-        self.ring = self._doorbell.ring
-        """Have the consumer look again."""
-        self._threads: list[threading.Thread] = []
-        self._at_work = 0
-        """This many threads have begun and not ended."""
-
-    # ---- under the lock -------------------------------------------------------------------------
 
     def start(self, find: Callable[[], CrewJob | None]) -> None:
-        """Start the threads that are missing. They find their jobs with `find`, under the lock."""
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
-        while self._at_work < self._workers:
-            name = f"{self._name}-{self._at_work}"
-            thread = threading.Thread(target=self._work, args=(find,), name=name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
-            self._at_work += 1
+        """Under the lock, start the threads that are missing. They find their jobs with `find`,
+        under the lock, too."""
+        self._threads.start(self._work, find)
 
     # ---- the consumer's side --------------------------------------------------------------------
 
@@ -104,21 +126,21 @@ class ThreadCrew:
             with self.lock:
                 if self._struck is not None:
                     raise self._struck
-                found = look()
-                if found is None:
+                action = look()
+                if action is None:
                     self.waiting = True
-                    self._doorbell.reset()
+                    self.bell.reset()
                     if self._precedence.gives_way:
                         process_workers.wake_all()  # it is in front as long as somebody waits
-            if isinstance(found, FoundThing):
-                return found.thing
-            if found is not None:
-                self._do(found)
+            if isinstance(action, FoundThing):
+                return action.thing
+            if action is not None:
+                self._do(action)
                 continue
-            started = self._clock()
-            rung = self._doorbell.wait(LOOK_SECONDS)
+            started = self.clock()
+            rung = self.bell.wait(LOOK_SECONDS)
             self.waiting = False
-            self.stall_seconds += self._clock() - started
+            self.stall_seconds += self.clock() - started
             waited = 0.0 if rung else waited + LOOK_SECONDS
             if not rung:
                 self._look_for_the_dead(waited)
@@ -126,10 +148,7 @@ class ThreadCrew:
     def run_off_worker(self, job: Callable[[], object]) -> bool:
         """If this thread is one of the crew, run `job` on a new thread; returns whether it did.
         (The garbage collector may close a loader on a thread that holds the lock.)"""
-        if threading.current_thread() not in self._threads:
-            return False
-        threading.Thread(target=job, name=f"{self._name}-end", daemon=True).start()
-        return True
+        return self._threads.run_off(job)
 
     def close(self) -> bool:
         """Stop and join the threads, with a bound; returns whether all have ended and nothing
@@ -137,24 +156,24 @@ class ThreadCrew:
         if self.run_off_worker(self.close):
             return False
         with self.lock:
-            self.stopping = True
-            self.wake()
-            self.ring()
+            self._stop()
         process_workers.wake_all()
-        for thread in self._threads:
-            if thread is not threading.current_thread() and thread.is_alive():
-                thread.join(JOIN_SECONDS)
-        return self._failed is None and not any(thread.is_alive() for thread in self._threads)
+        self._threads.join()
+        return self._failed is None and not self._threads.living
+
+    def _stop(self) -> None:
+        self.stopping = True
+        self.idle.notify_all()
+        self.bell.ring()
 
     def _look_for_the_dead(self, waited: float) -> None:
         with self.lock:
             if self._failed is not None and waited > JOIN_SECONDS:
                 raise self._failed
-            living = sum(thread.is_alive() for thread in self._threads)
-            if self._struck is None and living < self._at_work:
+            if self._struck is None and self._threads.living < self._threads.at_work:
                 raise WorkerDied(
-                    f"a thread of {self._name} ended before it began to work; see what it wrote to"
-                    " stderr"
+                    f"a thread of {self._threads.name} ended before it began to work; see what it"
+                    " wrote to stderr"
                 )
 
     # ---- a thread -------------------------------------------------------------------------------
@@ -162,7 +181,7 @@ class ThreadCrew:
     def _work(self, find: Callable[[], CrewJob | None]) -> None:
         attendance = None
         try:
-            attendance = Attendance(self._workers)
+            attendance = Attendance(self._threads.most)
             while (job := self._next_job(attendance, find)) is not None:
                 self._do(job)
                 del job  # or what it made would stay while this thread waits
@@ -173,9 +192,7 @@ class ThreadCrew:
                 attendance.leave()
             with self.lock:
                 self._struck = self._failed = error
-                self.stopping = True
-                self.wake()
-                self.ring()
+                self._stop()
 
     def _next_job(
         self, attendance: Attendance, find: Callable[[], CrewJob | None]
@@ -189,10 +206,10 @@ class ThreadCrew:
                 if in_turn:
                     attendance.rests()
                 if self.stopping or (in_turn and not self.needed):
-                    self._at_work -= 1
+                    self._threads.at_work -= 1
                     return None
                 if in_turn:
-                    self._something_to_do.wait()
+                    self.idle.wait()
             if not in_turn:
                 attendance.wait()
 

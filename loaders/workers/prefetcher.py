@@ -44,6 +44,22 @@ class PlannedBatch:
     error: BaseException | None = None
 
 
+@dataclass(slots=True, eq=False)
+class ReadingPace:
+    """How quickly the threads of one crew have read samples so far."""
+
+    samples: int = 0
+    seconds: float = 0.0
+    """The time that all threads together spent reading."""
+
+    def chunk(self, free: int, workers: int) -> int:
+        """How many samples a thread reads at once, where so many slots are free."""
+        mean = self.seconds / self.samples if self.samples else CHUNK_SECONDS
+        wanted = min(MOST_IN_CHUNK, max(1, int(CHUNK_SECONDS / max(mean, 1e-9))))
+        # Leave some slots for the other threads, or one would read into all of a few free slots.
+        return min(wanted, -(-free // workers))
+
+
 class Prefetcher:
     """`workers` threads, or else the consumer, fill `slots` slots. The consumer calls `close`."""
 
@@ -61,18 +77,13 @@ class Prefetcher:
         self._crew = ThreadCrew("perfect-decode", workers, precedence, clock)
         self._workers = workers
         self._ahead = ahead
-        self._clock = clock
         self._free = list(range(slots - 1, -1, -1))
         self._work: WorkProgress | None = None
         self._following: WorkProgress | None = None
         self._batches: deque[PlannedBatch] = deque()
         self._plan: Iterator[tuple[int, Serve]] | None = None
         self._planning = False
-        self.decoded = 0
-        self.decode_seconds = 0.0
-        """The time that all workers together spent reading."""
-        self.run_off_worker = self._crew.run_off_worker
-        self.close = self._crew.close
+        self.pace = ReadingPace()
 
     # ---- the consumer's side --------------------------------------------------------------------
 
@@ -101,13 +112,21 @@ class Prefetcher:
             self._plan = plan
             self._crew.needed = True
             self._crew.start(self._job_of_a_worker)
-            self._crew.wake()
+            self._crew.idle.notify_all()
 
     def follow(self, work: DecodeWork) -> None:
         """Decode `work` as soon as the jobs of this pass are all taken."""
         with self._crew.lock:
             self._following = WorkProgress(work)
-            self._crew.wake()
+            self._crew.idle.notify_all()
+
+    def run_off_worker(self, job: Callable[[], object]) -> bool:
+        """If this thread is a worker, run `job` on a new thread; returns whether it did."""
+        return self._crew.run_off_worker(job)
+
+    def close(self) -> bool:
+        """Stop the workers; returns whether what they work with may be used again."""
+        return self._crew.close()
 
     @property
     def stall_seconds(self) -> float:
@@ -128,7 +147,7 @@ class Prefetcher:
         """Make this batch when its samples are there. Batches are taken as they were planned."""
         with self._crew.lock:
             self._batches.append(PlannedBatch(index, serve))
-            self._crew.wake_one()
+            self._crew.idle.notify()
 
     def take(self) -> Any:
         """The next planned batch, which the consumer makes if no worker has begun it."""
@@ -145,7 +164,7 @@ class Prefetcher:
             return self._batch_to_plan()
         progress, first = self._work, self._batches[0]
         if first.made:
-            self._crew.wake_one()
+            self._crew.idle.notify()
             return FoundThing(self._batches.popleft())
         job = self._batch_to_make(first)
         if job is None and progress and not self._workers and not progress.error:
@@ -160,7 +179,7 @@ class Prefetcher:
             self._crew.needed = False
             self._forget(self._work)
             self._work = None
-            self._crew.wake()
+            self._crew.idle.notify_all()
 
     # ---- under the lock -------------------------------------------------------------------------
 
@@ -189,9 +208,9 @@ class Prefetcher:
         def settle(planned: tuple[int, Serve] | None, error: BaseException | None) -> None:
             """Queue the plan's next batch, or the error that ended the plan."""
             self._planning = False
-            self._crew.wake_one()
+            self._crew.idle.notify()
             if self._crew.waiting:
-                self._crew.ring()
+                self._crew.bell.ring()
             if plan is not self._plan:
                 return  # the plan's pass has ended
             if planned is not None:
@@ -216,8 +235,8 @@ class Prefetcher:
                 last = batch.serve.serves == progress.work.reuse - 1
                 self._free += progress.release(batch.serve.positions[last].tolist())
                 batch.released = True
-        self._crew.wake()
-        self._crew.ring()
+        self._crew.idle.notify_all()
+        self._crew.bell.ring()
 
     def _chunk_to_read(self) -> CrewJob | None:
         if self._work is not None and self._work.error:
@@ -225,12 +244,7 @@ class Prefetcher:
         for progress in (self._work, self._following):
             if progress is None or progress.error or progress.all_taken or not self._free:
                 continue
-            mean = self.decode_seconds / self.decoded if self.decoded else CHUNK_SECONDS
-            wanted = min(MOST_IN_CHUNK, max(1, int(CHUNK_SECONDS / max(mean, 1e-9))))
-            # Leave some slots for the other workers, or one worker would decode into all of a few
-            # free slots.
-            fair = -(-len(self._free) // self._workers)
-            return self._reading(progress, min(wanted, fair))
+            return self._reading(progress, self.pace.chunk(len(self._free), self._workers))
         return None
 
     def _samples_to_read(self, progress: WorkProgress, first: PlannedBatch) -> CrewJob | None:
@@ -245,7 +259,7 @@ class Prefetcher:
     def _reading(self, progress: WorkProgress, count: int) -> CrewJob:
         positions, slots = progress.take(count, self._free)
         progress.busy += 1
-        started = self._clock()
+        started = self._crew.clock()
 
         def settle(_: None, error: BaseException | None) -> None:
             progress.busy -= 1
@@ -253,13 +267,13 @@ class Prefetcher:
             useless = [position for position in positions if position not in progress.ready]
             if freed := progress.release(useless):
                 self._free += freed
-                self._crew.wake()
+                self._crew.idle.notify_all()
             if error is None:
-                self.decode_seconds += self._clock() - started
-                self.decoded += len(positions)
+                self.pace.seconds += self._crew.clock() - started
+                self.pace.samples += len(positions)
             progress.error = progress.error or error
             if progress.error:
-                self._crew.ring()
+                self._crew.bell.ring()
 
         read = partial(progress.work.read, positions, slots, partial(self._some_done, progress))
         return CrewJob(read, settle)
@@ -273,7 +287,7 @@ class Prefetcher:
             # make it now.
             first = self._batches[0] if self._batches else None
             if self._crew.waiting and first and progress.has(first.serve.positions):
-                self._crew.ring()
+                self._crew.bell.ring()
 
     def _forget(self, progress: WorkProgress | None) -> None:
         """Free the slots of its samples; those that are being read are freed afterwards."""
