@@ -69,15 +69,28 @@ class Followers:
 
     def __init__(self) -> None:
         self._held: list[weakref.ref[Follower]] = []
+        self._views = 0
 
     def add(self, follower: Follower) -> None:
         self._held.append(weakref.ref(follower))
 
     def living(self) -> list[Follower]:
-        found = [follower for ref in self._held if (follower := ref()) is not None]
-        if len(found) < len(self._held):
-            self._held = [weakref.ref(follower) for follower in found]
-        return found
+        living = [follower for ref in self._held if (follower := ref()) is not None]
+        if len(living) < len(self._held):
+            self._held = [weakref.ref(follower) for follower in living]
+        return living
+
+    def new_name(self, name: str | None) -> str:
+        """The name of a view that is made now. None: its number."""
+        self._views += 1
+        name = name or f"view {self._views}"
+        if name in [follower.name for follower in self.living()]:
+            raise SharingError(f"two views are called {name!r}: give each a name of its own")
+        return name
+
+    def marks(self) -> dict[str, Mark]:
+        """Where those stand for which others wait, by their names."""
+        return {f.name: f.standing.mark for f in self.living() if f.present}
 
     def present(self) -> list[Follower]:
         """Those for which others wait."""
@@ -85,8 +98,8 @@ class Followers:
 
     def precedences(self) -> list[Precedence]:
         """Those of all that take batches. Workers ask without a lock."""
-        found = [ref() for ref in tuple(self._held)]
-        return [f.precedence for f in found if f is not None and f.present and not f.holds_only]
+        held = [ref() for ref in tuple(self._held)]
+        return [f.precedence for f in held if f is not None and f.present and not f.holds_only]
 
 
 LOOK_SECONDS = 0.2
@@ -178,7 +191,7 @@ def check_other_thread(
     follower: Follower, names: tuple[str, ...], present: Sequence[Follower], window: int
 ) -> None:
     """Refuse to wait for a view that only the waiting thread itself could read."""
-    same = [one.name for one in present if one.thread == follower.thread]
+    same = [other.name for other in present if other.thread == follower.thread]
     if mine := [name for name in names if name in same]:
         raise SharingError(
             f"{follower.name} is {window} batches ahead of {mine[0]}, and one thread reads"

@@ -14,13 +14,19 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from loaders.arguments import PassPosition
 from loaders.closing import ClosedAtEnd
 from loaders.errors import PassEnded, SharingError, check_at_least_one, check_word
 from loaders.loader import ReuseLoader
-from loaders.sharing.batch_source import BatchSource, PassServing, SharedBatch, without_limit
+from loaders.sharing.batch_source import (
+    BatchSource,
+    Identity,
+    PassServing,
+    SharedBatch,
+    without_limit,
+)
 from loaders.sharing.follower import (
     Follower,
     Followers,
@@ -32,18 +38,9 @@ from loaders.sharing.follower import (
     pieces_for,
     stream_ended,
 )
+from loaders.sharing.kept_batches import Join, KeptBatches
 from loaders.sharing.local_view import LocalView
-from loaders.sharing.lockstep import (
-    Action,
-    Mark,
-    ReadAlone,
-    ReadNext,
-    TakeKept,
-    WaitFor,
-    is_in_reach,
-    next_action,
-    oldest_needed,
-)
+from loaders.sharing.lockstep import Mark, ReadAlone, ReadNext, TakeKept, WaitFor
 from loaders.sharing.remote_view import RemoteView
 from loaders.sharing.view_server import ViewServer
 from loaders.stats import LoaderStats
@@ -51,7 +48,6 @@ from loaders.workers.precedence import Precedence
 
 log = logging.getLogger(__name__)
 
-Join = Literal["next pass", "now"]
 PATIENCE_SECONDS = 10.0
 """After so long, and twice as long, ..., a log says who waits for whom."""
 
@@ -70,24 +66,16 @@ class SharedStream(ClosedAtEnd):
         check_at_least_one("window", window)
         check_loader(loader)
         loader.runner.made_ahead = lead
-        self.window = window
-        self._kept_bytes, self._largest = kept_bytes, 1
         self.loader = loader.apart()
         """A loader with the stream's arguments, which reads nothing itself."""
         self._source = source or BatchSource(loader)
-        self._kept: dict[Mark, SharedBatch] = {}
-        self._following: Mark | None = None
-        self._passes: dict[int, PassServing] = {}
-        """Of the passes that were begun and are not over for all views."""
         self._followers = Followers()
         loader.precedence = Precedence(self._followers.precedences)
-        self._views = 0
-        self._latest = without_limit(loader.position.next)
-        """How the pass is served that was begun last."""
+        self._waiters = Waiters()
+        first = without_limit(loader.position.next)
+        self.kept = KeptBatches(self._followers, window, kept_bytes, first, self._waiters.ring)
         self._reader: Follower | None = None
         self._ended = ""
-        self._waiters = Waiters()
-        self.ring = self._waiters.ring
         self.decoded_alone: list[int] = []
         """What views have decoded by themselves."""
         self._lock = threading.Lock()
@@ -108,11 +96,8 @@ class SharedStream(ClosedAtEnd):
         self.check_process("a shared stream")
         with self._lock:
             self.check_open()
-            self._views += 1
-            name = name or f"view {self._views}"
-            if name in [follower.name for follower in self._followers.living()]:
-                raise SharingError(f"two views are called {name!r}: give each a name of its own")
-            position, identity = self._joining(join)
+            name = self._followers.new_name(name)
+            position, identity = self._find_start(join)
             size = position.serving.batch_size
             pieces = pieces_for(self.loader, size, batch_size)
             mark = (position.pass_index, position.served)
@@ -121,7 +106,7 @@ class SharedStream(ClosedAtEnd):
             )
             follower = Follower(name, standing)
             self._followers.add(follower)
-            is_late = self._following is not None
+            is_late = self.kept.following is not None
         return LocalView(self, follower, position, pieces, is_late)
 
     def remote_view(
@@ -137,7 +122,7 @@ class SharedStream(ClosedAtEnd):
         views decoded alone is part of `extra_decodes`."""
         stats = self._source.loader.stats
         with self._lock:
-            kept = sum(batch.nbytes for batch in self._kept.values())
+            kept = self.kept.nbytes
         extra = stats.extra_decodes + sum(self.decoded_alone)
         return replace(stats, extra_decodes=extra, batch_bytes=max(stats.batch_bytes, kept))
 
@@ -150,9 +135,9 @@ class SharedStream(ClosedAtEnd):
         """End the stream and its loader. The views keep their states."""
         with self._lock:
             self._ended = self._ended or "the shared stream was closed"
-            self._kept.clear()
+            self.kept.clear()
             reader = self._reader
-            self.ring()
+            self._waiters.ring()
         if reader is None:
             self._source.leave()
         self._source.close()
@@ -173,13 +158,13 @@ class SharedStream(ClosedAtEnd):
     @property
     def most_bytes(self) -> int:
         """The most that kept batches take, as far as batches were read."""
-        return self._most * self._largest
+        return self.kept.most_bytes
 
     @property
     def sharers(self) -> int:
         """The number of views that share the stream's memory."""
         with self._lock:
-            return max(1, sum(not one.holds_only for one in self._followers.present()))
+            return max(1, sum(not f.holds_only for f in self._followers.present()))
 
     def follow(self, follower: Follower) -> None:
         """Take in a follower that comes from another stream, or that only holds batches."""
@@ -191,23 +176,23 @@ class SharedStream(ClosedAtEnd):
         """Whether a view that stands there would go in step with the others. `member`: its own
         follower, if it is a view of this stream already."""
         with self._lock:
-            if self._is_served_otherwise(standing):
-                return False
-            others = [one.standing.mark for one in self._followers.present() if one is not member]
-            place = list(self._kept), self._following, self._most, member is not None
-            return is_in_reach(standing.mark, others, *place)
+            return self.kept.can_serve(standing, member)
 
     def has_begun(self, number: int) -> bool:
         """Whether a pass was begun, and is not over for all views."""
         with self._lock:
-            return number in self._passes
+            return self.kept.has_begun(number)
 
     def in_earlier_pass(self, number: int) -> tuple[str, ...]:
         """The views that are in the middle of a pass before this one. None if it can begin."""
         with self._lock:
-            if number in self._passes or self._following in (None, (number, 0)):
+            if self.kept.has_begun(number) or self.kept.following in (None, (number, 0)):
                 return ()
             return tuple(f.name for f in self._followers.present() if f.standing.mark[0] < number)
+
+    def ring(self) -> None:
+        """Have all that wait look again. It takes no lock."""
+        self._waiters.ring()
 
     def check_open(self) -> None:
         """Refuse to serve after the end."""
@@ -248,17 +233,18 @@ class SharedStream(ClosedAtEnd):
         while True:
             with self._lock:
                 self.check_open()
-                action = self._action(follower)
+                action = self.kept.next_action(follower)
                 if isinstance(action, ReadAlone):
                     return None, False, stalled
                 if isinstance(action, TakeKept):
-                    return *self._hand_over(follower, after), stalled
+                    return *self.kept.hand_over(follower, after), stalled
                 names = action.names if isinstance(action, WaitFor) else ()
                 to_read = bell = None
                 if isinstance(action, ReadNext) and self._reader is None:
-                    to_read = self._begin_reading(follower, action)
+                    self._reader = follower
+                    to_read = self.kept.begin_reading(follower, action)
                 elif follower.on_wait is None or not names:
-                    check_other_thread(follower, names, self._followers.present(), self._most)
+                    check_other_thread(follower, names, self._followers.present(), self.kept.most)
                     bell = self._waiters.add_bell()
             if to_read is not None:
                 stalled += self._read(*to_read)
@@ -266,73 +252,12 @@ class SharedStream(ClosedAtEnd):
                 stalled += self._waiters.wait(bell, names)
                 if names and stalled > warn_after:
                     warn_after *= 2
-                    log.warning("%s", describe_wait(follower.name, names, stalled, self._most))
+                    most = self.kept.most
+                    log.warning("%s", describe_wait(follower.name, names, stalled, most))
             elif follower.on_wait is not None:
                 if follower.on_wait(names) is False:
                     return None, False, stalled
                 follower.comes()  # others may have been told meanwhile not to wait for it
-
-    # ---- who is where (under the lock) ----------------------------------------------------------
-
-    @property
-    def _most(self) -> int:
-        """How many batches may be kept."""
-        fit = self.window if self._kept_bytes is None else self._kept_bytes // self._largest
-        return max(1, min(self.window, fit))
-
-    def _action(self, follower: Follower) -> Action:
-        standing = follower.standing
-        if self._is_served_otherwise(standing):
-            return ReadAlone()
-        marks = {one.name: one.standing.mark for one in self._followers.present()}
-        self._drop_taken(marks)
-        return next_action(follower.name, marks, list(self._kept), self._following, self._most)
-
-    def _is_served_otherwise(self, standing: Standing) -> bool:
-        """Whether its pass was begun with other settings than it asks for."""
-        known = self._passes.get(standing.mark[0])
-        return known is not None and known.serving != standing.serving
-
-    def _drop_taken(self, marks: dict[str, Mark]) -> None:
-        """Drop the batches that no view needs any more."""
-        needed = oldest_needed(marks.values(), list(self._kept), self._following)
-        taken = [mark for mark in self._kept if needed is None or mark < needed]
-        for mark in taken:
-            del self._kept[mark]
-        if taken:
-            self.ring()
-        oldest = next(iter(self._kept), self._following)
-        for number in [n for n in self._passes if oldest is not None and n < oldest[0]]:
-            del self._passes[number]
-
-    def _hand_over(
-        self, follower: Follower, after: Callable[[SharedBatch], Standing]
-    ) -> tuple[SharedBatch, bool]:
-        oldest, batch = next(iter(self._kept)), self._kept[follower.standing.mark]
-        follower.standing = after(batch)
-        marks = {one.name: one.standing.mark for one in self._followers.present()}
-        needed = any(oldest <= mark <= batch.mark for mark in marks.values())
-        is_own = not needed and batch.copying == 0
-        batch.copying += not is_own
-        self._drop_taken(marks)
-        return batch, is_own
-
-    def _begin_reading(self, follower: Follower, action: ReadNext) -> tuple[Mark, PassServing]:
-        """Return what is to be read, and for whose pass."""
-        if action.begin is not None:
-            self._kept.clear()
-            self._passes.clear()
-            self._following = action.begin
-        mark = self._following
-        assert mark is not None
-        self._reader = follower
-        wanted = self._passes.get(mark[0])
-        if wanted is None:
-            standings = [follower.standing, *(one.standing for one in self._followers.present())]
-            here = [one for one in standings if one.mark[0] == mark[0]]
-            wanted = self._passes[mark[0]] = (here or standings)[0].of_pass(mark[0])
-            self._latest = wanted.serving
-        return mark, wanted
 
     # ---- reading and waiting (without the lock) -------------------------------------------------
 
@@ -348,36 +273,25 @@ class SharedStream(ClosedAtEnd):
             raise stream_ended(self._ended) from error
         with self._lock:
             if not self._ended:
-                self._kept[mark], self._following = batch, batch.following
-                self._largest = max(self._largest, batch.nbytes)
-                if batch.following[0] == mark[0]:
-                    self._passes[mark[0]] = replace(wanted, identity=batch.identity)
+                self.kept.add(batch, wanted)
         self._stop_reading()
         return batch.stall_seconds
 
     def _stop_reading(self) -> None:
         with self._lock:
             self._reader = None
-            self.ring()
+            self._waiters.ring()
 
-    def _joining(self, join: Join) -> tuple[PassPosition, dict[str, str]]:
-        """Return where a new view begins."""
-        position, identity = self.loader.position, self.loader.state_dict()["identity"]
-        position, following = copy.copy(position), self._following
-        if following is None:
+    def _find_start(self, join: Join) -> tuple[PassPosition, Identity]:
+        """Where a new view begins."""
+        position, identity = copy.copy(self.loader.position), self.loader.state_dict()["identity"]
+        start = self.kept.find_start(join, identity)
+        if start is None:
             if position.served and not position.resuming:
                 position.end()  # somebody has left that pass in its middle
             return position, identity
-        self._drop_taken({one.name: one.standing.mark for one in self._followers.present()})
-        if join == "now":
-            number, served = next(iter(self._kept), following)
-        else:
-            later = following[0] + (following[1] > 0)
-            starts = (mark for mark in self._kept if mark[1] == 0)
-            number, served = next(starts, (later, 0))
-        known = self._passes.get(number)
-        serving = self._latest if known is None else known.serving
+        (number, served), known = start
         limit = position.next.pass_limit
-        position.next = position.running = replace(serving, pass_limit=limit)
+        position.next = position.running = replace(known.serving, pass_limit=limit)
         position.pass_index, position.served, position.resuming = number, served, served > 0
-        return position, known.identity if known is not None else identity
+        return position, known.identity

@@ -196,7 +196,7 @@ def test_the_end_of_a_stream_is_told_and_nothing_is_lost() -> None:
         except PassEnded as error:
             raised.append(error)
 
-    stream.window = 1  # so it must wait for the one that is late
+    stream.kept.window = 1  # so it must wait for the one that is late
     worker = threading.Thread(target=take, daemon=True)
     worker.start()
     worker.join(0.2)
