@@ -42,7 +42,6 @@ from loaders.sharing.view_link import (
     TookBatch,
     ViewAddress,
     ViewCall,
-    ViewLink,
     connect,
 )
 from loaders.stats import BatchInfo, LoaderStats
@@ -64,6 +63,51 @@ class SamplesElsewhere:
         )
 
 
+class ServerLink:
+    """An open link to the process of the stream, and what came over it for the training loop."""
+
+    def __init__(self, address: ViewAddress, opening: OpenView) -> None:
+        self._link = connect(address, opening)
+        self.pid = opening.pid
+        """The process that has opened it."""
+        self.blocks = BorrowedBlocks()
+        self.pending: deque[Served] = deque()
+        self._sending = threading.Lock()  # held while something is sent
+
+    def send(self, message: object) -> None:
+        """Send a message. If nobody is there, waiting for the answer will show it."""
+        with self._sending, suppress(PeerGone):
+            self._link.send(message)
+
+    def send_unless_busy(self, message: bytes) -> None:
+        """Send what was pickled before. The garbage collector may call this, also while something
+        is sent: then nothing is sent here."""
+        if os.getpid() != self.pid or not self._sending.acquire(blocking=False):
+            return
+        try:
+            with suppress(PeerGone):
+                self._link.send_pickled(message)
+        finally:
+            self._sending.release()
+
+    def receive(self) -> Any:
+        message = self._link.receive()
+        if isinstance(message, Served) and message.shipment is not None:
+            file = self._link.receive_file() if message.shipment.new_bytes > 0 else None
+            self.blocks.receive(message.shipment, file)
+        return message
+
+    def keep(self, served: Served, pass_number: int) -> None:
+        """Keep what was served for this pass, and drop what was served for another one."""
+        if served.pass_number == pass_number:
+            self.pending.append(served)
+        elif served.shipment is not None:
+            self.blocks.leave(served.shipment)
+
+    def close(self) -> None:
+        self._link.close()
+
+
 class RemoteView(SharedView):
     """`SharedStream.remote_view` makes it."""
 
@@ -74,17 +118,12 @@ class RemoteView(SharedView):
         self._place: ViewPlace | None = None
         """Where its training loop is. None: it was not opened yet."""
         self._memory: dict[str, int] = {}
-        self._link: ViewLink | None = None
-        self._pid = 0
-        """The process that has opened it."""
-        self._blocks = BorrowedBlocks()
-        self._pending: deque[Served] = deque()
+        self._link: ServerLink | None = None
         self._pass_number = 0
         self._leaving = b""
         """The pickled message that the pass is left."""
         self._iteration: object | None = None
         self._conversation = threading.Lock()  # held by the thread that asks and gets an answer
-        self._sending = threading.Lock()  # held while something is sent
 
     # ---- what a training loop uses --------------------------------------------------------------
 
@@ -113,13 +152,13 @@ class RemoteView(SharedView):
         with self._conversation:
             place, _ = self._call("load_state_dict", state)
             self._iteration = None
-            self._drop_pending()
+            self._drop_pending(self._open())
             self._place = place
 
     def close(self) -> None:
         """A view that was never used here is taken out of the stream, unless another process has
         opened it. One that was used goes on where it stands, when it is used again."""
-        if self._link is not None and os.getpid() != self._pid:
+        if self._link is not None and os.getpid() != self._link.pid:
             return  # this is a fork of the process that uses it
         with self._conversation:
             if self._link is not None:
@@ -132,20 +171,19 @@ class RemoteView(SharedView):
     def __reduce__(self) -> tuple[Any, ...]:
         if self._link is not None:
             raise SharingError(
-                f"{self.name} is open in process {self._pid}, so it cannot be copied or sent to"
-                " another one: send it before it is used, or close() it before it is sent"
+                f"{self.name} is open in process {self._link.pid}, so it cannot be copied or sent"
+                " to another one: send it before it is used, or close() it before it is sent"
             )
         return RemoteView, (self._address, self.facts)
 
     def _serve_pass(self) -> Iterator[Any]:
         token = object()
         with self._conversation:
-            self._open()
-            place = self._current_place
+            link, place = self._open(), self._current_place
             position = copy.copy(place.position)
             position.begin()
-            self._drop_pending()
-            self._send(BeginPass(self._pass_number, self._blocks.returned()))
+            self._drop_pending(link)
+            link.send(BeginPass(self._pass_number, link.blocks.returned()))
             self._place, self._iteration = replace(place, position=position), token
         try:
             over = False
@@ -161,20 +199,21 @@ class RemoteView(SharedView):
         """Return the batch, or none in an empty pass, and whether the pass is over."""
         with self._conversation:
             self._check_process()
-            if self._iteration is not token:
+            link = self._link
+            if link is None or self._iteration is not token:
                 raise replaced_iterator(self.name)
             begun = perf_counter()
-            while not self._pending:
-                self._keep(self._receive())
-            served = self._pending.popleft()
+            while not link.pending:
+                link.keep(self._receive(link), self._pass_number)
+            served = link.pending.popleft()
             stalled = perf_counter() - begun
             shipment = served.shipment
-            batches = [] if shipment is None else [self._blocks.open(shipment)]
+            batches = [] if shipment is None else [link.blocks.open(shipment)]
             self._note_served(served, stalled)
             over = shipment is None or not served.place.position.served
             if over:
                 self._iteration = None
-            self._send(TookBatch(self._blocks.returned()))
+            link.send(TookBatch(link.blocks.returned()))
             if served.failure is not None:
                 raise served.failure.error(self._server)
             return batches, over
@@ -189,29 +228,18 @@ class RemoteView(SharedView):
         self._memory, self.last_batch = {**served.memory}, place.last_batch
 
     def _leave(self) -> None:
-        """Send that the pass is left. The garbage collector may call this, also while something is
-        sent: then nothing is sent here, and the next pass sends it when it begins."""
+        """Send that the pass is left. The garbage collector may call this. Where nothing can be
+        sent now, the next pass sends it when it begins."""
         self._iteration, link = None, self._link
-        if link is None or os.getpid() != self._pid or not self._sending.acquire(blocking=False):
-            return
-        try:
-            with suppress(PeerGone):
-                link.send_pickled(self._leaving)
-        finally:
-            self._sending.release()
+        if link is not None:
+            link.send_unless_busy(self._leaving)
 
-    def _drop_pending(self) -> None:
+    def _drop_pending(self, link: ServerLink) -> None:
         """Forget what was sent for the pass before, and what is still sent for it."""
         self._pass_number += 1
         self._leaving = pickle.dumps(LeavePass(self._pass_number))
-        while self._pending:
-            self._keep(self._pending.popleft())
-
-    def _keep(self, served: Served) -> None:
-        if served.pass_number == self._pass_number:
-            self._pending.append(served)
-        elif served.shipment is not None:
-            self._blocks.leave(served.shipment)
+        while link.pending:
+            link.keep(link.pending.popleft(), self._pass_number)
 
     # ---- the other process ----------------------------------------------------------------------
 
@@ -234,32 +262,33 @@ class RemoteView(SharedView):
         return self._place
 
     def _check_process(self) -> None:
-        if self._link is not None and os.getpid() != self._pid:
+        if self._link is not None and os.getpid() != self._link.pid:
             raise SharingError(
-                f"{self.name} was opened by process {self._pid}, and this is process {os.getpid()}:"
-                " give each process a remote_view() of its own, before it is used"
+                f"{self.name} was opened by process {self._link.pid}, and this is process"
+                f" {os.getpid()}: give each process a remote_view() of its own, before it is used"
             )
 
-    def _open(self) -> None:
+    def _open(self) -> ServerLink:
         self._check_process()
         if self._link is not None:
-            return
+            return self._link
         opening = OpenView(self.name, os.getpid(), self._place)
         try:
-            self._link, self._pid = connect(self._address, opening), os.getpid()
+            link = self._link = ServerLink(self._address, opening)
         except PeerGone as error:
             raise self._stream_lost() from error
         try:
-            self._place, self._memory = self._answer()
+            self._place, self._memory = self._answer(link)
             self.last_batch = self._place.last_batch
         except BaseException:
             self._hang_up()
             raise
+        return link
 
     def _call(self, method: str, *arguments: Any, **options: Any) -> tuple[ViewPlace, Any]:
-        self._open()
-        self._send(ViewCall(method, arguments, options))
-        return self._answer()
+        link = self._open()
+        link.send(ViewCall(method, arguments, options))
+        return self._answer(link)
 
     def _set_next(self, method: str, *arguments: Any, **options: Any) -> None:
         with self._conversation:
@@ -268,29 +297,18 @@ class RemoteView(SharedView):
             position = replace(self._place.position, next=there.position.next)
             self._place = replace(self._place, position=position)
 
-    def _send(self, message: object) -> None:
-        """Send a message. If nobody is there, waiting for the answer will tell."""
-        assert self._link is not None
-        with self._sending, suppress(PeerGone):
-            self._link.send(message)
-
-    def _answer(self) -> tuple[ViewPlace, dict[str, int]]:
+    def _answer(self, link: ServerLink) -> tuple[ViewPlace, dict[str, int]]:
         """Return where the view is there."""
-        while not isinstance(message := self._receive(), Answered):
-            self._keep(message)
+        while not isinstance(message := self._receive(link), Answered):
+            link.keep(message, self._pass_number)
         if message.failure is not None:
             raise message.failure.error(self._server)
         assert message.place is not None
         return message.place, {**message.memory}
 
-    def _receive(self) -> Any:
-        assert self._link is not None
+    def _receive(self, link: ServerLink) -> Any:
         try:
-            message = self._link.receive()
-            if isinstance(message, Served) and message.shipment is not None:
-                is_new = message.shipment.new_bytes > 0
-                file = self._link.receive_file() if is_new else None
-                self._blocks.receive(message.shipment, file)
+            return link.receive()
         except PeerGone as error:
             self._hang_up()
             raise self._stream_lost() from error
@@ -298,13 +316,10 @@ class RemoteView(SharedView):
             # A Ctrl-C may have come within a message. Whoever uses the view again opens it again.
             self._hang_up()
             raise
-        return message
 
     def _hang_up(self) -> None:
         link, self._link = self._link, None
         self._iteration = None
-        self._pending.clear()
-        self._blocks = BorrowedBlocks()
         if link is not None:
             link.close()
 
