@@ -123,4 +123,4 @@ class OwnPass(MadeByTorch):
             if self._items and self._batching.is_of_batches:
                 count = len(self._items[self._index])
             info = BatchInfo(self._pass_index, self._index, nobody, nobody, nobody, nobody)
-            yield self._taken(batch, info, count, waited, waited, ends)
+            yield self._count_batch(batch, info, count, waited, waited, ends)

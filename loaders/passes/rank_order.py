@@ -113,13 +113,13 @@ class PassOrders:
         named = None if self.ranks.is_rank_known else self.named
         return (named or self.ranks).world_size
 
-    def told_by_all(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
-        """What the loaders of all ranks tell, in the order of their ranks."""
-        everybodys = sorted(self.ranks.gathered(mine), key=lambda told: told["rank"])
-        for before, told in pairwise(everybodys):
-            if before["rank"] == told["rank"]:
+    def gather_from_ranks(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
+        """What the loaders of all ranks send, `mine` included, in the order of their ranks."""
+        everybodys = sorted(self.ranks.gathered(mine), key=lambda sent: sent["rank"])
+        for before, sent in pairwise(everybodys):
+            if before["rank"] == sent["rank"]:
                 raise LoaderError(
-                    f"2 loaders say that they are rank {told['rank']}, so both would serve the same"
+                    f"2 loaders say that they are rank {sent['rank']}, so both would serve the same"
                     " samples: give every process a rank of its own, or leave out rank="
                 )
         return everybodys
@@ -219,14 +219,14 @@ class RankOrder(PassOrders):
             if mine["wrong"]:
                 raise LoaderError(mine["wrong"])
             return order.drawn if self.named is None else f"rank {self.rank}: {order.drawn}"
-        everybodys = self.told_by_all(mine)
-        if problem := next((told["wrong"] for told in everybodys if told["wrong"]), None):
+        everybodys = self.gather_from_ranks(mine)
+        if problem := next((sent["wrong"] for sent in everybodys if sent["wrong"]), None):
             raise LoaderError(mine["wrong"] or problem)
-        for told in everybodys[1:]:
-            _compare(everybodys[0], told)
+        for sent in everybodys[1:]:
+            _compare(everybodys[0], sent)
         if self.named is None:
             return order.drawn
-        return _digest("".join(told["drawn"] for told in everybodys).encode())
+        return _digest("".join(sent["drawn"] for sent in everybodys).encode())
 
     def _share_facts(self, order: PassOrder, batches: int | None) -> dict[str, Any]:
         """All that the shares of a pass depend on."""

@@ -90,7 +90,7 @@ class StreamOrder(PassOrders):
             "stream": self.dataset.source.identity,
             "batches": batches,
         }
-        everybodys = self.told_by_all(mine)
+        everybodys = self.gather_from_ranks(mine)
         for told in everybodys:
             for key in mine:
                 if key != "rank" and told[key] != everybodys[0][key]:

@@ -264,7 +264,7 @@ class MadeByTorch(ABC):
         if not self._batches.makes(self._asked):
             raise PassEnded(OTHER_ITERATOR)
 
-    def _taken(
+    def _count_batch(
         self, batch: Any, info: BatchInfo, count: int, seconds: float, waited: float, ends: Any
     ) -> TakenBatch:
         """Count a batch of so many samples. The pass ends before a batch of the numbers `ends`."""
@@ -320,7 +320,7 @@ class TorchPass(MadeByTorch):
         )
         count = 0 if isinstance(batch, FailedBatch) else len(asked.ids)
         waited, ends = time.perf_counter() - begun, (self._planned.ending.batches,)
-        return self._taken(batch, info, count, seconds, waited, ends)
+        return self._count_batch(batch, info, count, seconds, waited, ends)
 
     def _next(self) -> tuple[Any, float]:
         try:

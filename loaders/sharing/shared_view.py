@@ -35,8 +35,8 @@ class ViewPlace:
         if not self.position.served:
             identity.pop("order", None)
         stats = self.counters.saved()
-        own = {**self.position.state(), "identity": identity, "stats": stats}
-        return constants | own | ({"pieces": pieces} if pieces > 1 else {})
+        fields = {**self.position.state(), "identity": identity, "stats": stats}
+        return constants | fields | ({"pieces": pieces} if pieces > 1 else {})
 
 
 def replaced_iterator(name: str) -> PassEnded:

@@ -164,11 +164,11 @@ class PassOrder:
 
     def ids(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """The samples that positions serve: their own, or replacements for unreadable ones."""
-        found = self.drawn_ids[positions]
+        ids = self.drawn_ids[positions]
         if replaced := self.progress.replaced:
-            own = zip(positions.tolist(), found.tolist(), strict=True)
-            found = np.array([replaced.get(*each) for each in own], dtype=np.int64)
-        return found
+            pairs = zip(positions.tolist(), ids.tolist(), strict=True)
+            ids = np.array([replaced.get(*pair) for pair in pairs], dtype=np.int64)
+        return ids
 
     def strided(self, start: int, step: int) -> "PassOrder":
         """Every `step`-th position from `start` on, with a progress of its own."""

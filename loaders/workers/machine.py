@@ -32,9 +32,9 @@ def cpu_quota(cgroups: Path, membership: Path) -> tuple[int, int] | None:
     """The tightest (quota, period) of this process's cgroup and those above it. None: no limit."""
     tightest = None
     for folder in groups_of("cpu", cgroups, membership):
-        found = _quota_of(folder)
-        if found and (tightest is None or found[0] * tightest[1] < tightest[0] * found[1]):
-            tightest = found
+        quota = _quota_of(folder)
+        if quota and (tightest is None or quota[0] * tightest[1] < tightest[0] * quota[1]):
+            tightest = quota
     return tightest
 
 
@@ -67,13 +67,13 @@ def _quota_of(group: Path) -> tuple[int, int] | None:
 
 
 def launched_ranks() -> int:
-    said = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    if not said.isdecimal() or int(said) < 1:
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    if not ranks.isdecimal() or int(ranks) < 1:
         raise LoaderError(
-            f"the launcher's LOCAL_WORLD_SIZE is '{said}', which is not a number of ranks on this"
+            f"the launcher's LOCAL_WORLD_SIZE is '{ranks}', which is not a number of ranks on this"
             " machine: set it to a whole number from 1, or leave it out"
         )
-    return int(said)
+    return int(ranks)
 
 
 MEMINFO = Path("/proc/meminfo")
@@ -113,5 +113,5 @@ def _left_in(group: Path) -> int | None:
 
 def _gives_way(stat: Path) -> int:
     lines = stat.read_text(encoding="ascii").splitlines() if stat.is_file() else []
-    found = {name: int(value) for name, value in (line.split() for line in lines)}
-    return sum(found.get(f"total_{name}", found.get(name, 0)) for name in GIVES_WAY)
+    sizes = {name: int(value) for name, value in (line.split() for line in lines)}
+    return sum(sizes.get(f"total_{name}", sizes.get(name, 0)) for name in GIVES_WAY)

@@ -120,7 +120,7 @@ class Precedence:
         if self._consumers is None:
             return self._behind
         consumers = self._consumers()
-        return len(consumers) > 0 and all(one.gives_way for one in consumers)
+        return len(consumers) > 0 and all(consumer.gives_way for consumer in consumers)
 
     @gives_way.setter
     def gives_way(self, value: bool) -> None:

@@ -85,7 +85,7 @@ class SlotWriter:
         """Put decoded samples into their slots, and offer them to the cache."""
         with self._lock:
             order.progress.decoded += len(read)
-        found = []
+        incoming = []
         for (position, slot, sample_id), sample in read:
             if slab.varies and not slab.fits(sample):
                 self._keep_odd(slab, (position, slot, sample_id), sample, order)
@@ -98,8 +98,8 @@ class SlotWriter:
                 raise
             if self.cache is not None:
                 self.cache.offer(sample_id, [as_stored(leaf) for leaf in leaves])
-            found.append(IncomingSample(position, slot, sample_id, leaves))
-        self.keep(found, order, slab, done)
+            incoming.append(IncomingSample(position, slot, sample_id, leaves))
+        self.keep(incoming, order, slab, done)
 
     def _keep_odd(self, slab: Slab, job: Job, sample: Sample, order: PassOrder) -> None:
         """Keep a sample that is nested otherwise than the first one. No cache keeps it."""
@@ -119,25 +119,25 @@ class SlotWriter:
             raise
 
     def keep(
-        self, found: Sequence[IncomingSample], order: PassOrder, slab: Slab, done: Done
+        self, incoming: Sequence[IncomingSample], order: PassOrder, slab: Slab, done: Done
     ) -> None:
-        if self.once is not None and found:
+        if self.once is not None and incoming:
             number = slab.picture_number
-            pictures = [as_tensor(one.leaves[number]) for one in found]
-            ids = [one.sample_id for one in found]
-            positions = np.array([one.position for one in found])
+            pictures = [as_tensor(sample.leaves[number]) for sample in incoming]
+            ids = [sample.sample_id for sample in incoming]
+            positions = np.array([sample.position for sample in incoming])
             cropped = self.cropped(cast(Any, pictures), ids, positions, order)
-            for one, picture in zip(found, cropped, strict=True):
-                one.leaves, one.lent = list(one.leaves), False
-                one.leaves[number] = picture
-        for one in found:
-            put = slab.lend if one.lent else slab.write_leaves
+            for sample, picture in zip(incoming, cropped, strict=True):
+                sample.leaves, sample.lent = list(sample.leaves), False
+                sample.leaves[number] = picture
+        for sample in incoming:
+            put = slab.lend if sample.lent else slab.write_leaves
             try:
-                put(one.slot, one.leaves, one.sample_id)
+                put(sample.slot, sample.leaves, sample.sample_id)
             except Exception as error:
-                error.add_note(while_decoding(one.sample_id, order))
+                error.add_note(while_decoding(sample.sample_id, order))
                 raise
-            done(one.position)
+            done(sample.position)
 
     def cropped(
         self,
