@@ -24,13 +24,9 @@ class KeptBatches:
     """At most `window` batches, one after the other. The lock of the stream protects them."""
 
     def __init__(
-        self,
-        followers: Followers,
-        window: int,
-        kept_bytes: int | None,
-        serving: Serving,
+        self, followers: Followers, window: int, kept_bytes: int | None, serving: Serving,
         ring: Callable[[], None],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`serving`: of the first pass. `ring` is called when room was made for another batch."""
         self.window = window
         self._followers = followers
@@ -40,7 +36,7 @@ class KeptBatches:
         self._batches: dict[Mark, SharedBatch] = {}
         self.following: Mark | None = None
         """The batch after the last one. None: the stream may begin anywhere."""
-        self._passes: dict[int, PassServing] = {}
+        self.passes: dict[int, PassServing] = {}
         """Of the passes that were begun and are not over for all views."""
         self._latest = serving
         """How the pass is served that was begun last."""
@@ -62,10 +58,6 @@ class KeptBatches:
 
     def clear(self) -> None:
         self._batches.clear()
-
-    def has_begun(self, number: int) -> bool:
-        """Whether a pass was begun, and is not over for all views."""
-        return number in self._passes
 
     def can_serve(self, standing: Standing, member: Follower | None) -> bool:
         """Whether a view that stands there would go in step with the others. `member`: its own
@@ -102,15 +94,15 @@ class KeptBatches:
         """Return what is to be read, and for whose pass."""
         if action.begin is not None:
             self._batches.clear()
-            self._passes.clear()
+            self.passes.clear()
             self.following = action.begin
         mark = self.following
         assert mark is not None
-        wanted = self._passes.get(mark[0])
+        wanted = self.passes.get(mark[0])
         if wanted is None:
             standings = [follower.standing, *(f.standing for f in self._followers.present())]
             here = [standing for standing in standings if standing.mark[0] == mark[0]]
-            wanted = self._passes[mark[0]] = (here or standings)[0].of_pass(mark[0])
+            wanted = self.passes[mark[0]] = (here or standings)[0].of_pass(mark[0])
             self._latest = wanted.serving
         return mark, wanted
 
@@ -120,7 +112,7 @@ class KeptBatches:
         self._batches[batch.mark], self.following = batch, batch.following
         self._largest = max(self._largest, batch.nbytes)
         if batch.following[0] == number:
-            self._passes[number] = replace(wanted, identity=batch.identity)
+            self.passes[number] = replace(wanted, identity=batch.identity)
 
     def find_start(self, join: Join, identity: Identity) -> tuple[Mark, PassServing] | None:
         """Where a new view begins, and how its pass is served. None: the stream has not begun.
@@ -133,11 +125,11 @@ class KeptBatches:
         else:
             later = self.following[0] + (self.following[1] > 0)
             mark = next((mark for mark in self._batches if mark[1] == 0), (later, 0))
-        return mark, self._passes.get(mark[0]) or PassServing(self._latest, identity)
+        return mark, self.passes.get(mark[0]) or PassServing(self._latest, identity)
 
     def _is_served_otherwise(self, standing: Standing) -> bool:
         """Whether its pass was begun with other settings than it asks for."""
-        known = self._passes.get(standing.mark[0])
+        known = self.passes.get(standing.mark[0])
         return known is not None and known.serving != standing.serving
 
     def _drop_taken(self, marks: dict[str, Mark]) -> None:
@@ -149,5 +141,5 @@ class KeptBatches:
         if taken:
             self._ring()
         oldest = next(iter(self._batches), self.following)
-        for number in [n for n in self._passes if oldest is not None and n < oldest[0]]:
-            del self._passes[number]
+        for number in [n for n in self.passes if oldest is not None and n < oldest[0]]:
+            del self.passes[number]

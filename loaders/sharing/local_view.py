@@ -124,8 +124,7 @@ class LocalView(SharedView):
     def close(self) -> None:
         self._leave()
         self._copies = None  # the memory that waits to be used again
-        self.follower.away = True
-        self.stream.ring()
+        self.rest()
 
     def rest(self) -> None:
         """Have nobody wait for this view until it takes its next batch. An open iterator goes on

@@ -20,13 +20,7 @@ from loaders.arguments import PassPosition
 from loaders.closing import ClosedAtEnd
 from loaders.errors import PassEnded, SharingError, check_at_least_one, check_word
 from loaders.loader import ReuseLoader
-from loaders.sharing.batch_source import (
-    BatchSource,
-    Identity,
-    PassServing,
-    SharedBatch,
-    without_limit,
-)
+from loaders.sharing.batch_source import BatchSource, PassServing, SharedBatch, without_limit
 from loaders.sharing.follower import (
     Follower,
     Followers,
@@ -181,12 +175,12 @@ class SharedStream(ClosedAtEnd):
     def has_begun(self, number: int) -> bool:
         """Whether a pass was begun, and is not over for all views."""
         with self._lock:
-            return self.kept.has_begun(number)
+            return number in self.kept.passes
 
     def in_earlier_pass(self, number: int) -> tuple[str, ...]:
         """The views that are in the middle of a pass before this one. None if it can begin."""
         with self._lock:
-            if self.kept.has_begun(number) or self.kept.following in (None, (number, 0)):
+            if number in self.kept.passes or self.kept.following in (None, (number, 0)):
                 return ()
             return tuple(f.name for f in self._followers.present() if f.standing.mark[0] < number)
 
@@ -282,7 +276,7 @@ class SharedStream(ClosedAtEnd):
             self._reader = None
             self._waiters.ring()
 
-    def _find_start(self, join: Join) -> tuple[PassPosition, Identity]:
+    def _find_start(self, join: Join) -> tuple[PassPosition, dict[str, str]]:
         """Where a new view begins."""
         position, identity = copy.copy(self.loader.position), self.loader.state_dict()["identity"]
         start = self.kept.find_start(join, identity)

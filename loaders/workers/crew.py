@@ -113,8 +113,7 @@ class ThreadCrew:
         """The first failure of all."""
 
     def start(self, find: Callable[[], CrewJob | None]) -> None:
-        """Under the lock, start the threads that are missing. They find their jobs with `find`,
-        under the lock, too."""
+        """Start the threads that are missing. They find their jobs with `find`, under the lock."""
         self._threads.start(self._work, find)
 
     # ---- the consumer's side --------------------------------------------------------------------

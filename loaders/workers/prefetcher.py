@@ -84,6 +84,8 @@ class Prefetcher:
         self._plan: Iterator[tuple[int, Serve]] | None = None
         self._planning = False
         self.pace = ReadingPace()
+        self.run_off_worker = self._crew.run_off_worker
+        self.close = self._crew.close
 
     # ---- the consumer's side --------------------------------------------------------------------
 
@@ -119,14 +121,6 @@ class Prefetcher:
         with self._crew.lock:
             self._following = WorkProgress(work)
             self._crew.idle.notify_all()
-
-    def run_off_worker(self, job: Callable[[], object]) -> bool:
-        """If this thread is a worker, run `job` on a new thread; returns whether it did."""
-        return self._crew.run_off_worker(job)
-
-    def close(self) -> bool:
-        """Stop the workers; returns whether what they work with may be used again."""
-        return self._crew.close()
 
     @property
     def stall_seconds(self) -> float:

@@ -167,15 +167,9 @@ class WorkerProcess(ClosedAtEnd):
             raise
 
     def _too_long(self, doing: str, sample_id: int) -> SampleTimeout:
-        log.warning(
-            "%s was killed, because it had tried to %s sample %d for longer than timeout=%g"
-            " seconds; another process takes its place",
-            self._who,
-            doing,
-            sample_id,
-            self.timeout,
-        )
-        return sample_timeout(doing, sample_id, self.timeout or 0)
+        error = sample_timeout(doing, sample_id, self.timeout or 0)
+        log.warning("%s was killed, and another process takes its place: %s", self._who, error)
+        return error
 
     def _start(self) -> ChildProcess:
         context = cast(SpawnContext, multiprocessing.get_context(self.start_method))

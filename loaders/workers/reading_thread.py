@@ -61,8 +61,6 @@ class ReadingThread(ClosedAtEnd):
     """Reads samples of `dataset`, in a thread that is replaced when a sample takes too long."""
 
     def __init__(self, dataset: Any, timeout: float, name: str) -> None:
-        self.left_behind = 0
-        """So many threads were left behind."""
         self._dataset = dataset
         self._timeout = timeout
         self._name = name
@@ -90,16 +88,9 @@ class ReadingThread(ClosedAtEnd):
                 samples += answer.samples
         except Empty:
             self._leave()
-            self.left_behind += 1
-            sample_id = int(ids[len(samples)])
-            log.warning(
-                "thread %s is left behind, because it had tried to read sample %d for longer than"
-                " timeout=%g seconds; another thread takes its place",
-                self._name,
-                sample_id,
-                self._timeout,
-            )
-            return Chunk(samples, sample_timeout("read", sample_id, self._timeout))
+            error = sample_timeout("read", int(ids[len(samples)]), self._timeout)
+            log.warning("thread %s is left behind, and another one reads: %s", self._name, error)
+            return Chunk(samples, error)
         except BaseException:  # a Ctrl-C: answers under way would be taken for the next ones
             self._leave()
             raise
