@@ -54,7 +54,8 @@ def test_the_staging_area_grows_with_what_it_has_to_hold(method: StartMethod) ->
 def test_no_other_user_may_open_the_memory_of_a_worker() -> None:
     with WorkerProcess(sets.Sized(), None, "reader") as worker:
         worker.read([9])
-        opened = [f for f in Path("/proc/self/fd").iterdir() if "perfect-" in os.path.realpath(f)]
+        files = Path("/proc/self/fd").iterdir()
+        opened = [file for file in files if "perfect-staging" in os.path.realpath(file)]
         assert [stat.S_IMODE(file.stat().st_mode) for file in opened] == [0o600]
 
 
