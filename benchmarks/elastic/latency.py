@@ -11,7 +11,7 @@ from benchmarks.swarms.swarm import Nursery, Swarm
 
 PEERS, STEPS, SMOKE_STEPS = (4, 2), 200, 20
 """Four is what was asked; two are as many as a small machine has cores for."""
-CALLS = {"_exchanged": "a header", "_reduced": "the reduce", "_voted": "the vote"}
+CALLS = {"_exchange_headers": "a header", "_reduce": "the reduce", "_vote": "the vote"}
 HEADERS = 2
 """A step without a fault has two rounds of headers: before the lanes and after them."""
 
@@ -30,7 +30,7 @@ def measure(options: Options) -> Report:
             name: 1e3 * statistics.median(r[name] for r in report.rows if r["peers"] == count)
             for name in CALLS
         }
-        both = HEADERS * medians["_exchanged"] + medians["_voted"]
+        both = HEADERS * medians["_exchange_headers"] + medians["_vote"]
         rows.append([str(count), *(f"{medians[name]:.2f}" for name in CALLS), f"{both:.2f}"])
         report.asked.append(Target(f"headers and vote of {count} peers, p50", 10.0, both, "ms"))
     report.tables["Milliseconds, median of all peers' medians"] = format_table(

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 from trainers import atomic_checkpoint
-from trainers.elastic.peer import donated_state, donor, swarm_commits
+from trainers.elastic.peer import anchor_link, donated_state, donor, swarm_commits
 from trainers.elastic.reducing import canonical, group
 from trainers.elastic.work import digests
 from trainers.elastic.work.plain_work import PlainWork
@@ -145,14 +145,14 @@ class Faults:
         self._around(donated_state, "put_together", "copying", "")
         self._around(donor, "payloads_of", "giving", "")
         self._around(atomic_checkpoint.os, "fsync", "checkpoint", "")
-        applied, voted = commits.applied, commits._voted
-        all_gather, enter = group.Group.all_gather, commits._enter
-        attempt = commits._attempt
+        applied, vote = commits.applied, commits._vote
+        all_gather, attempt = group.Group.all_gather, commits._attempt
+        gate = anchor_link.AnchorLink.gate
 
         def votes(of: Any, held: Any) -> bool:
             self._voting = True
             try:
-                equal = voted(of, held)
+                equal = vote(of, held)
             finally:
                 self._voting = False
             self.reached("voted")
@@ -168,27 +168,29 @@ class Faults:
             applied(of, commit)
             self.reached("applied", commit.step)
 
-        def attempts(of: Any, work: Any) -> Any:
+        def attempts(of: Any, *args: Any) -> Any:
             self._hold(of)
-            return attempt(of, work)
+            return attempt(of, *args)
 
-        def enters(of: Any, **how: Any) -> None:
+        def gates(of: Any, *args: Any, **kwargs: Any) -> Any:
             self.reached("gate")
-            enter(of, **how)
+            return gate(of, *args, **kwargs)
 
         patched: Any = commits
-        patched.applied, patched._voted, patched._enter = applies, votes, enters
-        patched._attempt = attempts
+        patched.applied, patched._vote, patched._attempt = applies, votes, attempts
         of_groups: Any = group.Group
         of_groups.all_gather = gathers
+        of_links: Any = anchor_link.AnchorLink
+        of_links.gate = gates
 
     def _hold(self, of: Any) -> None:
         for fault in [f for f in self.wanted if f.do == "hold" and self._step >= f.step]:
-            while len(of.view.members) < fault.until and not of._link.announced:
+            members, orders = len(of.form.view.members), of._link.orders
+            while members < fault.until and not orders.announced:
                 of._give()
-                of._link.alive()
+                orders.check_generation()
                 threading.Event().wait(0.005)
-            if len(of.view.members) >= fault.until:
+            if members >= fault.until:
                 self.wanted.remove(fault)
 
     def _around(self, where: Any, name: str, before: str, after: str) -> None:

@@ -26,7 +26,7 @@ from support.planned_peer import alone, assert_equal, data
 from torch.utils.data import TensorDataset
 
 from trainers.elastic.errors import GenerationEnded, SwarmStopped
-from trainers.elastic.peer.anchor_link import AnchorLink
+from trainers.elastic.peer.anchor_link import AnchorOrders
 from trainers.elastic.work.planned_work import PlannedWork
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
@@ -188,7 +188,7 @@ def test_a_generation_that_ends_in_the_middle_of_a_step_loses_no_lane_and_takes_
 ) -> None:
     always(monkeypatch, 3)
     before = alone(tmp_path / "plain", None, 4, module=Wide())
-    compute, alive = PlannedWork.compute, AnchorLink.alive
+    compute, check = PlannedWork.compute, AnchorOrders.check_generation
     ran: list[int] = []
     due: list[int] = []
 
@@ -200,14 +200,14 @@ def test_a_generation_that_ends_in_the_middle_of_a_step_loses_no_lane_and_takes_
                 due.append(1)
         return count
 
-    def ends_once(link: AnchorLink) -> None:
+    def ends_once(orders: AnchorOrders) -> None:
         if due:
             due.clear()
             raise GenerationEnded("another member died")
-        alive(link)
+        check(orders)
 
     monkeypatch.setattr(PlannedWork, "compute", counts)
-    monkeypatch.setattr(AnchorLink, "alive", ends_once)
+    monkeypatch.setattr(AnchorOrders, "check_generation", ends_once)
     after = alone(tmp_path / "planned", "60%", 4, module=Wide())
     assert_equal(after, before)
     assert after.digests == before.digests

@@ -1,4 +1,4 @@
-"""A newcomer receives the state of a member, then every commit, until it is a member."""
+"""What a newcomer receives: a member's state, then every commit until it is a member itself."""
 
 import math
 import sys
@@ -13,14 +13,15 @@ import torch
 from torch import Tensor
 
 from trainers.elastic.deciding.header import LaneLogs
-from trainers.elastic.deciding.view import Added, Member
-from trainers.elastic.errors import CannotBeElastic, SwarmRefused
+from trainers.elastic.deciding.view import Added, Form, Member
+from trainers.elastic.errors import CannotBeElastic, Expelled, SwarmRefused
+from trainers.elastic.peer.anchor_link import AnchorLink
 from trainers.elastic.wire.address import Address
 from trainers.elastic.wire.channel import Channel
 from trainers.elastic.wire.listener import connect
 from trainers.elastic.wire.message import Kinds, Message, Payload, PayloadForm, as_line
 from trainers.elastic.wire.secret import Secret
-from trainers.elastic.wire.wire_errors import BadFrame, WireTimeout
+from trainers.elastic.wire.wire_errors import BadFrame, WireError, WireTimeout
 from trainers.elastic.work.digests import Commit
 
 
@@ -75,8 +76,11 @@ def _tensor(kind: str, number: int, payload: Payload) -> Tensor:
 CONNECT_SECONDS = 10.0
 STATE_SECONDS = 600.0
 POLL_SECONDS = 0.5
+FORM_SECONDS = 0.02
+"""How long a newcomer waits for a commit before it looks for its generation again."""
+LAST_COMMITS_SECONDS = 30.0
 MOST_BYTES = 1 << 41
-"""Models may be large, and the sender has the secret."""
+"""The limit is high, because models may be large and the sender knows the secret."""
 FROM_DONOR: Kinds = MappingProxyType(
     {
         "state": {"step": int, "tree": Any, "tensors": int},
@@ -144,6 +148,50 @@ class DonatedState:
         self._channel.close()
 
 
+class Newcomer:
+    """A peer that follows the commits of its donor until it is a member."""
+
+    def __init__(self, link: AnchorLink, donated: DonatedState) -> None:
+        self._link = link
+        self._donated = donated
+        self._form: Form | None = None
+        self._is_ready = False
+
+    def next(self) -> Commit | Form:
+        """Return the donor's next commit, or the generation in which this peer is a member."""
+        donor, step = self._donated.donor, self._link.step
+        since = time.monotonic()
+        while True:
+            if self._form is not None and step >= self._form.step:
+                self._donated.close()
+                return self._form
+            wait = FORM_SECONDS if self._form is None else LAST_COMMITS_SECONDS
+            try:
+                commit = self._donated.next(wait)
+            except WireError as error:
+                raise Expelled(
+                    f"{donor.name}, from whom this peer has its state, is gone before this peer"
+                    f" became a member: start it again ({error})"
+                ) from error
+            if commit is not None:
+                return commit
+            if self._form is not None:
+                raise Expelled(f"commit {step} of the donor did not come in {wait:g} s")
+            silent = time.monotonic() - since > LAST_COMMITS_SECONDS
+            if silent and self._link.orders.names_another(donor):
+                raise Expelled(
+                    f"{donor.name}, whom this peer follows, is silent, and the anchor names another"
+                    " one: start this peer again"
+                )
+            if not self._is_ready:
+                self._link.ready(donor.name)
+                self._is_ready = True
+            self._form = self._link.formed()
+
+    def close(self) -> None:
+        self._donated.close()
+
+
 def take_apart(value: Any) -> tuple[Any, list[Tensor]]:
     """Return JSON for `value`, and copies of its tensors in host memory."""
     tensors: list[Tensor] = []
@@ -159,11 +207,11 @@ def put_together(plain: Any, tensors: Sequence[Tensor]) -> Any:
         case "dict":
             return {put_together(k, tensors): put_together(v, tensors) for k, v in inner}
         case "list":
-            return [put_together(one, tensors) for one in inner]
+            return [put_together(item, tensors) for item in inner]
         case "tuple":
-            return tuple(put_together(one, tensors) for one in inner)
+            return tuple(put_together(item, tensors) for item in inner)
         case "set":
-            return {put_together(one, tensors) for one in inner}
+            return {put_together(item, tensors) for item in inner}
         case "tensor":
             return tensors[inner]
         case "array":

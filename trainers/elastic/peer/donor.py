@@ -5,9 +5,9 @@
 
 A newcomer applies commits faster than the swarm makes steps, so it catches up. The threads pause
 while a reduce needs the network, but no longer than they send: steps hardly wait for a newcomer,
-and it also comes in where the network is never idle. For a slower newcomer up to `MOST_WAITING`
-commits wait, and then the trainer does, for a while. A newcomer that can never keep pace is refused
-with the numbers (deciding/pace.py).
+which also gets the state where the network is never idle. For a slower newcomer up to
+`MOST_WAITING` commits wait, and then the trainer does, for a while. A newcomer that can never keep
+pace is refused with the numbers (`why_too_slow`).
 """
 
 import contextlib
@@ -30,10 +30,10 @@ from trainers.elastic.work.digests import Commit
 log = logging.getLogger(__name__)
 
 HELD_SECONDS = 3.0
-"""On a busy machine a newcomer may stumble once, and is refused for good after that."""
+"""How long the swarm may wait at once, because a newcomer on a busy machine may stumble."""
 SETUP_SECONDS = 5.0
-"""A newcomer that has the state prepares itself for the first step. It takes no totals meanwhile,
-and that says nothing about its pace."""
+"""The same for a newcomer that has the state and prepares its first step. It takes no totals
+meanwhile, which does not show its pace."""
 HELD_SHARE = 0.2
 """While a newcomer comes in, the swarm's steps may take longer by this share."""
 MEGABYTE = 1e6
@@ -46,7 +46,7 @@ class Following:
     seconds: float
     """Since it began to take the state, to prepare itself, or to follow."""
     held: float
-    """So many of them the swarm has waited for this newcomer."""
+    """How many of them the swarm has waited for this newcomer."""
     taken: int
     commits: int
     commit_bytes: int
@@ -62,8 +62,8 @@ def seconds_left(following: Following) -> float:
     return at_once + HELD_SHARE * following.seconds - following.held
 
 
-def too_slow(following: Following) -> str:
-    """Say by what a newcomer is too slow: what it takes, what it could compute, what is needed."""
+def why_too_slow(following: Following) -> str:
+    """Return why a newcomer is too slow: what it takes, what it could compute, what is needed."""
     takes = max(following.taken, 1) / following.seconds
     step = (following.seconds - following.held) / max(following.commits, 1)
     total = following.commit_bytes / takes
@@ -107,7 +107,7 @@ class Recipient:
         self.prepares, self.since = prepares, time.monotonic()
         self.held, self.taken, self.commits = 0.0, 0, 0
 
-    def measured(self, commit: Commit, lane_rate: float) -> Following:
+    def measure(self, commit: Commit, lane_rate: float) -> Following:
         return Following(
             seconds=time.monotonic() - self.since,
             held=self.held,
@@ -129,7 +129,7 @@ class Donor:
         )
         self.port = self._listener.address.port
         self._lock = threading.Lock()
-        self._asked: list[Channel] = []
+        self._asking: list[Channel] = []
         self._followers: list[Recipient] = []
         self._threads: list[threading.Thread] = []
         self._network_free = threading.Event()
@@ -143,25 +143,25 @@ class Donor:
     @property
     def wanted(self) -> bool:
         """Whether a newcomer waits for the state."""
-        return bool(self._asked)
+        return bool(self._asking)
 
     def give(self, state: Callable[[], dict[str, Any]], step: int) -> None:
         """Give the state after `step` steps to all that wait for it. Call it between two steps."""
         with self._lock:
-            asked, self._asked = self._asked, []
-        if not asked:
+            asking, self._asking = self._asking, []
+        if not asking:
             return
         try:
             plain, tensors = take_apart(state())
         except CannotBeElastic as error:
             # Only newcomers are refused: the members train on.
             log.error("newcomers are refused: %s", error)
-            for channel in asked:
+            for channel in asking:
                 with contextlib.suppress(WireError):
                     channel.send("refuse", why=str(error))
                 channel.close()
             return
-        for channel in asked:
+        for channel in asking:
             follower = Recipient(channel)
             thread = threading.Thread(
                 target=self._serve,
@@ -176,16 +176,16 @@ class Donor:
             thread.start()
 
     def record(self, commit: Commit, lane_rate: float = 0.0) -> None:
-        """Give a commit to all that follow. It is kept until they have it, so it must not
+        """Give a commit to all newcomers that follow. It is kept until they have it, so it must not
         change. `lane_rate`: the lanes a second that this member computes."""
         with self._lock:
             followers = list(self._followers)
         for follower in followers:
             follower.commits += 1
             while follower in self._followers:
-                measured = follower.measured(commit, lane_rate)
+                measured = follower.measure(commit, lane_rate)
                 if (left := seconds_left(measured)) <= 0:
-                    self._refuse(follower, too_slow(measured))
+                    self._refuse(follower, why_too_slow(measured))
                     break
                 began = time.monotonic()
                 try:
@@ -238,9 +238,9 @@ class Donor:
         self._listener.close()
         with self._lock:
             followers, self._followers = self._followers, []
-            asked, self._asked = self._asked, []
+            asking, self._asking = self._asking, []
             threads = [self._accepting, *self._threads]
-        for channel in (*asked, *(follower.channel for follower in followers)):
+        for channel in (*asking, *(follower.channel for follower in followers)):
             channel.close()
         for follower in followers:
             with contextlib.suppress(queue.Full):
@@ -260,7 +260,7 @@ class Donor:
                 if self._closed:
                     channel.close()
                     return
-                self._asked.append(channel)
+                self._asking.append(channel)
 
     def _serve(self, follower: Recipient, state: tuple[Any, Any, int]) -> None:
         plain, tensors, step = state

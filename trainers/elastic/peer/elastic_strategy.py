@@ -1,11 +1,11 @@
 """`L.Trainer(strategy=ElasticStrategy(lanes=64, join="10.0.0.1:29400", secret_file=...))`.
 
-    setup       the anchor's door -> begin with the own state, or with that of a member
+    setup       connect to the anchor -> begin with its own state, or with that of a member
     each step   a commit of the swarm (peer/swarm_commits.py, elastic_fit.py)
-    teardown    the peer is gone; the others go on
+    teardown    the peer leaves; the others train on
 
-The peer with rank 0 in its generation writes logs and checkpoints. Validation runs at every peer,
-whole, so what it decides is decided alike.
+The peer with rank 0 in its generation writes logs and checkpoints. Every peer runs the whole
+validation, so all peers decide alike what follows from it.
 """
 
 import hashlib
@@ -41,16 +41,16 @@ log = logging.getLogger(__name__)
 LOGS = "elastic"
 """The folder, in the trainer's, in which every peer keeps its log."""
 ERA = "elastic_era"
-"""The key of a checkpoint that says in which life of the run it was written (deciding/era.py)."""
+"""The key of a checkpoint for the life of the run in which it was written (step_log.py)."""
 NO_WRITER = 1
 """The rank of a newcomer that is no member yet: it writes no logs and checkpoints."""
 
 PATIENCE = 3
-"""So many heartbeats a newcomer waits to hear of another donor where its own is gone."""
+"""How many heartbeats a newcomer waits for another donor when its own is gone."""
 
 
 class ElasticStrategy(ElasticFit):
-    """Trains one global batch with whoever is there."""
+    """Trains one global batch with all peers that are there."""
 
     strategy_name = "elastic"
 
@@ -100,7 +100,8 @@ class ElasticStrategy(ElasticFit):
     @property
     def view(self) -> View | None:
         """The members of the present generation."""
-        return self._commits.view if isinstance(self._commits, SwarmCommits) else None
+        form = self._commits.form if isinstance(self._commits, SwarmCommits) else None
+        return None if form is None else form.view
 
     @property
     def headers(self) -> tuple[Header, ...]:
@@ -126,18 +127,18 @@ class ElasticStrategy(ElasticFit):
         )
         donated = state = None
         try:
-            own = None
+            checkpoint = None
             if self._checkpoint is not None:
-                own = super().load_checkpoint(self._checkpoint, weights_only=True)
-            has_step = 0 if own is None else own["global_step"]
+                checkpoint = super().load_checkpoint(self._checkpoint, weights_only=True)
+            has_step = 0 if checkpoint is None else checkpoint["global_step"]
             link.open(has_step)
-            role = link.role()
-            if role.donor is None and own is not None:
+            role = link.orders.role()
+            if role.donor is None and checkpoint is not None:
                 link.step = has_step
-                begin_with_checkpoint(trainer, own)
+                begin_with_checkpoint(trainer, checkpoint)
             elif role.donor is not None:
                 self._set_rank(NO_WRITER)
-                donated, state, link.step = self._donated(link, role)
+                donated, state, link.step = self._take_state(link, role)
                 begin_with_checkpoint(trainer, state)
         except BaseException:
             donor.close()
@@ -146,18 +147,18 @@ class ElasticStrategy(ElasticFit):
         folder = Path(trainer.default_root_dir) / LOGS
         self.log_path = folder / f"{self._name}.jsonl"
         if state is None:
-            self._era = _begun_here(own, folder)
+            self._era = _new_era(checkpoint, folder)
         else:
             self._era = Era.of_plain(state[ERA])
         log = StepLog(self.log_path, {**settings, "micro": shares.micro})
-        own_state = "nothing" if own is None else "checkpoint"
-        log.begins(link.step, own_state if donated is None else "member", self._era)
+        source = "nothing" if checkpoint is None else "checkpoint"
+        log.begins(link.step, source if donated is None else "member", self._era)
         trainer_side = TrainerSide(self._state, self._may_give, self._set_rank, log)
         commits = SwarmCommits(link, donor, trainer_side, donated)
         self.gaps = commits.gaps
         return commits
 
-    def _donated(
+    def _take_state(
         self, link: AnchorLink, role: Instruction
     ) -> tuple[DonatedState, dict[str, Any], int]:
         """Return who gives the state, the state and its step, from another donor if one dies."""
@@ -166,12 +167,12 @@ class ElasticStrategy(ElasticFit):
             donated = None
             try:
                 donated = DonatedState(role.donor, self._secret)
-                return donated, *donated.receive(partial(link.names_another, role.donor))
+                return donated, *donated.receive(partial(link.orders.names_another, role.donor))
             except WireError as error:
                 if donated is not None:
                     donated.close()
                 log.warning("%s did not give its whole state: %s", role.donor.name, error)
-            role = link.role(role.number, PATIENCE * link.heartbeat)
+            role = link.orders.role(role.number, PATIENCE * link.orders.heartbeat)
             if role.donor is None:
                 raise Expelled("whoever had the state is gone: start this peer again")
 
@@ -219,14 +220,14 @@ class ElasticStrategy(ElasticFit):
         return done % every != 0
 
 
-def _begun_here(own: Mapping[str, Any] | None, folder: Path) -> Era:
-    """Return the era that this peer begins. `folder`: with the logs that it has kept."""
+def _new_era(checkpoint: Mapping[str, Any] | None, folder: Path) -> Era:
+    """Return the era that this peer begins. `folder`: where its logs are."""
     number = newest_era(sorted(folder.glob("*.jsonl")))
-    if own is None:
+    if checkpoint is None:
         return Era(uuid.uuid4().hex[:12], number + 1)
-    before = Era.of_plain(own[ERA]) if ERA in own else Era(UNKNOWN, 0)
+    before = Era.of_plain(checkpoint[ERA]) if ERA in checkpoint else Era(UNKNOWN, 0)
     number = max(number, before.number) + 1
-    return Era(uuid.uuid4().hex[:12], number, before.id, own["global_step"])
+    return Era(uuid.uuid4().hex[:12], number, before.id, checkpoint["global_step"])
 
 
 def own_address(anchor: Address) -> str:

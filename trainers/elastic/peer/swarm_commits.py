@@ -33,24 +33,21 @@ from trainers.elastic.deciding.decision import (
     is_equal_vote,
 )
 from trainers.elastic.deciding.header import Header, LaneLogs, MemberPace
-from trainers.elastic.deciding.view import Form, View
+from trainers.elastic.deciding.view import Form
 from trainers.elastic.errors import Expelled, GenerationEnded, GroupBroken, SwarmStopped
 from trainers.elastic.peer.anchor_link import AnchorLink
-from trainers.elastic.peer.donated_state import DonatedState
+from trainers.elastic.peer.donated_state import DonatedState, Newcomer
 from trainers.elastic.peer.donor import Donor
 from trainers.elastic.peer.elastic_fit import Commits
 from trainers.elastic.peer.step_log import StepLog
 from trainers.elastic.reducing.canonical import all_gather_bytes, reduce_in_order
 from trainers.elastic.reducing.graveyard import Graveyard
 from trainers.elastic.reducing.group import TRANSFER_SECONDS, Group, GroupPlace, form_group
-from trainers.elastic.wire.wire_errors import WireError
 from trainers.elastic.work.digests import Commit, digest_of
 from trainers.elastic.work.plain_work import PlainWork
 
 log = logging.getLogger(__name__)
 
-POLL_SECONDS = 0.02
-LAST_COMMITS_SECONDS = 30.0
 MOST_HEADER_BYTES = 1 << 20
 
 
@@ -66,6 +63,90 @@ class TrainerSide:
     log: StepLog
 
 
+class Membership:
+    """The group of the present generation. Between two generations there is none."""
+
+    def __init__(self, link: AnchorLink) -> None:
+        self.group: Group | None = None
+        self._link = link
+        self._graveyard = Graveyard()
+        self._sent = 0
+
+    @property
+    def sent(self) -> int:
+        """The bytes of sums that were sent, in this group and in all before it."""
+        return self._sent + self._present().sent
+
+    def enter(self, form: Form) -> Group:
+        """Connect with the other members of a generation."""
+        view, me, orders = form.view, self._link.member, self._link.orders
+        timeout = 2 * orders.heartbeat
+        self.group = form_group(
+            self._link,
+            GroupPlace(view.generation, view.rank(me.name), len(view.members), me.host),
+            timeout,
+            orders.check_generation,
+            self._graveyard,
+            max(timeout, TRANSFER_SECONDS),  # a member may be silent for a heartbeat
+        )
+        return self.group
+
+    def leave(self) -> None:
+        """Give the group up, if there is one."""
+        group, self.group = self.group, None
+        if group is not None:
+            self._sent += group.sent
+            group.abandon(self._graveyard)
+
+    def gather(self, mine: bytes, most: int) -> list[bytes]:
+        """Return every member's bytes, by rank. No member sends more than `most`."""
+        return all_gather_bytes(self._present(), mine, most, self._link.orders.check_generation)
+
+    def reduce(self, sums: Tensor, contributors: Sequence[int]) -> Tensor:
+        """Return the total of the contributors' sums. `sums`: this member's."""
+        total = torch.empty_like(sums)
+        group, check = self._present(), self._link.orders.check_generation
+        mine = sums if group.rank in contributors else None
+        reduce_in_order(group, mine, total, check, contributors)
+        return total
+
+    def close(self) -> None:
+        """Wait until all groups have ended. The link must be closed before."""
+        self._graveyard.close()
+
+    def _present(self) -> Group:
+        assert self.group is not None
+        return self.group
+
+
+class StepShare:
+    """What this member has of the step that is under way. It outlives a generation."""
+
+    def __init__(self, work: PlainWork, step: int) -> None:
+        work.begin(step)
+        self.work = work
+        self.done: list[int] = []
+        """The lanes that are in the sums, in their order."""
+        self.held: Commit | None = None
+        """What the step came to. It is not applied before all members have it."""
+        self.seconds = 0.0
+        self.trouble = ""
+        self.weights = work.weights_digest(step)
+
+    def compute(self, lanes: Sequence[int], check: Callable[[], None]) -> None:
+        """Add lanes to the sums. `check` is called after each; where it raises, what is added
+        stays."""
+        latest = time.monotonic()
+        left = lanes
+        while left:
+            count = self.work.compute(left)
+            self.done += left[:count]
+            left = left[count:]
+            since, latest = latest, time.monotonic()
+            self.seconds += latest - since
+            check()
+
+
 class SwarmCommits(Commits):
     """The commits of one peer of a swarm."""
 
@@ -73,30 +154,20 @@ class SwarmCommits(Commits):
         self, link: AnchorLink, donor: Donor, host: TrainerSide, donated: DonatedState | None = None
     ) -> None:
         """`donated`: where this peer has its state from, and gets commits until it is a member."""
-        self.view: View | None = None
+        self.form: Form | None = None
+        """The present generation, or the latest one."""
         self.gaps: list[tuple[str, float]] = []
         """Why generations ended unplanned, and the seconds until the next one had begun."""
         self.headers: tuple[Header, ...] = ()
         self._link = link
         self._donor = donor
         self._host = host
-        self._donated = donated
-        self._told_ready = False
-        self._formed: Form | None = None
-        self._group: Group | None = None
-        self._graveyard = Graveyard()
-        self._step = link.step
-        self._done: list[int] = []
-        self._held: Commit | None = None
+        self._newcomer = None if donated is None else Newcomer(link, donated)
+        self._membership = Membership(link)
+        self._share: StepShare | None = None
         self._kept = ""
         self._had: tuple[int, ...] = ()
         self._rate = LaneRate()
-        self._seconds = 0.0
-        self._sent = 0
-        self._weights = ""
-        self._trouble = ""
-        self._finished: tuple[int, str] | None = None
-        """With which step and digest others have ended the run."""
 
     @property
     def rate(self) -> float:
@@ -104,144 +175,99 @@ class SwarmCommits(Commits):
         return self._rate.rate
 
     def next(self, work: PlainWork) -> Commit:
-        if self._donated is not None and (commit := self._followed()) is not None:
-            return commit
-        work.begin(self._step)
-        self._done, self._held, self._trouble, self._seconds = [], None, "", 0.0
-        self._weights = work.weights_digest(self._step)
+        form = None
+        if self._newcomer is not None:
+            followed = self._newcomer.next()
+            if isinstance(followed, Commit):
+                return followed
+            self._newcomer, form = None, followed
+        step = self._link.step
+        self._share = share = StepShare(work, step)
         planned, ended_at, why = False, 0.0, ""
         while True:
             try:
-                if self._group is None:
-                    self._enter(planned=planned)
+                if (group := self._membership.group) is None:
+                    formed, form = form, None
+                    group = self._enter(
+                        formed or self._link.gate(step, self._give, planned=planned)
+                    )
                     if ended_at:
                         self.gaps.append((why, time.monotonic() - ended_at))
-                        self._host.log.gap(*self.gaps[-1], self._step)
+                        self._host.log.gap(*self.gaps[-1], step)
                     ended_at = 0.0
-                if (commit := self._attempt(work)) is not None:
+                if (commit := self._attempt(share, group.rank)) is not None:
                     return commit
                 planned = True
-                self._leave_group()
+                self._membership.leave()
             except (GenerationEnded, GroupBroken) as error:
                 planned, ended_at = False, ended_at or time.monotonic()
                 of_gloo = error.__cause__
                 why = f"{error} ({of_gloo})" if of_gloo else str(error)
-                log.warning("step %d goes on in the next generation: %s", self._step, why)
-                self._leave_group()
+                log.warning("step %d goes on in the next generation: %s", step, why)
+                self._membership.leave()
 
     def applied(self, commit: Commit) -> None:
         self._host.log.commit(commit, self.headers)
-        self._step = self._link.step = commit.step + 1
-        self._kept, self._held = commit.digest, None
-        self._rate.end_step(computed=bool(self._done))
+        self._link.step = commit.step + 1
+        self._kept = commit.digest
+        share, self._share = self._share, None
+        self._rate.end_step(computed=share is not None and bool(share.done))
         if self._donor.followed:
             self._donor.record(commit, self.rate)
 
     def end_run(self) -> None:
-        """Say that the whole run has ended here, when newcomers that follow have all of it."""
+        """Report that the whole run has ended here, when newcomers that follow have all of it."""
         self._donor.finish()
-        self._link.ended(self._step, self._kept)
+        self._link.ended(self._link.step, self._kept)
 
     def close(self) -> None:
         """End everything. It is safe to call again."""
-        if self._donated is not None:
-            self._donated.close()
-        self._leave_group()
+        if self._newcomer is not None:
+            self._newcomer.close()
+        self._membership.leave()
         self._donor.close()
         self._link.close()
-        self._graveyard.close()
+        self._membership.close()
         self._host.log.close()
 
-    def _followed(self) -> Commit | None:
-        """Return the donor's next commit; None when this peer has become a member."""
-        assert self._donated is not None
-        since = time.monotonic()
-        while True:
-            if self._formed is not None and self._step >= self._formed.step:
-                self._donated.close()
-                self._donated = None
-                return None
-            wait = POLL_SECONDS if self._formed is None else LAST_COMMITS_SECONDS
-            donor = self._donated.donor.name
-            try:
-                commit = self._donated.next(wait)
-            except WireError as error:
-                raise Expelled(
-                    f"{donor}, from whom this peer has its state, is gone before this peer became a"
-                    f" member: start it again ({error})"
-                ) from error
-            if commit is not None:
-                return commit
-            if self._formed is not None:
-                raise Expelled(f"commit {self._step} of the donor did not come in {wait:g} s")
-            silent = time.monotonic() - since > LAST_COMMITS_SECONDS
-            if silent and self._link.names_another(self._donated.donor):
-                raise Expelled(
-                    f"{donor}, whom this peer follows, is silent, and the anchor names another one:"
-                    " start this peer again"
-                )
-            if not self._told_ready:
-                self._link.ready(donor)
-                self._told_ready = True
-            self._formed = self._link.formed()
-
-    def _enter(self, *, planned: bool) -> None:
-        formed, self._formed = self._formed, None
-        if formed is None:
-            formed = self._link.gate(self._step, self._give, planned=planned)
-        view = formed.view
-        rank = view.rank(self._link.member.name)
-        host = self._link.member.host
-        timeout = 2 * self._link.heartbeat
-        place = GroupPlace(view.generation, rank, len(view.members), host)
-        self._group = form_group(
-            self._link,
-            place,
-            timeout,
-            self._link.alive,
-            self._graveyard,
-            max(timeout, TRANSFER_SECONDS),  # a member may be silent for a heartbeat
-        )
-        self.view = view
-        self._host.set_rank(rank)
-        self._host.log.generation(view, self._step)
-        self._finished = formed.finished
-
-    def _leave_group(self) -> None:
-        group, self._group = self._group, None
-        if group is not None:
-            self._sent += group.sent
-            group.abandon(self._graveyard)
+    def _enter(self, form: Form) -> Group:
+        group = self._membership.enter(form)
+        self.form = form
+        self._host.set_rank(group.rank)
+        self._host.log.generation(form.view, self._link.step)
+        return group
 
     def _give(self) -> None:
         """Give the state to newcomers that wait for it."""
         if self._donor.wanted and self._host.may_give():
-            self._donor.give(self._host.state, self._step)
+            self._donor.give(self._host.state, self._link.step)
 
-    def _attempt(self, work: PlainWork) -> Commit | None:
+    def _attempt(self, share: StepShare, rank: int) -> Commit | None:
         """Return the commit; None where the generation changes before anything is begun."""
-        assert self._group is not None and self.view is not None
-        if self._held is not None and self._finished == (self._step + 1, self._held.digest):
-            return self._held
+        assert self.form is not None
+        held = share.held
+        if held is not None and self.form.finished == (self._link.step + 1, held.digest):
+            return held
+        lanes = share.work.lanes()
         while True:
             self._give()
-            headers = self._exchanged(work)
+            headers = self._exchange_headers(share)
             # Where no state can be given away, nobody could come to those who wait at the gate.
-            least = self._link.min_peers if self._host.may_give() else 1
-            match decide(headers, self._group.rank, work.lanes(), least):
-                case Compute(lanes):
-                    self._had = (*self._done, *lanes)
+            least = self._link.orders.min_peers if self._host.may_give() else 1
+            match decide(headers, rank, lanes, least):
+                case Compute(mine):
+                    self._had = (*share.done, *mine)
                     if not any(header.done for header in headers):
-                        work.expect(lanes)
-                    self._compute(work, lanes)
+                        share.work.expect(mine)
+                    self._compute(share, mine)
                 case Reduce(contributors):
-                    self._held = self._reduced(work, headers, contributors)
-                    if self._voted(self._held):
-                        return self._held
+                    share.held = self._reduce(share, headers, contributors)
+                    if self._vote(share.held):
+                        return share.held
                     raise GroupBroken("the members' totals differ: the reduce is made again")
                 case Apply():
-                    assert self._held is not None
-                    return self._held
+                    assert share.held is not None
+                    return share.held
                 case Wait():
                     continue
                 case ToGate():
@@ -252,105 +278,88 @@ class SwarmCommits(Commits):
                 case Stop(why):
                     # When this second exchange ends, all have read the first, and stop as well.
                     with contextlib.suppress(GenerationEnded, GroupBroken):
-                        self._exchanged(work)
+                        self._exchange_headers(share)
                     raise SwarmStopped(why)
 
-    def _exchanged(self, work: PlainWork) -> list[Header]:
-        assert self._group is not None
+    def _exchange_headers(self, share: StepShare) -> list[Header]:
         mine = Header(
             name=self._link.member.name,
-            step=self._step,
-            done=tuple(self._done),
+            step=self._link.step,
+            done=tuple(share.done),
             had=self._had,
-            held="" if self._held is None else self._held.digest,
+            held="" if share.held is None else share.held.digest,
             kept=self._kept,
             pace=MemberPace(
                 rate=self._rate.rate,
                 idle=self._rate.idle,
-                seconds=round(self._seconds, 6),
-                sent=self._sent + self._group.sent,
+                seconds=round(share.seconds, 6),
+                sent=self._membership.sent,
             ),
-            announced=self._link.announced,
-            weights=self._weights,
-            logs=work.logs if self._done else LaneLogs(),
-            trouble=self._trouble,
+            announced=self._link.orders.announced,
+            weights=share.weights,
+            logs=share.work.logs if share.done else LaneLogs(),
+            trouble=share.trouble,
         )
+        encoded = self._membership.gather(mine.encode(), MOST_HEADER_BYTES)
         try:
-            headers = [Header.decode(told) for told in self._gathered(mine.encode())]
+            headers = [Header.decode(header) for header in encoded]
         except (ValueError, RecursionError) as error:
-            raise GroupBroken("a member told something that is no header") from error
+            raise GroupBroken("a member sent something that is no header") from error
         self.headers = tuple(headers)
         return headers
 
-    def _gathered(self, mine: bytes) -> list[bytes]:
-        assert self._group is not None
-        return all_gather_bytes(self._group, mine, MOST_HEADER_BYTES, self._link.alive)
-
-    def _compute(self, work: PlainWork, lanes: Sequence[int]) -> None:
-        """Add lanes to the sums. What is added stays, also if the generation ends meanwhile."""
-        began = latest = time.monotonic()
-        left = lanes
-        while left:
-            count = work.compute(left)
-            self._done += left[:count]
-            left = left[count:]
-            since, latest = latest, time.monotonic()
-            self._seconds += latest - since
-            self._link.alive()
+    def _compute(self, share: StepShare, lanes: Sequence[int]) -> None:
+        began = time.monotonic()
+        share.compute(lanes, self._link.orders.check_generation)
         if lanes:
             self._rate.add_step(len(lanes), time.monotonic() - began)
-            self._trouble = work.trouble()
+            share.trouble = share.work.trouble()
 
-    def _reduced(
-        self, work: PlainWork, headers: Sequence[Header], contributors: Sequence[int]
+    def _reduce(
+        self, share: StepShare, headers: Sequence[Header], contributors: Sequence[int]
     ) -> Commit:
-        assert self._group is not None
-        sums = work.sums
-        total = torch.empty_like(sums)
-        mine = sums if self._group.rank in contributors else None
         with self._donor.standing_back():
-            reduce_in_order(self._group, mine, total, self._link.alive, contributors)
-        buffers = self._first_buffers(work)
+            total = self._membership.reduce(share.work.sums, contributors)
+        buffers = self._gather_buffers(share)
         return Commit(
-            step=self._step,
+            step=self._link.step,
             added=tuple((headers[rank].name, headers[rank].done) for rank in contributors),
-            total=work.as_floats(total),
+            total=share.work.as_floats(total),
             logs=reduce(LaneLogs.plus, (headers[rank].logs for rank in contributors)),
             buffers=buffers,
             digest=digest_of([total, *buffers]),
         )
 
-    def _voted(self, held: Commit) -> bool:
-        told = self._gathered(held.digest.encode())
-        return is_equal_vote([one.decode(errors="replace") for one in told])
+    def _vote(self, held: Commit) -> bool:
+        """Return whether every member holds this total."""
+        digests = self._membership.gather(held.digest.encode(), MOST_HEADER_BYTES)
+        return is_equal_vote([digest.decode(errors="replace") for digest in digests])
 
-    def _first_buffers(self, work: PlainWork) -> tuple[Tensor, ...]:
-        """The buffers of whoever has computed the first lane."""
-        forms = work.committed
+    def _gather_buffers(self, share: StepShare) -> tuple[Tensor, ...]:
+        """Return the buffers of the member that has computed the first lane."""
+        forms = share.work.committed
         if not forms:
             return ()
-        has_first = work.lanes()[0] in self._done
-        mine = bytes(packed(work.buffers())) if has_first else b""
-        assert self._group is not None
         size = sum(form.numel() * form.element_size() for form in forms)
-        told = all_gather_bytes(self._group, mine, size, self._link.alive)
-        found = next((data for data in told if data), b"")
-        if len(found) != size:
-            raise GroupBroken(f"a member told {len(found)} bytes of buffers, and {size} are needed")
-        return unpacked(found, forms)
+        has_first = share.work.lanes()[0] in share.done
+        mine = pack(share.work.buffers()) if has_first else b""
+        data = next((part for part in self._membership.gather(mine, size) if part), b"")
+        if len(data) != size:
+            raise GroupBroken(f"a member sent {len(data)} bytes of buffers, and {size} are needed")
+        return unpack(data, forms)
 
 
-def packed(tensors: Sequence[Tensor]) -> bytes:
+def pack(tensors: Sequence[Tensor]) -> bytes:
     """Return the bytes of tensors, one after the other."""
     return b"".join(t.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for t in tensors)
 
 
-def unpacked(data: bytes, forms: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return the tensors of `packed`, in the types and shapes of `forms`."""
-    found, at = [], 0
+def unpack(data: bytes, forms: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return the tensors of `pack`, in the types and shapes of `forms`."""
+    tensors, start = [], 0
     for form in forms:
-        size = form.numel() * form.element_size()
-        part = torch.frombuffer(bytearray(data[at : at + size]), dtype=form.dtype)
-        found.append(part.reshape(form.shape))
-        at += size
-    return tuple(found)
+        end = start + form.numel() * form.element_size()
+        part = torch.frombuffer(bytearray(data[start:end]), dtype=form.dtype)
+        tensors.append(part.reshape(form.shape))
+        start = end
+    return tuple(tensors)
