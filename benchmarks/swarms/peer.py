@@ -146,7 +146,7 @@ def write_serves(out: Path) -> None:
 
     def noted(self: PlainWork, lanes: Sequence[int]) -> int:
         count = compute(self, lanes)
-        step, place = self._step, self._lanes.position  # pyright: ignore[reportPrivateUsage]
+        step, place = self._step.number, self._lanes.position  # pyright: ignore[reportPrivateUsage]
         for lane in lanes[:count]:
             ids = self._lanes.ids(lane).ids.tolist()  # pyright: ignore[reportPrivateUsage]
             serves.write(json.dumps([step, lane, place[0], ids]) + "\n")

@@ -1,7 +1,7 @@
 """What Lightning sees of elastic training, wherever the commits come from.
 
-One batch of Lightning's is this process's share of a global step. Everything else of a run is as
-always, and equal at every peer: `global_step`, schedulers, validation, checkpoints, callbacks.
+One batch of Lightning's is this process's share of a global step. The rest of a run is as usual,
+and equal at every peer: `global_step`, schedulers, validation, checkpoints, callbacks.
 
     training_step   the commit of the step: lanes, reduce, vote (peer/swarm_commits.py)
     backward        the commit's mean gradient becomes the parameters' .grad
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class Commits:
-    """Base of the three."""
+    """The source of a run's commits: a swarm, logs, or one lane."""
 
     def next(self, work: PlainWork) -> Commit:
         """Return the next commit. The caller applies it before it asks again."""
@@ -63,7 +63,7 @@ SUMS: tuple[Sum, ...] = get_args(Sum)
 
 CLOSED_TO_NEWCOMERS = (
     "a pass has one step, and no run goes on exactly from the beginning of a pass: so newcomers"
-    " come in before the first step of all, or when passes are longer; give a smaller batch"
+    " can join only before the very first step; give a smaller batch, so that passes are longer"
 )
 
 
@@ -89,7 +89,7 @@ class ElasticFit(OneDeviceStrategy):
         self._commits: Commits | None = None
         self._work: PlainWork | None = None
         self._commit: Commit | None = None
-        self._told_of_short_passes = False
+        self._has_warned = False
         self.latest_added: Added = ()
 
     def _begin(self, trainer: L.Trainer, shares: LaneShares) -> Commits:
@@ -129,14 +129,14 @@ class ElasticFit(OneDeviceStrategy):
         if self._planning is None or self.root_device.type == "cpu":
             super().model_to_device()
         else:
-            # The first plan moves what it keeps on a GPU.
+            # The first plan moves to a GPU what it keeps there.
             keep_on_host(self._module, self.root_device)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         if self._planning is None:
             super().load_optimizer_state_dict(checkpoint)
             return
-        # Without moving them: before there is a plan they belong on the host.
+        # They are not moved: before there is a plan they belong on the host.
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=False):
             optimizer.load_state_dict(state)
 
@@ -173,8 +173,8 @@ class ElasticFit(OneDeviceStrategy):
                 f"Lightning is at {share}, and the lanes are at {self._shares.lanes.position}: the"
                 " state of the train loader was not restored"
             )
-        if len(self._shares) == 1 and not self._told_of_short_passes:
-            self._told_of_short_passes = True
+        if len(self._shares) == 1 and not self._has_warned:
+            self._has_warned = True
             log.warning(CLOSED_TO_NEWCOMERS)
         work = self._work or self._make_work(self._shares)
         step = self._module.trainer.global_step
@@ -193,7 +193,7 @@ class ElasticFit(OneDeviceStrategy):
         *args: Any,
         **kwargs: Any,
     ) -> Tensor:
-        """The backward passes are done. The step's mean gradient is put in place."""
+        """Put the step's mean gradient in place. The backward passes have been made already."""
         commit, work = self._commit, self._work
         assert commit is not None and work is not None
         work.apply_commit(commit)
@@ -246,7 +246,7 @@ class ElasticFit(OneDeviceStrategy):
         super().teardown()
 
     def on_train_end(self) -> None:
-        """Tell the anchor that the run has come to its end, and did not break off."""
+        """Report that the run has come to its end, and was not broken off."""
         if self._commits is not None:
             self._commits.end_run()
         if self._planning is not None:
@@ -260,13 +260,10 @@ class ElasticFit(OneDeviceStrategy):
     def _make_work(self, shares: LaneShares) -> PlainWork:
         module, trainer = self._module, self._module.trainer
         takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
-
         to_device = super().batch_to_device
 
-        def on_device(batch: Any) -> Any:
-            return to_device(self.precision_plugin.convert_input(batch))
-
-        def step_of(batch: Any, batch_index: int) -> Any:
+        def training_step(batch: Any, batch_index: int) -> Any:
+            batch = to_device(self.precision_plugin.convert_input(batch))
             with self.precision_plugin.train_step_context():
                 return module.training_step(*((batch, batch_index) if takes_index else (batch,)))
 
@@ -274,7 +271,7 @@ class ElasticFit(OneDeviceStrategy):
             loss = self.precision_plugin.pre_backward(loss, module)
             self.precision_plugin.backward(loss, module, trainer.optimizers[0])
 
-        given = module, self.optimizers[0], shares.lanes, on_device, step_of, backward
+        given = module, self.optimizers[0], shares.lanes, training_step, backward
         exact = self._sum == "exact"
         if self._planning is None:
             self._work = PlainWork(*given, exact=exact)

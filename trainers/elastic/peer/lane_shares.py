@@ -1,8 +1,8 @@
 """The train loader as Lightning sees it: one batch is this peer's share of a global step.
 
-A share holds no samples. The strategy takes the lanes' micro-batches that fall to this peer, and
-only then is it known which. The number of batches, the place in the pass, the latest batch and the
-state are those of all lanes together, so every peer counts steps and samples alike.
+A share has no samples: which lanes fall to this peer is known only when the strategy takes their
+micro-batches. The number of batches, the place in the pass, the latest batch and the state are
+those of all lanes together, so every peer counts steps and samples alike.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from trainers.elastic.errors import CannotBeElastic
 
 @dataclass(frozen=True, slots=True)
 class LaneShare:
-    """A batch of Lightning's: which step of which pass."""
+    """A batch of Lightning's: a step of a pass."""
 
     pass_index: int
     step: int
@@ -28,7 +28,7 @@ class LaneShare:
 
 @dataclass(frozen=True, slots=True)
 class WholeStep:
-    """What all lanes together served at a step that is committed."""
+    """What all lanes together served at a committed step."""
 
     ids: np.ndarray
     serves: np.ndarray
@@ -36,7 +36,7 @@ class WholeStep:
 
 
 class LaneShares:
-    """Iterates over the steps of a pass. All else that it is asked for is the loader's own."""
+    """Iterates over the steps of a pass. All other attributes are those of the loader."""
 
     def __init__(self, loader: ReuseLoader, lanes: int, global_batch: int | None) -> None:
         """`loader.batch_size` is the global batch if `global_batch` is not given."""
@@ -49,7 +49,7 @@ class LaneShares:
         self.lanes = LaneLoader(loader, lanes)
         self.last_batch: WholeStep | None = None
         self.first_serves = 0
-        """So many samples the whole swarm has served for the first time in a pass."""
+        """How many samples the whole swarm has served for the first time in a pass."""
 
     @property
     def micro(self) -> int:
@@ -64,7 +64,7 @@ class LaneShares:
     def set_reuse(
         self, reuse: int, *, reaugment: bool | None = None, batch_size: int | None = None
     ) -> None:
-        """As the loader's own, from the next pass on."""
+        """Set how the loader serves, from the next pass on."""
         micro = None if batch_size is None else self._micro_of(batch_size)
         self.loader.set_reuse(reuse, reaugment=reaugment, batch_size=micro)
 
@@ -94,13 +94,13 @@ class LaneShares:
         return getattr(self.loader, name)
 
     def advance(self) -> None:
-        """The step is committed."""
+        """Go on to the next step, because this one is committed."""
         lanes = self.lanes
         sizes = lanes.sizes(lanes.position[1])
         served = [lanes.ids(lane) for lane, size in enumerate(sizes) if size]
         self.last_batch = WholeStep(
-            np.concatenate([one.ids for one in served]),
-            np.concatenate([one.serves for one in served]),
+            np.concatenate([lane.ids for lane in served]),
+            np.concatenate([lane.serves for lane in served]),
         )
         self.first_serves += int((self.last_batch.serves == 0).sum())
         lanes.advance()

@@ -32,9 +32,9 @@ class ReplayStrategy(ElasticFit):
         budget: str | int | None = None,
         **more: Any,
     ) -> None:
-        """`logs`: of one peer that was there from the first step, or of several that together
-        were. `global_batch`: as the swarm had it; the loader's batch size if not given. `budget`:
-        of bytes of the device, as of `ElasticStrategy`; the swarm may have had another."""
+        """`logs`: of a peer that was there from the first step, or of several that together were.
+        `global_batch`: that of the swarm; the loader's batch size if not given. `budget`: as of
+        `ElasticStrategy`; the swarm may have had another."""
         self.history = read_history(logs)
         run = self.history.run
         super().__init__(global_batch, run["lanes"], run["sum"], budget, **more)
@@ -80,7 +80,7 @@ class LoggedCommits(Commits):
         digest = digest_of([total, *buffers])
         if digest != logged.digest:
             raise ReplayDiffers(
-                f"step {self._step} comes to {digest} here, and the log says {logged.digest}: the"
+                f"step {self._step} comes to {digest} here, and to {logged.digest} in the log: the"
                 " data, the code or the machine differ, or a peer computed wrongly"
             )
         self.compared += 1

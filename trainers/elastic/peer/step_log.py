@@ -7,15 +7,15 @@
     {"commit": 120, "added": [["a", [0, 2]], ["b", [1, 3]]], "digest": "...",
      "peers": [["a", 16, 0.21, 90112], ["b", 16, 0.2, 90112]]}
 
-`peers`: the samples of a member's lanes, how long it computed at them, and the bytes of sums that
-it had sent since it joined, before the reduce of this step.
+`peers`: the samples of a member's lanes, how long it computed them, and the bytes of sums that it
+had sent since it joined, before the reduce of this step.
 
 Every line has the `time`, in seconds since 1970. A line is written before its commit is applied.
 
-The logs of several peers together are one history: where they overlap they must agree. When nobody
-has the state any more, a peer begins with its checkpoint, and the swarm repeats the steps after it:
-earlier log lines of these steps are void. Each such life of a run is an era (deciding/era.py). A
-log without eras counts as one era.
+The logs of several peers together are one history: where they overlap they must agree. When no peer
+has the state any more, one begins with its checkpoint, and the swarm repeats the steps after it:
+earlier log lines of these steps are void. Each such life of a run is an era. A log without eras
+counts as one era.
 
 A peer whose disk is full trains on, and its log lacks lines: a replay then needs other peers' logs.
 A peer does not begin without its `begins` line, because later lines depend on it.
@@ -38,7 +38,7 @@ from trainers.plain_values import typed, with_defaults
 from trainers.record_file import RecordFile, read_records
 
 UNKNOWN = ""
-"""The id of steps from a time in which no era was noted. They are taken for one era."""
+"""The id of steps whose log names no era. They are taken for one era."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Era:
 
     id: str
     number: int
-    """Higher than that of every era which the peer knew that began this one."""
+    """Higher than that of every era which was known to the peer that began this one."""
     after: str = UNKNOWN
     step: int = 0
 
@@ -56,18 +56,18 @@ class Era:
         return asdict(self)
 
     @classmethod
-    def of_plain(cls, told: object) -> "Era":
-        """Raise `ValueError` for what is no era."""
-        return typed(cls, with_defaults(cls, told), "an era")
+    def of_plain(cls, plain: object) -> "Era":
+        """Return the era that `plain` gave. Raise `ValueError` for anything else."""
+        return typed(cls, with_defaults(cls, plain), "an era")
 
 
 class TwoLives(ValueError):
-    """Two eras go on from each other's past, and neither knows of the other."""
+    """Two lives of one run have the same number, so neither knows of the other."""
 
 
 def steps_that_count(eras: Iterable[Era]) -> dict[str, float]:
-    """Return up to which step (not included) each era's steps count; an era that is not named
-    counts not at all. Raise `TwoLives` if nothing says which era was the last."""
+    """Return up to which step (not included) each era's steps count; those of other eras do not
+    count. Raise `TwoLives` if it is unknown which era was the last."""
     known = {era.id: era for era in eras}
     if not known:
         return {UNKNOWN: math.inf}
@@ -78,14 +78,14 @@ def steps_that_count(eras: Iterable[Era]) -> dict[str, float]:
     if others:
         lives = " and ".join(f"{era.id} from step {era.step} on" for era in (last, *others))
         raise TwoLives(f"two lives of the run do not know of each other: {lives}")
-    found: dict[str, float] = {last.id: math.inf}
+    ends: dict[str, float] = {last.id: math.inf}
     era: Era | None = last
     until = math.inf
     while era is not None:
         until = min(until, era.step)
-        found[era.after] = until
+        ends[era.after] = until
         era = known.pop(era.after, None)
-    return found
+    return ends
 
 
 Source = Literal["nothing", "checkpoint", "member"]
@@ -201,11 +201,11 @@ def read_history(paths: Sequence[Path]) -> History:
                 era = line.get("era", {}).get("id", UNKNOWN)
             elif "commit" in line and line["commit"] < counts.get(era, 0):
                 added = tuple((name, tuple(lanes)) for name, lanes in line["added"])
-                found = LoggedCommit(line["commit"], added, line["digest"])
-                known = commits.setdefault(found.step, found)
-                if known.digest != found.digest:
+                commit = LoggedCommit(line["commit"], added, line["digest"])
+                known = commits.setdefault(commit.step, commit)
+                if known.digest != commit.digest:
                     raise LogDamaged(
-                        f"{path}:{number}: step {found.step} has digest {found.digest} here and"
+                        f"{path}:{number}: step {commit.step} has digest {commit.digest} here and"
                         f" {known.digest} in another log: these are not logs of one run"
                     )
     if not runs:

@@ -106,7 +106,7 @@ class GradientSums:
     def views(self, flat: Tensor) -> list[Tensor]:
         """Return the parts of a flat tensor, in the shapes of the parameters."""
         parts = flat.split([p.numel() for p in self._parameters])
-        return [laid_out(part, p) for part, p in zip(parts, self._parameters, strict=True)]
+        return [shape_as(part, p) for part, p in zip(parts, self._parameters, strict=True)]
 
     def begin(self) -> None:
         """Begin a step: nothing is added up, and backward passes add to the sums."""
@@ -152,8 +152,8 @@ class GradientSums:
 
     def _put(self, gradients: Sequence[Tensor], touched: str) -> None:
         marks = int(touched, 16)
-        for number, (p, one) in enumerate(zip(self._parameters, gradients, strict=True)):
-            p.grad = one if marks >> number & 1 else None
+        for number, (p, gradient) in enumerate(zip(self._parameters, gradients, strict=True)):
+            p.grad = gradient if marks >> number & 1 else None
 
     def wrong_names(self) -> list[str]:
         """The parameters whose sums are not finite."""
@@ -161,7 +161,7 @@ class GradientSums:
         return [name for name, view in named if not view.isfinite().all()]
 
 
-def laid_out(part: Tensor, p: Tensor) -> Tensor:
+def shape_as(part: Tensor, p: Tensor) -> Tensor:
     """Return a flat part in the shape of a parameter, and in its order in memory (channels last),
     as autograd and fused updates expect it."""
     return part.as_strided(p.shape, p.stride()) if is_dense(p) else part.view(p.shape)
@@ -184,7 +184,7 @@ class SeparateSums(GradientSums):
         """`home_of`: where a tensor's bytes are between two steps."""
         super().__init__(parameters)
         self._flat = torch.zeros(self._flat.numel())
-        self._views = [laid_out(torch.zeros(p.numel()), p) for p in self._parameters]
+        self._views = [shape_as(torch.zeros(p.numel()), p) for p in self._parameters]
         self._home_of = home_of
 
     @property

@@ -117,6 +117,32 @@ class AddedLane:
     loss: float
 
 
+class StepLanes:
+    """The lanes of one step, and what those that are computed here come to."""
+
+    def __init__(
+        self, number: int, batch_index: int, micro: int, sizes: Sequence[int] = ()
+    ) -> None:
+        """`batch_index`: the step's place in the pass. `micro`: the samples of a whole lane.
+        `sizes`: those of every lane."""
+        self.number = number
+        self.batch_index = batch_index
+        self.micro = micro
+        self.sizes = sizes
+        self.with_samples = tuple(lane for lane, size in enumerate(sizes) if size)
+        self.samples = 0
+        self.loss: int | None = 0
+        self.doubts: dict[int, str] = {}
+        """Which lanes cannot count, and why."""
+
+    def add(self, added: AddedLane) -> None:
+        """Add the samples and the loss of a lane."""
+        if not math.isfinite(added.loss):
+            self.doubts[added.lane] = "its loss is not finite"
+        self.samples += added.size
+        self.loss = sum_of_units(self.loss, in_units(added.loss * added.size))
+
+
 class PlainWork:
     """What one peer computes of its steps."""
 
@@ -125,61 +151,48 @@ class PlainWork:
         module: L.LightningModule,
         optimizer: torch.optim.Optimizer,
         lanes: LaneLoader,
-        on_device: Callable[[Any], Any],
-        step_of: Callable[..., Any],
+        training_step: Callable[[Any, int], Any],
         backward: Callable[[Tensor], None],
         *,
         exact: bool = False,
     ) -> None:
-        """`on_device` brings a batch to the device; `step_of` and `backward` are Lightning's, with
-        its precision. `exact`: sums do not depend on who computed what."""
+        """`training_step`, of a batch and its index, and `backward` are Lightning's, with its
+        precision. `exact`: sums do not depend on who computed what."""
         self._module = module
         self._optimizer = optimizer
         self._lanes = lanes
-        self._micro = 0
-        self._on_device = on_device
-        self._step_of = step_of
+        self._training_step = training_step
         self._backward = backward
         named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         self.gradients = self._make_sums(named)
         self._exact = ExactSums(self.gradients.flat.numel(), lanes.lanes) if exact else None
-        self._parameters = dict(module.named_parameters())
+        self._parameters = tuple(module.parameters())
         self.catcher = LogCatcher(module)
-        self._step = 0
-        self._samples = 0
-        self._loss: int | None = 0
-        self._batch_index = 0
         self.committed: list[Tensor] = []
-        """The buffers with which every lane begins."""
+        """The buffers with which every lane of a step begins; empty between two steps."""
         self._first_buffers: list[Tensor] = []
-        self._sizes: tuple[int, ...] = ()
-        self._lanes_with_samples: tuple[int, ...] = ()
-        self._doubtful: dict[int, str] = {}
-        self._begun = False
+        self._step = StepLanes(0, 0, 0)
 
     def open(self, step: int, batch_index: int, micro: int) -> None:
-        """Say at which batch of the pass the trainer is. A whole lane has `micro` samples."""
-        self._step, self._batch_index, self._micro = step, batch_index, micro
+        """Note which step the trainer is at, as of `StepLanes`."""
+        self._step = StepLanes(step, batch_index, micro)
 
     def begin(self, step: int) -> None:
         """Begin a step: no lane is added yet."""
-        if step != self._step:
-            raise CannotBeElastic(f"step {step} was asked for, and the trainer is at {self._step}")
-        self._samples, self._loss = 0, 0
-        self._doubtful = {}
+        now = self._step
+        if step != now.number:
+            raise CannotBeElastic(f"step {step} was asked for, and the trainer is at {now.number}")
         self.catcher.begin()
-        self._begun = True
-        self.committed = [buffer.detach().clone() for buffer in self._module.buffers()]
-        self._first_buffers = []
-        self._sizes = tuple(self._lanes.sizes(self._lanes.position[1]))
-        self._lanes_with_samples = tuple(lane for lane, size in enumerate(self._sizes) if size)
+        self.committed, self._first_buffers = self._copy_buffers(), []
+        sizes = self._lanes.sizes(self._lanes.position[1])
+        self._step = StepLanes(now.number, now.batch_index, now.micro, sizes)
         self.gradients.begin()
         if self._exact is not None:
             self._exact.begin()
 
     def lanes(self) -> Sequence[int]:
         """Return the lanes that have samples in this step."""
-        return self._lanes_with_samples
+        return self._step.with_samples
 
     def expect(self, lanes: Sequence[int]) -> None:
         """Prepare for these lanes, in this and the next steps, and for no others."""
@@ -190,15 +203,12 @@ class PlainWork:
         were added. `lanes`: all that this peer has still to compute."""
         self._restore_buffers()
         added = self._add_first(lanes)
-        for one in added:
-            if not math.isfinite(one.loss):
-                self._doubtful[one.lane] = "its loss is not finite"
-            self._samples += one.size
-            self._loss = sum_of_units(self._loss, in_units(one.loss * one.size))
+        for lane in added:
+            self._step.add(lane)
         if self._exact is not None:
             self._round_exactly(self._exact, added)
-        if lanes[0] == self._lanes_with_samples[0]:
-            self._first_buffers = [buffer.detach().clone() for buffer in self._module.buffers()]
+        if lanes[0] == self._step.with_samples[0]:
+            self._first_buffers = self._copy_buffers()
         self._restore_buffers()
         return len(added)
 
@@ -217,8 +227,8 @@ class PlainWork:
     @property
     def logs(self) -> LaneLogs:
         """What the computed lanes logged."""
-        values = self.catcher.values
-        return LaneLogs(self._samples, self._loss, values, self.gradients.touched)
+        step = self._step
+        return LaneLogs(step.samples, step.loss, self.catcher.values, self.gradients.touched)
 
     def buffers(self) -> tuple[Tensor, ...]:
         """Return the buffers after the step's first lane, which was computed here."""
@@ -230,33 +240,40 @@ class PlainWork:
 
     def trouble(self) -> str:
         """Return which lane's numbers are not finite, or "" if all are finite."""
-        for lane, why in self._doubtful.items():
+        step = self._step
+        for lane, why in step.doubts.items():
             ids = self._lanes.ids(lane).ids.tolist()
-            return f"step {self._step} cannot be made of lane {lane} with samples {ids}: {why}"
-        if self._samples and (names := self.gradients.wrong_names()):
-            lanes = ", ".join(names[:3])
-            return f"gradients are not finite at step {self._step}, of parameters {lanes}"
+            return f"step {step.number} cannot be made of lane {lane} with samples {ids}: {why}"
+        if step.samples and (names := self.gradients.wrong_names()):
+            some = ", ".join(names[:3])
+            return f"gradients are not finite at step {step.number}, of parameters {some}"
         return ""
 
     def end(self) -> None:
         """Let go of the gradients, and leave all generators at the seed after the step."""
         self.gradients.end()
-        if self._begun:
-            self._restore_buffers()
-        self._begun = False
-        self._roll(seed_after(self._lanes.loader.seed, self._step))
+        self._restore_buffers()
+        self.committed = []
+        self._seed(seed_after(self._lanes.loader.seed, self._step.number))
 
     def apply_commit(self, commit: Commit) -> None:
         """Make a commit's mean gradient the parameters' gradients, and put its buffers in place."""
         # Divided on the host: a GPU multiplies by the inverse, which has other bits.
-        mean = commit.total / (commit.logs.samples / self._micro)
+        mean = commit.total / (commit.logs.samples / self._step.micro)
         self.gradients.give(mean, commit.logs.touched)
         self._put_buffers(commit.buffers)
+
+    def _copy_buffers(self) -> list[Tensor]:
+        return [buffer.detach().clone() for buffer in self._module.buffers()]
 
     def _put_buffers(self, buffers: Sequence[Tensor]) -> None:
         with torch.no_grad():
             for buffer, value in zip(self._module.buffers(), buffers, strict=True):
                 buffer.copy_(value)
+
+    def _restore_buffers(self) -> None:
+        if self.committed:
+            self._put_buffers(self.committed)
 
     def _make_sums(self, named: Sequence[tuple[str, torch.nn.Parameter]]) -> GradientSums:
         return GradientSums(named)
@@ -270,10 +287,10 @@ class PlainWork:
         """Add the gradients of one lane. Return how many samples it has, and its loss."""
         taken = self._take(lane)
         size = len(taken.info.ids)
-        self._roll(seed_of_lane(self._lanes.loader.seed, self._step, lane))
+        self._seed(seed_of_lane(self._lanes.loader.seed, self._step.number, lane))
         with self.catcher.catching(size):
-            loss = self._loss_of(self._step_of(self._on_device(taken.batch), self._batch_index))
-        share = size / self._micro
+            loss = _loss_of(self._training_step(taken.batch, self._step.batch_index))
+        share = size / self._step.micro
         self._backward(loss if share == 1.0 else loss * share)
         return size, loss.detach()
 
@@ -282,25 +299,22 @@ class PlainWork:
 
     def _round_exactly(self, exact: ExactSums, added: Sequence[AddedLane]) -> None:
         """Take the gradients of one lane, which are rounded by themselves."""
-        [one] = added
+        [only] = added
         try:
-            exact.take(self.gradients.flat, f"lane {one.lane}")
+            exact.take(self.gradients.flat, f"lane {only.lane}")
         except FixedPointError as error:
-            # Others have to hear of it: all stop, and not this peer alone.
-            self._doubtful.setdefault(one.lane, str(error))
+            # Others have to know of it: all stop, and not this peer alone.
+            self._step.doubts.setdefault(only.lane, str(error))
         self.gradients.clear()
 
     def _state_tensors(self) -> list[Tensor]:
-        found: list[Tensor] = [*self._parameters.values(), *self._module.buffers()]
-        for p in self._parameters.values():
+        tensors: list[Tensor] = [*self._parameters, *self._module.buffers()]
+        for p in self._parameters:
             state = self._optimizer.state.get(p, {})
-            found += [state[key] for key in sorted(state) if isinstance(state[key], Tensor)]
-        return found
+            tensors += [state[key] for key in sorted(state) if isinstance(state[key], Tensor)]
+        return tensors
 
-    def _restore_buffers(self) -> None:
-        self._put_buffers(self.committed)
-
-    def _roll(self, seed: int) -> None:
+    def _seed(self, seed: int) -> None:
         self._seed_torch(seed)
         random.seed(seed)
         np.random.seed(seed)
@@ -311,14 +325,15 @@ class PlainWork:
         if torch.cuda.is_initialized():
             torch.cuda.manual_seed_all(seed)
 
-    def _loss_of(self, output: Any) -> Tensor:
-        loss = output.get("loss") if isinstance(output, dict) else output
-        if not isinstance(loss, Tensor):
-            raise CannotBeElastic(
-                f"training_step returned {type(output).__name__} without a loss, and a swarm cannot"
-                " leave out a lane: return the loss, or a dict with the key 'loss'"
-            )
-        return loss
+
+def _loss_of(output: Any) -> Tensor:
+    loss = output.get("loss") if isinstance(output, dict) else output
+    if not isinstance(loss, Tensor):
+        raise CannotBeElastic(
+            f"training_step returned {type(output).__name__} without a loss, and a swarm cannot"
+            " leave out a lane: return the loss, or a dict with the key 'loss'"
+        )
+    return loss
 
 
 def seed_of_lane(seed: int, step: int, lane: int) -> int:

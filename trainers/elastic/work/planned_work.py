@@ -52,11 +52,11 @@ class GroupChoice:
         self._why_alone = self._why_alone or _why_alone(plans)
         if not self._why_alone:
             self._seconds[size] = plans[0].predicted_seconds
-        told = ", ".join(f"{n}: {took / n:.3g} s" for n, took in self._seconds.items())
+        times = ", ".join(f"{n}: {took / n:.3g} s" for n, took in self._seconds.items())
         text = (
             f"lanes run one by one: {self._why_alone}"
             if self._why_alone
-            else f"lanes run {self.size(lanes)} at a time from now on; predicted for a lane {told}"
+            else f"lanes run {self.size(lanes)} at a time from now on; predicted for a lane {times}"
         )
         for plan in plans:
             plan.remarks.add(text)
@@ -101,8 +101,8 @@ def together(lanes: Sequence[int], sizes: Sequence[int], whole: int, first: int,
     `sizes`: the samples of every lane. A lane with fewer than `whole` has a graph of its own.
     `first`: the step's first lane, whose buffers are committed. What a group leaves in the buffers
     is of its first lane, so this lane begins a group or is in none."""
-    found = lanes[:group]
-    if len(found) < group or first in found[1:] or any(sizes[lane] != whole for lane in found):
+    some = lanes[:group]
+    if len(some) < group or first in some[1:] or any(sizes[lane] != whole for lane in some):
         return 1
     return group
 
@@ -147,20 +147,21 @@ class PlannedWork(PlainWork):
         return sums
 
     def _add_first(self, lanes: Sequence[int]) -> Sequence[AddedLane]:
+        step = self._step
         self._mine = self._mine or len(lanes)
         size = self._choice.size(self._mine)
-        count = together(lanes, self._sizes, self._micro, self._lanes_with_samples[0], size)
+        count = together(lanes, step.sizes, step.micro, step.with_samples[0], size)
         forms = [_form(self._take(lane).batch) for lane in lanes[:count]]
         group = lanes[: count if all(form == forms[0] for form in forms) else 1]
-        found: list[tuple[int, Tensor]] = []
+        added: list[tuple[int, Tensor]] = []
         left: list[Tensor] = []
         with self.planning.step(f"{len(group)} lanes"):
             for number, lane in enumerate(group):
                 if number == 1:
-                    left = [buffer.detach().clone() for buffer in self._module.buffers()]
+                    left = self._copy_buffers()
                 if number:
                     self._restore_buffers()
-                found.append(self._add(lane))
+                added.append(self._add(lane))
         if left:
             self._put_buffers(left)
         for lane in group:
@@ -168,10 +169,10 @@ class PlannedWork(PlainWork):
         self.planning.plan = max(
             self.planning.ran, key=lambda plan: len(plan.graph.tasks), default=None
         )
-        if self._knows_update and self._sizes[group[0]] == self._micro:
+        if self._knows_update and step.sizes[group[0]] == step.micro:
             self._choice.note(len(group), self._mine, self.planning.ran)
-        added = zip(group, found, strict=True)
-        return [AddedLane(lane, size, float(loss)) for lane, (size, loss) in added]
+        pairs = zip(group, added, strict=True)
+        return [AddedLane(lane, size, float(loss)) for lane, (size, loss) in pairs]
 
     def _take(self, lane: int) -> LaneBatch:
         """Take a lane's batch to the device once: within a step a copy would wait."""

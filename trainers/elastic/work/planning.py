@@ -77,8 +77,8 @@ class Planning:
         """Have the next steps be over these tensors."""
         self.session.close()
         of_sums = torch.nn.Module()
-        for number, one in enumerate(sums):
-            of_sums.register_buffer(f"sum{number}", one)
+        for number, tensor in enumerate(sums):
+            of_sums.register_buffer(f"sum{number}", tensor)
         self._module = torch.nn.ModuleList([module, of_sums])
         self._optimizers = () if optimizer is None else (optimizer,)
 
