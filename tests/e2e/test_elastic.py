@@ -7,14 +7,21 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from support.elastic_programs import Programs, Recipe, equal
 from support.secret_files import write_secret
+from support.strange_messages import HELLO
 
 from benchmarks.swarms.swarm import free_ports, until
 from perfect.anchor import main as anchor_main
+from trainers.elastic.wire.address import Address
+from trainers.elastic.wire.channel import Channel
+from trainers.elastic.wire.listener import connect
+from trainers.elastic.wire.secret import read_secret
+from trainers.elastic.wire.wire_errors import Unreachable
 
 HERE = Path(__file__).parent
 
@@ -231,6 +238,30 @@ def test_what_an_anchor_cannot_be_started_with_is_told(
         code = left.code
     assert code == 2
     assert said in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.cold
+def test_an_anchor_serves_though_its_output_cannot_be_written(programs: Programs) -> None:
+    address, secret = Address("127.0.0.1", free_ports(1)[0]), programs.secret
+    listens = ["--listen", str(address), "--secret-file", str(secret)]
+    channels: list[Channel] = []
+
+    def is_there() -> bool:
+        with suppress(Unreachable):
+            channels.append(connect([address], read_secret(secret), 5))
+        return bool(channels)
+
+    with (
+        open("/dev/full", "w") as full,
+        subprocess.Popen([sys.executable, "-m", "perfect.anchor", *listens], stdout=full) as anchor,
+    ):
+        try:
+            until(is_there, "the anchor", 60)
+            with channels[0] as channel:
+                channel.send("hello", **HELLO)
+                assert [channel.receive(20).kind for _ in range(2)] == ["welcome", "found"]
+        finally:
+            anchor.kill()
 
 
 @pytest.mark.cold

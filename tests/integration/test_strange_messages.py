@@ -139,7 +139,7 @@ def test_a_member_of_a_generation_without_it_is_refused(opened: Anchor) -> None:
     with connect([opened.address], SECRET, 20) as channel:
         channel.send("hello", [], **HELLO | {"view": view})
         assert "not among the members" in channel.receive(20).fields["why"]
-    assert opened.roster.generation == 0
+    assert opened.roster.present.number == 0
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_a_peer_finds_an_anchor_again_after_a_malformed_message(anchor: Listener
                 server.send(kind, **fields)
         with anchor.accept(20) as server:
             server.send("found")
-            assert link.role(seconds=20).donor is None
+            assert link.orders.role(seconds=20).donor is None
     finally:
         link.close()
 

@@ -116,7 +116,7 @@ class PaperAnchor:
         elif kind == "ended":
             self.say(roster.end_run(name, told[0], told[1], now))
         elif kind == "leave":
-            self.say(roster.remove_leaver(name, now))
+            self.say(roster.remove_lost(name, now, certain=True, why="left"))
 
     def say(self, words: Sequence[Order]) -> None:
         for word in words:

@@ -197,10 +197,9 @@ class PaperSwarm:
             for p in self.peers.values()
         ]
         rosters = [
-            f"anchor {a.side}: generation {a.roster.generation} of {a.roster.view}"
+            f"anchor {a.side}: {a.roster.present}"
             f" {[(n, p.standing.name, p.at_step) for n, p in a.roster.peers.items()]}"
-            f" broken {a.roster.broken} announced {a.roster.announced} waits for"
-            f" {a.roster.waits_for()!r} {a.roster.electorate} {a.roster.awaited}"
+            f" waits for {a.roster.waits_for()!r} {a.roster.electorate} {a.roster.awaited}"
             for a in self.anchors.values()
         ]
         return "\n".join([*told, *rosters])

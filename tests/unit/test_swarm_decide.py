@@ -35,7 +35,7 @@ from trainers.elastic.deciding.view import (
     Refuse,
     View,
 )
-from trainers.elastic.peer.donor import Following, seconds_left, too_slow
+from trainers.elastic.peer.donor import Following, seconds_left, why_too_slow
 from trainers.elastic.work.plain_work import seed_after, seed_of_lane
 
 LANES = range(6)
@@ -222,7 +222,7 @@ def a_roster(names: str, settings: Settings = SETTINGS, step: int = 3) -> Roster
 
 
 def gate(roster: Roster, name: str, step: int = 3, planned: bool = False) -> list[Any]:
-    return said(roster.enter_gate(name, roster.generation, step, NOW, planned=planned))
+    return said(roster.enter_gate(name, roster.present.number, step, NOW, planned=planned))
 
 
 def lost(roster: Roster, name: str, *, certain: bool = True) -> list[Any]:
@@ -361,7 +361,7 @@ def test_while_it_prepares_itself_it_may_hold_the_swarm_up_for_longer() -> None:
 
 
 def test_the_refusal_names_what_it_takes_what_it_could_compute_and_what_is_needed() -> None:
-    said = too_slow(SLOW)  # A step is 6 s / 12, and a total takes 2 s.
+    said = why_too_slow(SLOW)  # A step is 6 s / 12, and a total takes 2 s.
     assert "has waited 4.0 s for it: it takes 4 MB/s" in said
     assert "the total of a step in 2 s, and the swarm makes a step in 0.5 s" in said
     assert "time for 0 of 64 lanes" in said
@@ -370,9 +370,9 @@ def test_the_refusal_names_what_it_takes_what_it_could_compute_and_what_is_neede
 
 def test_lanes_are_what_the_rest_of_a_step_is_enough_for() -> None:
     quicker = replace(SLOW, taken=320_000_000)  # A total takes 0.25 s.
-    assert "time for 8 of 64 lanes" in too_slow(quicker)
-    assert "time for 64 of 64 lanes" in too_slow(replace(quicker, lane_rate=1e9))
+    assert "time for 8 of 64 lanes" in why_too_slow(quicker)
+    assert "time for 64 of 64 lanes" in why_too_slow(replace(quicker, lane_rate=1e9))
 
 
 def test_a_newcomer_that_has_taken_nothing_has_numbers_too() -> None:
-    assert "it takes 1e-07 MB/s" in too_slow(replace(SLOW, taken=0, commits=0))
+    assert "it takes 1e-07 MB/s" in why_too_slow(replace(SLOW, taken=0, commits=0))

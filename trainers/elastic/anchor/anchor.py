@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
+from loaders.closing import ClosedAtEnd
 from trainers.elastic.anchor.kinds import TO_ANCHOR, MeetingPlace, difference
 from trainers.elastic.deciding.roster import Roster, Settings
 from trainers.elastic.deciding.view import (
@@ -58,12 +59,111 @@ class ChannelEvent:
     """A message that came through a channel; None: the channel is closed."""
 
     channel: Channel
+    member: Member | None
+    """Who has greeted through it."""
     message: Message | None
     why: str = ""
     certain: bool = True
 
 
-class Anchor:
+class Reception:
+    """Takes channels from a listener, and puts what comes through them into a queue."""
+
+    def __init__(
+        self,
+        listener: Listener,
+        put: Callable[[ChannelEvent], None],
+        log: Callable[[str], None],
+        *,
+        only_anchor: bool,
+    ) -> None:
+        """`put` takes events, on any thread, and `log` lines. `only_anchor`: the peers know no
+        other one."""
+        self._listener = listener
+        self._put = put
+        self._log = log
+        self._only_anchor = only_anchor
+        self._channels: list[Channel] = []
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def open(self) -> None:
+        """Accept channels from now on."""
+        self.start_thread(self._accept, "anchor-in")
+
+    def start_thread(self, work: Callable[[], None], name: str) -> None:
+        """Start a thread that `close` waits for. Raise `RuntimeError` if the system has none."""
+        thread = threading.Thread(target=work, name=name, daemon=True)
+        with self._lock:
+            self._threads = [known for known in self._threads if known.is_alive()]
+            thread.start()
+            self._threads.append(thread)
+
+    def close(self) -> None:
+        """End all threads and channels."""
+        self._closed = True
+        self._listener.close()
+        for channel in list(self._channels):
+            channel.close()
+        for thread in list(self._threads):
+            thread.join(JOIN_SECONDS)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(ChannelClosed):
+            while True:
+                with contextlib.suppress(WireTimeout):
+                    self._serve(self._listener.accept(1.0))
+                for refusal in self._listener.refusals():
+                    self._log(f"refused: {refusal}")
+
+    def _serve(self, channel: Channel) -> None:
+        self._channels.append(channel)
+        try:
+            self.start_thread(partial(self._receive, channel), "anchor-peer")
+        except RuntimeError as error:  # The system has no thread left.
+            self._log(f"{channel.peer} is cut off: {error}")
+            self._channels.remove(channel)
+            channel.close()
+
+    def _receive(self, channel: Channel) -> None:
+        why, member = "its connection was closed", None
+        try:
+            while True:
+                message = channel.receive(HELLO_SECONDS if member is None else None)
+                message = replace(message, fields=message.typed(TO_ANCHOR))
+                if (message.kind == "hello") is not (member is None):
+                    raise BadFrame("a peer sends 'hello' first, and once")
+                member = member or message.fields["member"]
+                self._put(ChannelEvent(channel, member, message))
+        except WireError as error:
+            why = str(error)
+            if isinstance(error, BadFrame | WireTimeout):
+                self._log(f"{channel.peer} is cut off: {why}")
+                _cut_off(channel, why)
+        finally:
+            channel.close()
+            self._channels.remove(channel)
+            self._put(ChannelEvent(channel, member, None, why, self._is_death(member)))
+
+    def _is_death(self, member: Member | None) -> bool:
+        """Return whether a closed connection is the death of the peer. If there are other anchors,
+        it may train with one of them, so its host is asked."""
+        if self._only_anchor or member is None or self._closed:
+            return True
+        return is_dead(member.host, member.port)
+
+
+def _cut_off(channel: Channel, why: str) -> None:
+    """Send the reason, and read what has come meanwhile: the system drops what was sent to a peer
+    whose own messages are unread."""
+    with contextlib.suppress(WireError):
+        channel.send("refuse", why=f"the anchor cuts this peer off: {why}")
+        for _ in range(10):
+            channel.receive(LAST_SECONDS)
+
+
+class Anchor(ClosedAtEnd):
     """A context manager. `run` serves until `stop`, or until all peers have ended the run."""
 
     def __init__(
@@ -79,29 +179,26 @@ class Anchor:
         """`log_line` is called with a line whenever something happens to the membership."""
         self.roster = Roster(settings, time.monotonic())
         self._log = lambda line: log_line(as_line(line))
-        self._listener = Listener(
+        listener = Listener(
             host, port, secret, insecure_network=insecure_network, send_seconds=SEND_SECONDS
         )
-        self.address = self._listener.address
+        self.address = listener.address
         self._queue: queue.SimpleQueue[ChannelEvent | Member | None] = queue.SimpleQueue()
         """A member here is an awaited one whose host reports that it is dead."""
         self._channels: dict[str, Channel] = {}
-        self._names: dict[Channel, str] = {}
-        self._members: dict[Channel, Member] = {}
         self._meeting = MeetingPlace()
         self._manifest: Mapping[str, str] | None = None
         """What peers must have in common, as the first one sent it."""
-        self._open: list[Channel] = []
-        self._threads: list[threading.Thread] = []
-        self._beginning = threading.Lock()
         self._stopped = threading.Event()
         self._reported = ""
         self._stalled = 0.0
-        self._accepting = threading.Thread(target=self._accept, name="anchor-in", daemon=True)
+        self._reception = Reception(
+            listener, self._queue.put, self._log, only_anchor=settings.only_anchor
+        )
 
     def run(self) -> None:
         """Serve. Returns after `stop`, or when the last peer has ended the run."""
-        self._accepting.start()
+        self._reception.open()
         pause = self.roster.settings.heartbeat / 8
         latest = time.monotonic()
         while not self._stopped.is_set():
@@ -136,94 +233,7 @@ class Anchor:
     def close(self) -> None:
         """Close everything. It is safe to call again."""
         self.stop()
-        self._listener.close()
-        for channel in list(self._open):
-            channel.close()
-        for thread in (self._accepting, *self._threads):
-            if thread.ident is not None:
-                thread.join(JOIN_SECONDS)
-
-    def __enter__(self) -> "Anchor":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _start_thread(self, work: Callable[[], None], name: str) -> None:
-        thread = threading.Thread(target=work, name=name, daemon=True)
-        with self._beginning:
-            self._threads = [known for known in self._threads if known.is_alive()]
-            thread.start()
-            self._threads.append(thread)
-
-    # ---- threads that listen --------------------------------------------------------------------
-
-    def _accept(self) -> None:
-        while not self._stopped.is_set():
-            try:
-                channel = self._listener.accept(1.0)
-            except WireTimeout:
-                self._log_refusals()
-                continue
-            except ChannelClosed:
-                return
-            self._log_refusals()
-            self._open.append(channel)
-            try:
-                self._start_thread(partial(self._listen, channel), "anchor-peer")
-            except RuntimeError as error:  # The system has no thread left.
-                self._log(f"{channel.peer} is cut off: {error}")
-                self._open.remove(channel)
-                channel.close()
-
-    def _log_refusals(self) -> None:
-        for refusal in self._listener.refusals():
-            self._log(f"refused: {refusal}")
-
-    def _listen(self, channel: Channel) -> None:
-        why, has_greeted = "its connection was closed", False
-        try:
-            while True:
-                message = channel.receive(None if has_greeted else HELLO_SECONDS)
-                message = replace(message, fields=message.typed(TO_ANCHOR))
-                if (message.kind == "hello") is has_greeted:
-                    raise BadFrame("a peer sends 'hello' first, and once")
-                has_greeted = True
-                self._queue.put(ChannelEvent(channel, message))
-        except WireError as error:
-            why = str(error)
-            if isinstance(error, BadFrame | WireTimeout):
-                self._log(f"{channel.peer} is cut off: {why}")
-                self._cut_off(channel, why)
-        finally:
-            channel.close()
-            self._queue.put(ChannelEvent(channel, None, why, self._is_death(channel)))
-
-    def _cut_off(self, channel: Channel, why: str) -> None:
-        """Send the reason, and read what has come meanwhile: the system drops what was sent to a
-        peer whose own messages are unread."""
-        self._send(channel, "refuse", why=f"the anchor cuts this peer off: {why}")
-        with contextlib.suppress(WireError):
-            for _ in range(10):
-                channel.receive(LAST_SECONDS)
-
-    def _is_death(self, channel: Channel) -> bool:
-        """Return whether a closed connection is the death of the peer. If there are other anchors,
-        it may train with one of them, so its host is asked."""
-        member = self._members.pop(channel, None)
-        if self.roster.settings.only_anchor or member is None or self._stopped.is_set():
-            return True
-        return is_dead(member.host, member.port)
-
-    def _ask_host(self, member: Member) -> None:
-        """Ask until the member connects, is found dead, or the heartbeat is over."""
-        end = time.monotonic() + self.roster.settings.heartbeat
-        while member.name not in self._channels and time.monotonic() < end:
-            if is_dead(member.host, member.port):
-                self._queue.put(member)
-                return
-            if self._stopped.wait(ASK_SECONDS):
-                return
+        self._reception.close()
 
     # ---- messages of peers ----------------------------------------------------------------------
 
@@ -235,22 +245,16 @@ class Anchor:
                 orders = self.roster.remove_lost(event.name, self._now(), certain=True, why=why)
                 self._carry_out(orders)
             return
-        channel, message = event.channel, event.message
-        name = self._names.get(channel)
-        if message is None:
-            self._handle_closed_channel(event)
-        elif message.kind == "hello":
-            self._admit(channel, message)
-        elif name is not None and self._channels.get(name) is channel:
-            self._handle_member_message(name, message)
+        name = "" if event.member is None else event.member.name
+        if event.message is not None and event.message.kind == "hello":
+            self._admit(event.channel, event.message)
+        elif self._channels.get(name) is event.channel:
+            if event.message is None:
+                self._handle_closed_channel(name, event)
+            else:
+                self._handle_member_message(name, event.message)
 
-    def _handle_closed_channel(self, event: ChannelEvent) -> None:
-        channel = event.channel
-        name = self._names.pop(channel, None)
-        with contextlib.suppress(ValueError):
-            self._open.remove(channel)
-        if name is None or self._channels.get(name) is not channel:
-            return
+    def _handle_closed_channel(self, name: str, event: ChannelEvent) -> None:
         del self._channels[name]
         why = f"{name} is gone: {event.why}"
         if name in self.roster.peers:
@@ -264,8 +268,7 @@ class Anchor:
             self._log(f"{member.name} is refused: {why}")
             self._send(channel, "refuse", why=why)
             return
-        self._channels[member.name], self._names[channel] = channel, member.name
-        self._members[channel] = member
+        self._channels[member.name] = channel
         settings = self.roster.settings
         about = {"heartbeat": settings.heartbeat, "min_peers": settings.min_peers}
         self._send(channel, "welcome", **about)
@@ -281,8 +284,8 @@ class Anchor:
             return f"{name} is not among the members that it names"
         if self._manifest is None or not self.roster.peers:
             self._manifest = theirs
-        if found := difference(theirs, self._manifest):
-            return f"this peer does not train the same: {found} (there: the swarm)"
+        if differs := difference(theirs, self._manifest):
+            return f"this peer does not train the same: {differs} (there: the swarm)"
         if view is None and name in self.roster.peers:
             return f"a peer named {name} is there already: give every peer a name of its own"
         return ""
@@ -299,7 +302,8 @@ class Anchor:
                 self._carry_out(roster.enter_gate(name, *where, now, planned=fields["planned"]))
             case "leave":
                 self._log(f"{name} leaves")
-                self._carry_out(roster.remove_leaver(name, now))
+                why = f"{name} has left"
+                self._carry_out(roster.remove_lost(name, now, certain=True, why=why))
             case "ended":
                 self._carry_out(roster.end_run(name, fields["step"], fields["digest"], now))
             case "put":
@@ -311,6 +315,16 @@ class Anchor:
         for waiting, ticket, value in self._meeting.answers():
             if waiting in self._channels:
                 self._send(self._channels[waiting], "value", payloads=[value], ticket=ticket)
+
+    def _ask_host(self, member: Member) -> None:
+        """Ask until the member connects, is found dead, or the heartbeat is over."""
+        end = time.monotonic() + self.roster.settings.heartbeat
+        while member.name not in self._channels and time.monotonic() < end:
+            if is_dead(member.host, member.port):
+                self._queue.put(member)
+                return
+            if self._stopped.wait(ASK_SECONDS):
+                return
 
     # ---- messages to peers ----------------------------------------------------------------------
 
@@ -330,7 +344,7 @@ class Anchor:
                         self._send_to(peer, "break", generation=generation, why=why)
                 case AskHost(member):
                     with contextlib.suppress(RuntimeError):  # Without a thread left, time decides.
-                        self._start_thread(partial(self._ask_host, member), "anchor-asks")
+                        self._reception.start_thread(partial(self._ask_host, member), "anchor-asks")
                 case Form(view, step, finished):
                     self._log(f"generation {view.generation}: {', '.join(view.names)}")
                     self._meeting.begin(view.generation)

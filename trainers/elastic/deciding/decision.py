@@ -68,16 +68,16 @@ def deal(
     `idle`: for how many steps members have had no lane."""
     if not rates:
         raise ValueError("there is no member to deal lanes to")
-    speeds = believed(rates, idle or {})
+    speeds = believed_speeds(rates, idle or {})
     lanes = sorted(missing)
     had = {name: [lane for lane in lanes if before.get(lane) == name] for name in rates}
-    kept = {name: len(own) for name, own in had.items()}
+    kept = {name: len(had[name]) for name in rates}
     counts = best_counts(len(lanes), speeds)
     if sum(kept.values()) == len(lanes) and _seconds(kept, speeds) <= (
         _seconds(counts, speeds) * (1 + WORTH_IT)
     ):
         counts = kept
-    dealt = {lane: name for name, own in had.items() for lane in own[: counts[name]]}
+    dealt = {lane: name for name in rates for lane in had[name][: counts[name]]}
     free = iter([lane for lane in lanes if lane not in dealt])
     for name in rates:
         for _ in range(counts[name] - min(counts[name], len(had[name]))):
@@ -94,18 +94,19 @@ def best_counts(lanes: int, speeds: Mapping[str, float]) -> dict[str, int]:
     return counts
 
 
-def believed(rates: Mapping[str, float], idle: Mapping[str, int]) -> dict[str, float]:
+def believed_speeds(rates: Mapping[str, float], idle: Mapping[str, int]) -> dict[str, float]:
     """The speeds that a deal goes by. Nobody that has no lane is taken to be faster than usual, so
     members that are too many for the lanes do not take them from each other."""
-    told = [rate for name, rate in rates.items() if rate > 0 and not idle.get(name)]
-    told = told or [rate for rate in rates.values() if rate > 0]
-    usual = sum(told) / len(told) if told else 1.0
-    found = {name: rate or usual for name, rate in rates.items()}
+    known = [rate for name, rate in rates.items() if rate > 0 and not idle.get(name)]
+    known = known or [rate for rate in rates.values() if rate > 0]
+    usual = sum(known) / len(known) if known else 1.0
+    speeds = {name: rate or usual for name, rate in rates.items()}
     for name, steps in idle.items():
         # Steps are bounded by those that take any rate to the usual one, so no power overflows.
-        needed = math.log(max(usual / found[name], 1.0), RECOVERY)
-        found[name] = max(found[name], min(usual, found[name] * RECOVERY ** min(steps, needed)))
-    return found
+        needed = math.log(max(usual / speeds[name], 1.0), RECOVERY)
+        recovered = speeds[name] * RECOVERY ** min(steps, needed)
+        speeds[name] = max(speeds[name], min(usual, recovered))
+    return speeds
 
 
 def _seconds(counts: Mapping[str, int], speeds: Mapping[str, float]) -> float:

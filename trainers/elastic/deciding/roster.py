@@ -90,24 +90,33 @@ class Peer:
 
 
 @dataclass(slots=True)
+class Generation:
+    """One generation, as the anchor knows it."""
+
+    number: int = 0
+    names: tuple[str, ...] = ()
+    """Its members, by rank."""
+    began_at: int = 0
+    """The newest step of a member when it began."""
+    broken: bool = False
+    """Whether a member has died."""
+    announced: bool = False
+    """Whether its members know that a change is due."""
+
+
+@dataclass(slots=True)
 class Roster:
     """Call its methods with what happens. Each returns the orders that the anchor sends then."""
 
     settings: Settings
     opened: float
-    generation: int = 0
+    present: Generation = field(default_factory=Generation)
     peers: dict[str, Peer] = field(default_factory=dict)
-    view: tuple[str, ...] = ()
     electorate: Electorate = field(default_factory=Electorate)
     awaited: dict[str, float] = field(default_factory=dict)
     """Members that others have named to this new anchor, and until when they may come back."""
-    broken: bool = False
-    """Whether a member of the present generation has died."""
-    announced: bool = False
     committed: int = 0
-    """The newest step that a member has told."""
-    began_at: int = 0
-    """The newest step of a member when the present generation began."""
+    """The newest step that a member has reported."""
     fruitless: int = 0
     finished: tuple[int, str] | None = None
     arrivals: int = 0
@@ -118,7 +127,7 @@ class Roster:
             return [Refuse(member.name, f"a peer named {member.name} is there already")]
         self._add(member, PeerStanding.WAITING, now, has_step)
         orders: list[Order] = []
-        if member.name in self.view:
+        if member.name in self.present.names:
             self.electorate.silent.discard(member.name)
             self.awaited.pop(member.name, None)
             orders = self._break(f"{member.name} does not know that it is a member")
@@ -127,29 +136,29 @@ class Roster:
     def restore_member(self, member: Member, view: View, step: int, now: float) -> list[Order]:
         """A member of `view` has connected again, or has lost another anchor."""
         name, orders = member.name, list[Order]()
-        if view.generation > self.generation:
+        if view.generation > self.present.number:
             orders += self._adopt_view(view, step, now)
             far = [other for other in view.members if other.name in self.awaited]
             orders += [AskHost(other) for other in far if other.name != name]
-        another = view.generation == self.generation and view.names != self.view
-        if another or name not in self.view:
+        another = view.generation == self.present.number and view.names != self.present.names
+        if another or name not in self.present.names:
             self.peers.pop(name, None)
             return [*orders, Expel(name, WITHOUT)]
         self.electorate.silent.discard(name)
         self.awaited.pop(name, None)
         if name not in self.peers:
             self._add(member, PeerStanding.MEMBER, now, step)
-            self.peers[name].seniority = self.view.index(name)
-            self.arrivals = max(self.arrivals, len(self.view))
+            self.peers[name].seniority = self.present.names.index(name)
+            self.arrivals = max(self.arrivals, len(self.present.names))
         peer = self.peers[name]
         peer.knows, peer.seen, peer.at_step = view.generation, now, step
         self.committed = max(self.committed, step)
-        if view.generation < self.generation:
+        if view.generation < self.present.number:
             orders += self._break(f"{name} does not know this generation")
-        if self.broken:
+        if self.present.broken:
             orders.append(Break((name,), view.generation, "a newer generation is due"))
-        elif self.announced:
-            orders.append(Announce((name,), self.generation))
+        elif self.present.announced:
+            orders.append(Announce((name,), self.present.number))
         return [*orders, *self._next_orders(now)]
 
     def note_beat(self, name: str, step: int, now: float) -> list[Order]:
@@ -180,19 +189,15 @@ class Roster:
         peer = self.peers[name]
         if generation < peer.knows:
             return []  # It does not know yet that the next generation has begun.
-        if peer.standing in NEW and (self.view or self.settings.standby):
+        if peer.standing in NEW and (self.present.names or self.settings.standby):
             self.peers.pop(name)
             return [Expel(name, WITHOUT)]
         peer.standing, peer.at_step, peer.seen = PeerStanding.GATE, step, now
         self._note_step(step)
-        expected = planned and generation == self.generation
-        if expected or self.broken or name not in self.view:
+        expected = planned and generation == self.present.number
+        if expected or self.present.broken or name not in self.present.names:
             return self._next_orders(now)
         return [*self._break(f"{name} could not reach the others"), *self._next_orders(now)]
-
-    def remove_leaver(self, name: str, now: float) -> list[Order]:
-        """A peer leaves."""
-        return self.remove_lost(name, now, certain=True, why=f"{name} has left")
 
     def end_run(self, name: str, step: int, digest: str, now: float) -> list[Order]:
         """A member has ended the whole run after `step` steps, of which the last had this total."""
@@ -204,7 +209,7 @@ class Roster:
         return self._next_orders(now)
 
     def remove_lost(self, name: str, now: float, *, certain: bool, why: str) -> list[Order]:
-        """A peer is gone: its connection was closed (`certain`), or it was silent for too long."""
+        """A peer is gone: it left, or its connection was closed (`certain`), or it was silent."""
         was = self.peers.pop(name, None)
         if certain:
             self.electorate.silent.discard(name)
@@ -213,7 +218,7 @@ class Roster:
         if was is None:
             return self._next_orders(now)
         orders: list[Order] = [] if certain else [Expel(name, why)]
-        if was.standing in TRAINING and name in self.view:
+        if was.standing in TRAINING and name in self.present.names:
             if not certain:
                 self.electorate.silent.add(name)
             orders += self._break(why)
@@ -240,12 +245,12 @@ class Roster:
         here = self._names_in(PeerStanding.GATE)
         if not here:
             return ""
-        far = [name for name in self._names_in(PeerStanding.MEMBER) if name in self.view]
+        far = [name for name in self._names_in(PeerStanding.MEMBER) if name in self.present.names]
         if far := [*far, *self.awaited]:
             return f"members that are not at the gate yet: {', '.join(far)}"
         coming = len(here) + len(self._newcomers_to_enter())
         # After a death the members first end the step among themselves, and then wait for others.
-        if coming < self.settings.min_peers and not self.broken:
+        if coming < self.settings.min_peers and not self.present.broken:
             return f"peers: {coming} of {self.settings.min_peers} (--min-peers of the anchor)"
         if not self.settings.only_anchor and (silent := self.electorate.outnumbers(here)):
             gone = ", ".join(silent)
@@ -259,13 +264,11 @@ class Roster:
             orders.append(Expel(name, WITHOUT))
             self.peers.pop(name)
             self._restart_copies_from(name)
-        self.generation, self.view = view.generation, view.names
+        self.present = Generation(view.generation, view.names, step)
         self.electorate = Electorate([view.names])
         until = now + self.settings.heartbeat
         self.awaited = {name: until for name in view.names if name not in self.peers}
-        self.broken = self.announced = False
-        self.committed = self.began_at = step
-        self.fruitless = 0
+        self.committed, self.fruitless = step, 0
         if deaf := [name for name in view.names if name in self.peers]:
             orders += self._break(f"{', '.join(deaf)} does not know this generation")
         return orders
@@ -273,23 +276,23 @@ class Roster:
     def _note_step(self, step: int) -> None:
         """A step was committed: all members of this generation know the generation."""
         self.committed = max(self.committed, step)
-        if step > self.began_at:
-            self.electorate.settle(self.view)
+        if step > self.present.began_at:
+            self.electorate.settle(self.present.names)
             self.fruitless = 0
 
     def _break(self, why: str) -> list[Order]:
         """Let no newcomers into the next generation: members may be a step apart."""
-        self.broken = True
-        members = self._names_in(*TRAINING)
-        return [Break(tuple(n for n in members if n in self.view), self.generation, why)]
+        self.present.broken = True
+        members = [name for name in self._names_in(*TRAINING) if name in self.present.names]
+        return [Break(tuple(members), self.present.number, why)]
 
     def _add(self, member: Member, standing: PeerStanding, now: float, has_step: int) -> None:
         self.peers[member.name] = Peer(member, self.arrivals, standing, now, has_step)
         self.arrivals += 1
 
     def _names_in(self, *standings: PeerStanding) -> list[str]:
-        found = [peer for peer in self.peers.values() if peer.standing in standings]
-        return [peer.member.name for peer in sorted(found, key=lambda peer: peer.seniority)]
+        peers = [peer for peer in self.peers.values() if peer.standing in standings]
+        return [peer.member.name for peer in sorted(peers, key=lambda peer: peer.seniority)]
 
     def _next_orders(self, now: float) -> list[Order]:
         formed, begun = self._form_generation(), self._found_run(now)
@@ -304,20 +307,19 @@ class Roster:
         names = [*here, *self._newcomers_to_enter()]
         names.sort(key=lambda name: self.peers[name].seniority)
         step = max(self.peers[name].at_step for name in here)
-        self.generation += 1
-        self.view, self.began_at = tuple(names), step
-        self.electorate.add_view(self.view)
-        self.broken = self.announced = False
+        number = self.present.number + 1
+        self.present = Generation(number, tuple(names), step)
+        self.electorate.add_view(self.present.names)
         for name in names:
             self.peers[name].standing = PeerStanding.MEMBER
-            self.peers[name].knows = self.generation
-        view = View(self.generation, tuple(self.peers[name].member for name in names))
+            self.peers[name].knows = number
+        view = View(number, tuple(self.peers[name].member for name in names))
         return [*orders, Form(view, step, self.finished)]
 
     def _expel_youngest(self, here: list[str]) -> list[Order]:
         """Expel the youngest member if all are alive and yet no step is made again and again."""
-        came_to_none = self.committed <= self.began_at
-        if self.broken and came_to_none and {*self.view} <= self.peers.keys():
+        came_to_none = self.committed <= self.present.began_at
+        if self.present.broken and came_to_none and {*self.present.names} <= self.peers.keys():
             self.fruitless += 1
         if self.fruitless < MOST_FRUITLESS or len(here) < 2:
             return []
@@ -333,7 +335,7 @@ class Roster:
 
     def _newcomers_to_enter(self) -> list[str]:
         """The newcomers that come in with the next generation."""
-        return [] if self.broken else self._names_in(PeerStanding.READY)
+        return [] if self.present.broken else self._names_in(PeerStanding.READY)
 
     def _found_run(self, now: float) -> list[Order]:
         """If nobody has the state, let the peer with the newest checkpoint begin."""
@@ -355,9 +357,10 @@ class Roster:
                 " checkpoint: start a peer that has one, or a new anchor to begin anew"
             )
             return self._refuse_all(waiting, why)
-        self.committed = self.began_at = self.peers[first].has_step
+        self.committed = self.peers[first].has_step
         self.peers[first].standing = PeerStanding.FOUNDING
-        self.view, self.broken, self.electorate = (), False, Electorate()
+        self.present = Generation(self.present.number, began_at=self.committed)
+        self.electorate = Electorate()
         return [FoundRun(first)]
 
     def _refuse_all(self, names: Sequence[str], why: str) -> list[Order]:
@@ -385,7 +388,7 @@ class Roster:
     def _announce_change(self) -> list[Order]:
         members = self._names_in(PeerStanding.MEMBER)
         coming = self._names_in(PeerStanding.READY)
-        if self.announced or self.broken or not members or not coming:
+        if self.present.announced or self.present.broken or not members or not coming:
             return []
-        self.announced = True
-        return [Announce(tuple(members), self.generation)]
+        self.present.announced = True
+        return [Announce(tuple(members), self.present.number)]
