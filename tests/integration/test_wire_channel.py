@@ -122,6 +122,15 @@ def test_a_listener_closes_what_nobody_accepted_and_leaves_what_was(crew: Any) -
         assert first.receive(20).kind == "still here"
 
 
+def test_a_closed_listener_frees_who_waits_in_accept(crew: ThreadPoolExecutor) -> None:
+    with Listener(LOOPBACK, 0, SECRET) as opened:
+        waiting = crew.submit(opened.accept, None)
+        with pytest.raises(TimeoutError):
+            waiting.result(0.1)
+    with pytest.raises(ChannelClosed, match="is closed"):
+        waiting.result(20)
+
+
 # ---- processes that are killed or frozen --------------------------------------------------------
 
 

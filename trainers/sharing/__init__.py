@@ -1,5 +1,5 @@
 """Requests of high priority, which use the device of a training between two nodes of its steps.
 
-May import: offload, offload.gate, offload.graph, offload.live, offload.plans, offload.running,
-    offload.running.drivers, random_state.
+May import: loaders.closing, offload, offload.gate, offload.graph, offload.live, offload.plans,
+    offload.running, offload.running.drivers, random_state.
 """

@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from loaders.closing import ClosedAtEnd
 from offload import OffloadError
 from trainers.random_state import RandomState
 from trainers.sharing.guest_session import GuestSession
@@ -112,7 +113,7 @@ class RequestTimes:
         return Waits(starts, answers, stood_aside - self._stood_aside)
 
 
-class HighPriority:
+class HighPriority(ClosedAtEnd):
     """A context manager. Call it with the net's inputs, or with a batch, from any thread."""
 
     def __init__(
@@ -214,12 +215,6 @@ class HighPriority:
                 self.closed = True
                 self._session.close()
         self._on_close(self)
-
-    def __enter__(self) -> "HighPriority":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class GuestRandomState:

@@ -9,7 +9,7 @@ MOST_PORT = 65_535
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where somebody listens."""
+    """The address at which an anchor or a peer listens."""
 
     host: str
     """A name or an IP address, an IPv6 address without brackets."""
@@ -45,19 +45,15 @@ class Address:
 
 
 def parse_addresses(text: str) -> tuple[Address, ...]:
-    """Read `HOST:PORT[,HOST:PORT...]`. An address that stands there twice is refused."""
+    """Read `HOST:PORT[,HOST:PORT...]`. Duplicates are refused."""
     if not text.strip():
         raise AddressError("no address is given: write HOST:PORT[,HOST:PORT...]")
     parts = text.split(",")
     if any(not part.strip() for part in parts):
         raise AddressError(f"{text!r} has an empty address: take the comma away")
     addresses = tuple(Address.parse(part) for part in parts)
-    doubled = [str(a) for i, a in enumerate(addresses) if same(a, *addresses[:i])]
-    if doubled:
-        raise AddressError(f"{text!r} names {', '.join(doubled)} twice: name each address once")
+    keys = [(address.host.lower(), address.port) for address in addresses]
+    doubles = [str(a) for i, a in enumerate(addresses) if keys[i] in keys[:i]]
+    if doubles:
+        raise AddressError(f"{text!r} names {', '.join(doubles)} twice: name each address once")
     return addresses
-
-
-def same(address: Address, *others: Address) -> bool:
-    """Whether the address is among the others. Names of hosts have no case."""
-    return any((a.host.lower(), a.port) == (address.host.lower(), address.port) for a in others)

@@ -4,8 +4,8 @@ Any thread may send; one at a time receives, while others send. A receiver may g
 in the middle of a message. A sender may not: a receiver that takes nothing for `send_seconds` loses
 its channel, because half a message is on its way.
 
-What is closed right after a message may lose it, if the other side's messages lie unread here:
-where arrival matters, the other side answers.
+A message may get lost if this side closes the channel right after it, while messages of the other
+side lie unread here: where arrival matters, the other side answers.
 """
 
 import threading
@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from loaders.closing import ClosedAtEnd
 from trainers.elastic.wire.address import Address
 from trainers.elastic.wire.message import Bytes, IncomingFrame, Message, Payload, encode
 from trainers.elastic.wire.stream import TlsStream
@@ -20,15 +21,15 @@ from trainers.elastic.wire.wire_errors import ChannelClosed, WireTimeout
 
 SEND_SECONDS = 10.0
 MOST_PAYLOAD_BYTES = 16 << 20
-"""What a receiver takes that says nothing else."""
+"""What a receiver takes if it sets no limit."""
 PART_BYTES = 1 << 20
 
 
-class Channel:
+class Channel(ClosedAtEnd):
     """One side of a connection."""
 
     def __init__(self, stream: TlsStream, send_seconds: float = SEND_SECONDS) -> None:
-        """`stream`: greeted already. `send_seconds`: so long the receiver may take nothing."""
+        """`stream`: greeted already. `send_seconds`: how long the receiver may take nothing."""
         self.here = Address(*stream.here)
         self.peer = Address(*stream.peer)
         self._stream = stream
@@ -47,9 +48,9 @@ class Channel:
         return self._stream.hung_up
 
     def send(self, kind: str, /, payloads: Sequence[Payload | Bytes] = (), **fields: Any) -> None:
-        """Send a message. It may be on its way when this returns; it is not said to have arrived.
+        """Send a message. When this returns, the message may still be on its way.
 
-        Fields are values of JSON: tuples arrive as lists. A payload's bytes must not change yet.
+        Fields are values of JSON: tuples arrive as lists. A payload's bytes must not change before.
         """
         self._send(kind, encode(kind, fields, payloads))
 
@@ -83,8 +84,8 @@ class Channel:
     def receive(self, timeout: float | None, *, limit: int = MOST_PAYLOAD_BYTES) -> Message:
         """Return the next message, or raise `WireTimeout` after `timeout` seconds (None: never).
 
-        `limit`: more bytes of payloads are refused before any memory is taken for them, and the
-        channel is closed. It counts as a message's header arrives.
+        `limit`: a message whose header announces more bytes of payloads is refused before any
+        memory is taken for them, and the channel is closed.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         if not self._receiving.acquire(timeout=-1 if timeout is None else max(timeout, 0)):
@@ -114,12 +115,6 @@ class Channel:
         self._stream.hang_up()
         with self._sending, self._receiving:
             self._stream.close()
-
-    def __enter__(self) -> "Channel":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _parts(pieces: Iterable[memoryview], between: Callable[[], None]) -> Iterator[memoryview]:

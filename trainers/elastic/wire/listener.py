@@ -1,11 +1,11 @@
-"""Where peers connect to. Who does not prove to know the secret never becomes a channel.
+"""Where peers connect. A client that does not prove to know the secret never gets a channel.
 
     thread "listen"      takes connections, and begins a greeting for each
     threads "greet"      TLS and greeting, each within a few seconds; at most MOST_PENDING of them
     accept()             takes the channels that are ready
 
-Who connects and says nothing holds up nobody. When too many are being greeted, the oldest of them
-is cut off: a greeting takes milliseconds, so the oldest is the one that does not speak.
+A client that connects and sends nothing delays no other one. When too many are being greeted, the
+oldest of them is cut off: a greeting takes milliseconds, so the oldest is one that sends nothing.
 """
 
 import ipaddress
@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+from loaders.closing import ClosedAtEnd
 from trainers.elastic.wire.address import MOST_PORT, Address
 from trainers.elastic.wire.channel import SEND_SECONDS, Channel
 from trainers.elastic.wire.secret import Secret, greet, welcome
@@ -40,7 +41,40 @@ JOIN_SECONDS = 10.0
 PAUSE_SECONDS = 0.1
 
 
-class Listener:
+class Greeter:
+    """Makes channels of connections whose clients know the secret."""
+
+    def __init__(self, secret: Secret, send_seconds: float) -> None:
+        certificate = make_certificate()
+        self._der = certificate.der
+        self._context = server_context(certificate)
+        self._secret = secret
+        self._send_seconds = send_seconds
+
+    def wrap(self, raw: socket.socket) -> TlsStream:
+        """Take a connection over, before the handshake of TLS."""
+        return TlsStream(raw, self._context, server=True)
+
+    def greet(self, stream: TlsStream) -> Channel:
+        """Return the channel. Raise a `WireError` that names the client if it is refused."""
+        peer = str(Address(*stream.peer))
+        deadline = time.monotonic() + GREETING_SECONDS
+        try:
+            stream.shake_hands(deadline)
+            welcome(stream, self._secret, self._der, peer, deadline)
+            return Channel(stream, self._send_seconds)
+        except (WireTimeout, ChannelClosed, BadFrame) as error:
+            raise type(error)(f"{peer} was not let in: {error}") from error
+        except ssl.SSLError as error:
+            reason = error.reason or str(error)
+            raise BadFrame(
+                f"{peer} was not let in: it does not speak TLS 1.3 ({reason})"
+            ) from error
+        except OSError as error:
+            raise ChannelClosed(f"{peer} was not let in: {error}") from error
+
+
+class Listener(ClosedAtEnd):
     """A port at which channels begin."""
 
     def __init__(
@@ -53,19 +87,15 @@ class Listener:
         send_seconds: float = SEND_SECONDS,
     ) -> None:
         """Listen. Port 0 takes a free one. `send_seconds`: see `Channel`."""
-        family, where = _resolved(host, port, insecure_network)
-        certificate = make_certificate()
-        self._der = certificate.der
-        self._context = server_context(certificate)
-        self._secret = secret
-        self._send_seconds = send_seconds
+        family, where = _resolve(host, port, insecure_network)
+        self._greeter = Greeter(secret, send_seconds)
         self._changed = threading.Condition()
         self._ready: deque[Channel] = deque()
         self._refusals: deque[WireError] = deque(maxlen=MOST_REFUSALS)
         self._pending: dict[TlsStream, None] = {}
         self._threads: list[threading.Thread] = []
         self._closed = False
-        self._socket = _listening(family, where, Address(host, port))
+        self._socket = _listen_at(family, where, Address(host, port))
         self.address = Address(host, self._socket.getsockname()[1])
         self._waking, self._wake = os.pipe()
         self._listening = threading.Thread(
@@ -87,7 +117,7 @@ class Listener:
             return self._ready.popleft()
 
     def refusals(self) -> tuple[WireError, ...]:
-        """Return why others were not let in since the last call, the newest hundred of them."""
+        """Return why others were refused since the last call, the newest hundred reasons."""
         with self._changed:
             refusals = tuple(self._refusals)
             self._refusals.clear()
@@ -112,12 +142,6 @@ class Listener:
         while self._ready:
             self._ready.popleft().close()
 
-    def __enter__(self) -> "Listener":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     # ---- on the thread that listens -------------------------------------------------------------
 
     def _listen(self) -> None:
@@ -135,7 +159,7 @@ class Listener:
                 select.select([self._waking], [], [], PAUSE_SECONDS)
                 continue
             try:
-                stream = TlsStream(raw, self._context, server=True)
+                stream = self._greeter.wrap(raw)
             except (OSError, ValueError) as error:
                 raw.close()
                 self._refuse(WireError(f"a client of {self.address} has gone at once: {error}"))
@@ -169,7 +193,7 @@ class Listener:
     def _greet(self, stream: TlsStream) -> None:
         channel = refusal = None
         try:
-            channel = self._greeted(stream)
+            channel = self._greeter.greet(stream)
         except WireError as error:
             refusal = error
         finally:
@@ -185,44 +209,28 @@ class Listener:
                     self._refusals.append(refusal)
                 self._changed.notify_all()
 
-    def _greeted(self, stream: TlsStream) -> Channel:
-        peer = str(Address(*stream.peer))
-        deadline = time.monotonic() + GREETING_SECONDS
-        try:
-            stream.shake_hands(deadline)
-            welcome(stream, self._secret, self._der, peer, deadline)
-            return Channel(stream, self._send_seconds)
-        except (WireTimeout, ChannelClosed, BadFrame) as error:
-            raise type(error)(f"{peer} was not let in: {error}") from error
-        except ssl.SSLError as error:
-            reason = error.reason or str(error)
-            raise BadFrame(
-                f"{peer} was not let in: it does not speak TLS 1.3 ({reason})"
-            ) from error
-        except OSError as error:
-            raise ChannelClosed(f"{peer} was not let in: {error}") from error
-
     def _refuse(self, refusal: WireError) -> None:
         with self._changed:
             self._refusals.append(refusal)
 
 
 def check_host(host: str, insecure_network: bool) -> None:
-    """Raise `WireError` if nobody may listen at this host."""
-    _resolved(host, 0, insecure_network)
+    """Raise `WireError` if an anchor or a peer must not listen at this host."""
+    _resolve(host, 0, insecure_network)
 
 
-def _resolved(host: str, port: int, insecure_network: bool) -> tuple[int, tuple[object, ...]]:
-    """Return the family and the address to bind to, if it is one of this machine alone."""
+def _resolve(host: str, port: int, insecure_network: bool) -> tuple[int, tuple[object, ...]]:
+    """Return the family and the address to bind to. Raise `InsecureNetwork` if it means all
+    interfaces, and `AddressError` if it is none."""
     if not 0 <= port <= MOST_PORT:
         raise AddressError(f"the port {port} to listen at is not between 0 and {MOST_PORT}")
     if not host.strip():
         host = "0.0.0.0"
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise AddressError(f"{host}:{port} is no address to listen at: {error}") from error
-    family, _, _, _, where = found[0]
+    family, _, _, _, where = infos[0]
     everywhere = ipaddress.ip_address(str(where[0]).partition("%")[0]).is_unspecified
     if everywhere and not insecure_network:
         raise InsecureNetwork(
@@ -233,7 +241,7 @@ def _resolved(host: str, port: int, insecure_network: bool) -> tuple[int, tuple[
     return family, where
 
 
-def _listening(family: int, where: tuple[object, ...], address: Address) -> socket.socket:
+def _listen_at(family: int, where: tuple[object, ...], address: Address) -> socket.socket:
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -255,9 +263,8 @@ def connect(
 ) -> Channel:
     """Return a channel to the first address that answers, in their order.
 
-    The time that is left is shared by the addresses that are left. A wrong secret is an error at
-    once, because it would be wrong at the next address too. (Looking up a name takes as long as the
-    system lets it take.)
+    The addresses that are left share the time that is left. A wrong secret is an error at once,
+    because it would be wrong at the next address, too. Looking up a name may take longer.
     """
     if not addresses:
         raise AddressError("there is no address to connect to")
@@ -267,7 +274,7 @@ def connect(
         now = time.monotonic()
         deadline = now + max(0.0, end - now) / (len(addresses) - number)
         try:
-            return _connected(address, secret, deadline, send_seconds)
+            return _connect(address, secret, deadline, send_seconds)
         except (OSError, UnicodeError, WireTimeout, ChannelClosed, BadFrame) as error:
             failed.append(f"{address}: {_reason(error)}")
     raise Unreachable(
@@ -276,8 +283,8 @@ def connect(
     )
 
 
-def _connected(address: Address, secret: Secret, deadline: float, send_seconds: float) -> Channel:
-    stream = TlsStream(_dialled(address, deadline), client_context(), server=False)
+def _connect(address: Address, secret: Secret, deadline: float, send_seconds: float) -> Channel:
+    stream = TlsStream(_dial(address, deadline), client_context(), server=False)
     try:
         stream.shake_hands(deadline)
         greet(stream, secret, str(address), deadline)
@@ -287,12 +294,12 @@ def _connected(address: Address, secret: Secret, deadline: float, send_seconds: 
     return Channel(stream, send_seconds)
 
 
-def _dialled(address: Address, deadline: float) -> socket.socket:
+def _dial(address: Address, deadline: float) -> socket.socket:
     """Return a connected socket, to the first of a name's IP addresses that takes it."""
     last: OSError | None = None
-    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    for number, (family, kind, protocol, _, where) in enumerate(found):
-        left = (deadline - time.monotonic()) / (len(found) - number)
+    infos = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    for number, (family, kind, protocol, _, where) in enumerate(infos):
+        left = (deadline - time.monotonic()) / (len(infos) - number)
         if left <= 0:
             break
         raw = socket.socket(family, kind, protocol)

@@ -30,7 +30,7 @@ MOST_DIMENSIONS = 64
 
 Bytes = bytes | bytearray | memoryview
 Kinds = Mapping[str, Mapping[str, Any]]
-"""The messages that may come somewhere: their fields' types (plain_values.py), by kind."""
+"""The messages that one side accepts: their fields' types (plain_values.py), by kind."""
 PAYLOAD = "payload"
 
 
@@ -60,7 +60,7 @@ class Payload:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What one side has said to the other."""
+    """A message as the receiver has it."""
 
     kind: str
     fields: Mapping[str, Any]  # values of JSON, and their kind says which
@@ -69,10 +69,10 @@ class Message:
     def typed(self, kinds: "Kinds") -> dict[str, Any]:
         """Return the fields in their types, and the payload of a kind that has a field `payload`.
 
-        A field too many or one too few is refused, as everything else is that this version does
-        not know: sides of two versions do not come so far (secret.py)."""
+        Unknown and missing fields are refused. Sides of two versions never get here: they refuse
+        each other in the greeting (secret.py)."""
         if self.kind not in kinds:
-            raise BadFrame(f"no message that may come here is called {shown(self.kind)}")
+            raise BadFrame(f"no message of the kind {shown(self.kind)} is accepted here")
         given, expected = dict(self.fields), kinds[self.kind]
         if PAYLOAD in expected:
             if len(self.payloads) != 1:
@@ -87,10 +87,10 @@ class Message:
 def encode(
     kind: str, fields: Mapping[str, Any], payloads: Sequence[Payload | Bytes] = ()
 ) -> list[memoryview]:
-    """Return the pieces to be sent. Large payloads are not copied."""
-    taken = [payload if isinstance(payload, Payload) else raw(payload) for payload in payloads]
+    """Return the pieces to send. Large payloads are not copied."""
+    wrapped = [payload if isinstance(payload, Payload) else raw(payload) for payload in payloads]
     _check_fields(kind, fields)
-    forms = [[p.form.size, p.form.dtype, p.form.shape] for p in taken]
+    forms = [[p.form.size, p.form.dtype, p.form.shape] for p in wrapped]
     try:
         text = json.dumps({"kind": kind, "fields": dict(fields), "payloads": forms})
     except (TypeError, ValueError, RecursionError) as error:
@@ -102,7 +102,7 @@ def encode(
             f" {MOST_HEADER_BYTES}: send them as payloads"
         )
     head = PREFIX.pack(MAGIC, VERSION, len(header)) + header
-    pieces = [payload.data for payload in taken if payload.form.size]
+    pieces = [payload.data for payload in wrapped if payload.form.size]
     if sum(len(piece) for piece in pieces) <= JOINED_BYTES:
         return [memoryview(b"".join((head, *pieces)))]
     return [memoryview(head), *pieces]
@@ -118,14 +118,14 @@ def raw(data: Bytes) -> Payload:
 
 
 def as_line(text: str) -> str:
-    """Return what others have said as one line to be shown, with no character that does more than
-    to be seen: what ends a line, or steers a terminal."""
+    """Return a text of another side as one line. Characters that end a line or control a terminal
+    are escaped."""
     shown = text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in shown)
 
 
 def _check_fields(kind: str, value: object, where: str = "") -> None:
-    """JSON would turn a key that is no text into one, and nobody would be told."""
+    """Refuse a key that is no text: JSON would silently turn it into one."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             if not isinstance(key, str):
@@ -137,7 +137,7 @@ def _check_fields(kind: str, value: object, where: str = "") -> None:
 
 
 def header_bytes(prefix: bytes) -> int:
-    """Return how long the header is, or refuse what is no prefix of a message."""
+    """Return how long the header is. Raise `BadFrame` if these bytes are no prefix."""
     magic, version, length = PREFIX.unpack(prefix)
     if magic != MAGIC:
         raise BadFrame(
@@ -154,7 +154,8 @@ def header_bytes(prefix: bytes) -> int:
 
 
 def decode_header(header: bytes) -> tuple[str, Mapping[str, Any], tuple[PayloadForm, ...]]:
-    """Return a message's kind, fields and payloads-to-come, or refuse what is no header."""
+    """Return a message's kind, its fields and the forms of the payloads that follow. Raise
+    `BadFrame` if these bytes are no header."""
     try:
         known = typed(FrameHeader, json.loads(header), "it")
         forms = tuple(PayloadForm(*payload) for payload in known.payloads)
@@ -195,7 +196,8 @@ class IncomingFrame:
         return self._parts[0] if self._parts else None
 
     def took(self, count: int, limit: int) -> None:
-        """`count` bytes have been written to what was wanted. `limit`: most bytes of payloads."""
+        """Note that `count` bytes were written to where they were wanted. `limit`: the most bytes
+        of payloads."""
         self.begun = True
         self._parts[0] = self._parts[0][count:]
         if self._parts[0]:

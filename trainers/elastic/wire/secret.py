@@ -1,17 +1,17 @@
-"""The secret that all peers of a training share, and how one proves to know it.
+"""The secret that all peers of a training share, and how a side proves that it knows it.
 
-A proof is an HMAC over who proves, both nonces, and the digest of the certificate that this side
-has seen. A man in the middle shows another certificate, so a proof that he passes on is wrong. The
-secret itself never leaves this process. After the handshake of TLS:
+A proof is an HMAC over the role of the side, both nonces, and the digest of the certificate that
+this side has seen. A man in the middle shows another certificate, so a proof that he passes on is
+wrong. The secret itself never leaves this process. After the handshake of TLS:
 
     client                            server
     magic, version, nonce   ------>
-                            <------   magic, version, nonce    said before it looks at the client's
+                            <------   magic, version, nonce    sent before it reads the client's
     proof                   ------>                            refused: one byte, and the end
                             <------   welcome, proof
 
-The client proves first, so who only asks learns nothing. Nonces are new each time, so a proof that
-somebody kept is worth nothing. Roles differ, so a proof cannot be sent back to who made it.
+The client proves first, so a stranger that connects learns nothing. Nonces are new each time, so a
+recorded proof is worthless. Roles differ, so a proof cannot be sent back to the side that made it.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ MAKE_ONE = "make one with `openssl rand -hex 32`, and give the same file to ever
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """What is never shown: neither `repr` nor an error tells it."""
+    """The shared key. Neither `repr` nor an error shows it."""
 
     key: bytes = field(repr=False)
 
@@ -53,8 +53,8 @@ class Secret:
 
 
 def read_secret(path: str | Path, *, loose: bool = False) -> Secret:
-    """Read the secret from a file. White space around it does not count. `loose`: also from a file
-    that others may use, as where a container cannot set modes."""
+    """Read the secret from a file. White space around it does not count. `loose`: the file may be
+    open to others, as where a container cannot set modes."""
     path = Path(path)
     try:
         with path.open("rb") as file:
@@ -90,7 +90,7 @@ WHAT_TO_DO = (
 
 
 def greet(stream: TlsStream, secret: Secret, peer: str, deadline: float) -> None:
-    """Greet a server. `peer`: how an error calls it."""
+    """Greet a server. `peer`: its name in errors."""
     certificate = stream.certificate()
     mine = secrets.token_bytes(NONCE_BYTES)
     _send(stream, HELLO.pack(MAGIC, VERSION, mine))

@@ -1,7 +1,7 @@
 """Bytes over TLS, in both directions at once, with an end to every wait.
 
-OpenSSL does not bear two threads in one connection. So the socket never blocks: each thread makes
-one short call under a lock, and waits outside of it until the system says that there is more.
+OpenSSL does not allow two threads in one connection. So the socket never blocks: each thread makes
+one short call under a lock, and waits outside of it until the system reports that there is more.
 """
 
 import math
@@ -20,7 +20,7 @@ from pathlib import Path
 from trainers.elastic.wire.wire_errors import ChannelClosed, WireError, WireTimeout
 
 DAYS = 3650
-"""Nobody checks the dates either: clocks of peers may differ."""
+"""Peers do not check the dates, because their clocks may differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,8 @@ def server_context(certificate: OwnCertificate) -> ssl.SSLContext:
     """Return what a listener wraps its connections with."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # No session is taken up again. A ticket that a client never reads would make its last message
-    # get lost when it closes.
+    # No session is resumed. If a client never read its ticket, its last message would get lost when
+    # it closes.
     context.num_tickets = 0
     with tempfile.TemporaryDirectory(prefix="perfect-elastic-") as folder:  # of mode 0700
         file = Path(folder) / "certificate.pem"
@@ -105,7 +105,7 @@ class TlsStream:
             ("TCP_KEEPINTVL", KEEPALIVE_SECONDS),
             ("TCP_KEEPCNT", KEEPALIVE_TRIES),
         ):
-            if hasattr(socket, option):  # It is the system that has them, or has not.
+            if hasattr(socket, option):  # Not every system has each of them.
                 raw.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
         self.here, self.peer = raw.getsockname()[:2], raw.getpeername()[:2]
         self._socket = context.wrap_socket(raw, server_side=server, do_handshake_on_connect=False)
@@ -124,7 +124,7 @@ class TlsStream:
                 self._wait(wish, deadline)
 
     def certificate(self) -> bytes:
-        """Return the DER of what the server has shown, whoever signed it."""
+        """Return the DER of the server's certificate, whoever signed it."""
         certificate = self._socket.getpeercert(binary_form=True)
         if certificate is None:
             raise ChannelClosed("the other side has shown no certificate")
@@ -149,15 +149,15 @@ class TlsStream:
             return count
 
     def read_exactly(self, count: int, deadline: float) -> bytes:
-        """Read so many bytes by the deadline."""
-        taken = bytearray(count)
-        left = memoryview(taken)
+        """Read `count` bytes by the deadline."""
+        data = bytearray(count)
+        left = memoryview(data)
         while left:
             left = left[self.read(left, deadline) :]
-        return bytes(taken)
+        return bytes(data)
 
     def write(self, data: memoryview, seconds: float) -> None:
-        """Write everything. `seconds`: so long the other side may take nothing at all."""
+        """Write everything. `seconds`: how long the other side may take nothing at all."""
         deadline: float | None = None
         while data:
             self._check_open()
@@ -175,14 +175,14 @@ class TlsStream:
             data, deadline = data[count:], None
 
     def hang_up(self) -> None:
-        """End the connection for both sides, and wake who waits for it here."""
+        """End the connection for both sides, and wake the threads that wait for it here."""
         self.hung_up = True
         with suppress(OSError):  # It may have ended already.
             # SSLSocket.shutdown would drop the encryption under a thread that reads.
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Give the descriptor back. No other thread may be in a call by now."""
+        """Give the descriptor back. No other thread may be in a call any more."""
         self.hung_up = True
         self._socket.close()
 

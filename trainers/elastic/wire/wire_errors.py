@@ -1,15 +1,4 @@
-"""What goes wrong between two peers.
-
-WireError
-  AddressError     a text that is no HOST:PORT, or that names an address twice
-  SecretError      a secret file that is missing, empty, too short, or open to others
-  InsecureNetwork  a listener was asked to listen on all interfaces
-  BadFrame         bytes that are no message, or a message that is too large
-  WireTimeout      the other side did not do its part in time
-  ChannelClosed    one of the two sides has closed the channel, or has died
-  WrongSecret      the other side does not know our secret
-  Unreachable      no address led to a channel; the text says why for each of them
-"""
+"""What goes wrong between two peers."""
 
 from trainers.elastic.errors import ElasticError
 
@@ -17,7 +6,7 @@ from trainers.elastic.errors import ElasticError
 class WireError(ElasticError):
     """Base of what goes wrong between two peers.
 
-    The swarm goes on without the other side; start that side again.
+    The swarm trains on without the other side; start that side again.
     """
 
 
@@ -42,13 +31,13 @@ class InsecureNetwork(WireError):
     """
 
     def __init__(self, fact: str, allow: str = "insecure_network=True") -> None:
-        """`allow`: what the user gives who wants that, in the words of the place where he does."""
+        """`allow`: the option that allows it, as the user writes it in that place."""
         super().__init__(f"{fact}, or give {allow}")
         self.fact = fact
 
 
 class BadFrame(WireError):
-    """What came, or what shall be sent, is no message within the limits."""
+    """The bytes that came, or the fields that are to be sent, are no message within the limits."""
 
 
 class WireTimeout(WireError):
