@@ -171,15 +171,20 @@ def many_generations(
                 reduce_in_order(fresh, torch.ones(1 << 16), torch.empty(1 << 16), alive)
         fresh.abandon(graveyard)
         del fresh
-        told = replace(told, most_waiting=max(told.most_waiting, graveyard.waiting))
+        told = replace(told, most_waiting=max(told.most_waiting, burials()))
         if generation >= first and not (generation - first) % every:
-            while graveyard.waiting:
+            while burials():
                 os.sched_yield()
             told.threads.append(left_over(before))
             told.resident.append(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)
             told.allocated.append(allocated())
     graveyard.close()
     return told
+
+
+def burials() -> int:
+    """The number of groups that have not ended yet."""
+    return sum(thread.name == "elastic-graveyard" for thread in threading.enumerate())
 
 
 class Mallinfo2(ctypes.Structure):

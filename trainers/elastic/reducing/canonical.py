@@ -1,14 +1,13 @@
 """The canonical reduce: sums that are a function of the ranks' tensors alone.
 
 A flat tensor is cut into pieces, and a piece into a chunk for each rank. A rank receives its chunk
-from every contributor (all-to-all), adds them in the order of ranks, and everybody gathers the
-sums.
+from every contributor (all-to-all), adds them in the order of ranks, and all ranks gather the sums.
 Each number is added in the same order wherever it lies, so one process can repeat the sum from the
 same tensors, bit for bit: `sum_in_order`. A member sends and receives 2 (n - 1) / n of the bytes,
 as in a ring. While a piece is added, the next one travels.
 
-Only buffers of this call are given to gloo to write into. What a failed or abandoned operation
-does to them harms nobody: the tensor that is reduced is only read, and `out` is written here.
+Gloo writes only into buffers of this call, so a failed or abandoned operation does no harm: the
+tensor that is reduced is only read, and `out` is written here.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +23,7 @@ from trainers.elastic.reducing.group import Group, wait
 PIECE_BYTES = 1 << 20
 AHEAD, GATHERED = 4, 3
 """How many pieces travel before the first of them is added, and how many sums are gathered at once.
-One alone leaves the link idle whenever a member waits for another one's part of it."""
+With one at a time, the link would idle whenever a member waits for another member's part."""
 
 WIDER = MappingProxyType({torch.bfloat16: torch.float32, torch.float16: torch.float32})
 """Short floats are added in float32 and rounded once."""
@@ -51,9 +50,9 @@ def reduce_in_order(
 ) -> None:
     """Write the sum of the contributors' tensors into `out`, at every member of the group.
 
-    `contributors` are the ranks whose tensors are added, None for all; it is the same list at
-    everybody. The others pass None as `mine` and add nothing, not even zeros. After an error `out`
-    is undefined and `mine` is as it was.
+    `contributors` are the ranks whose tensors are added, None for all; every member passes the same
+    ones. The others pass None as `mine` and add nothing, not even zeros. After an error `out` is
+    undefined and `mine` is as it was.
     """
     ranks = list(range(group.size)) if contributors is None else sorted(contributors)
     _check(group, mine, out, ranks)
@@ -95,17 +94,17 @@ def _send(
     start, end = bounds
     chunk = -(-(end - start) // group.size)
     lengths = [max(0, min(chunk, end - start - r * chunk)) for r in range(group.size)]
-    own = lengths[group.rank]
+    length_here = lengths[group.rank]
     item = mine.element_size()
-    received = torch.empty(own * len(ranks), dtype=mine.dtype)
+    received = torch.empty(length_here * len(ranks), dtype=mine.dtype)
     sends = group.rank in ranks
     work = group.all_to_all(
         received.view(torch.uint8),
         (mine[start:end] if sends else mine).view(torch.uint8),
-        [own * item if r in ranks else 0 for r in range(group.size)],
+        [length_here * item if r in ranks else 0 for r in range(group.size)],
         [length * item if sends else 0 for length in lengths],
     )
-    rows = list(received.view(len(ranks), own).unbind())
+    rows = list(received.view(len(ranks), length_here).unbind())
     return _Travelling(start, end, chunk, rows, work)
 
 
@@ -151,14 +150,14 @@ def all_gather_bytes(
 ) -> list[bytes]:
     """Return the bytes of every rank, by rank.
 
-    What fits into a frame travels in one message; where a member's is longer, the rest travels in
-    a second one. `size_limit` is the same at everybody; who has more to say gets a `FrameError`
-    before anything is sent, and who hears of more a `GroupBroken`.
+    What fits into a frame travels in one message; if a member's bytes are longer, the rest travels
+    in a second one. All members pass the same `size_limit`. A member with more bytes gets a
+    `FrameError` before it sends anything, and the others get a `GroupBroken`.
     """
     if len(mine) > size_limit:
         raise FrameError(f"{group}: {len(mine)} bytes are to be sent, at most {size_limit} may be")
     room = FRAME - LENGTH
-    frames = _gathered(group, len(mine).to_bytes(LENGTH, "little") + mine[:room], FRAME, alive)
+    frames = _gather_frames(group, len(mine).to_bytes(LENGTH, "little") + mine[:room], FRAME, alive)
     lengths = [int.from_bytes(frame[:LENGTH], "little") for frame in frames]
     for rank, length in enumerate(lengths):
         if length > size_limit:
@@ -168,14 +167,14 @@ def all_gather_bytes(
     longest = max(lengths)
     rests = [b""] * group.size
     if longest > room:
-        rests = _gathered(group, mine[room:], longest - room, alive)
+        rests = _gather_frames(group, mine[room:], longest - room, alive)
     return [
         (frame[LENGTH:] + rest)[:length]
         for frame, rest, length in zip(frames, rests, lengths, strict=True)
     ]
 
 
-def _gathered(group: Group, data: bytes, size: int, alive: Callable[[], None]) -> list[bytes]:
+def _gather_frames(group: Group, data: bytes, size: int, alive: Callable[[], None]) -> list[bytes]:
     sent = torch.frombuffer(bytearray(data.ljust(size, b"\0")), dtype=torch.uint8)
     received = torch.empty(size * group.size, dtype=torch.uint8)
     wait(group.all_gather(received, sent), alive, f"{group}: an exchange of {size} bytes")

@@ -1,10 +1,10 @@
-"""Where abandoned groups end, each on a thread of its own.
+"""Ends abandoned groups, each on a thread of its own.
 
-The end of a gloo group waits for its unfinished operations, and its `abort()` does nothing. So a
-thread first makes the group fail: a receive that nobody will answer runs into a timeout of one
+The destructor of a gloo group waits for unfinished operations, and its `abort()` does nothing. So a
+thread first makes the group fail: a receive that no member answers runs into a timeout of one
 millisecond, upon which gloo closes all connections of the group, and every unfinished operation
-fails at once. Only one that is in the middle of a message is not woken, and fails when its own time
-is over. When all works are complete the thread lets the group go.
+fails at once, except one in the middle of a message: it fails at its own timeout. When all works
+are complete, the thread drops the group.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ import torch
 from torch.distributed import Work
 
 NOBODY_SENDS = 0x7FFF_0001
-"""The tag of the receive that nobody answers. No other operation of ours has a tag."""
+"""The tag of the receive that no member answers. No other operation of ours has a tag."""
 
 POLL = 2e-3
 
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """A group that nobody uses any more, and the works that may be unfinished."""
+    """An abandoned group, and its works that may be unfinished."""
 
     process_group: Any  # torch types none of its methods
     works: tuple[Work, ...]
@@ -42,13 +42,6 @@ class Graveyard:
         self._forming: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._closed = False
-
-    @property
-    def waiting(self) -> int:
-        """The number of groups that have not ended yet."""
-        with self._lock:
-            self._burials = living(self._burials)
-            return len(self._burials)
 
     def expect(self, thread: threading.Thread) -> None:
         """Wait, in `close`, for a thread that may still bury a group here."""
@@ -77,7 +70,7 @@ class Graveyard:
 
 
 def living(threads: list[threading.Thread]) -> list[threading.Thread]:
-    """Return those of some threads that have begun and not ended."""
+    """Return the threads that have begun and not ended."""
     return [thread for thread in threads if thread.is_alive()]
 
 
@@ -101,7 +94,7 @@ POLL_SECONDS = 1e-3
 
 
 class Forming:
-    """One constructor. `wait` for it once."""
+    """Forms one group on a thread. `wait` for it once."""
 
     def __init__(self, make: Callable[[], Any], rank: int, size: int) -> None:
         self._make = make
@@ -125,13 +118,13 @@ class Forming:
             raise
         self._thread.join()
         if self._error is not None:
-            raise self._taken_error()
+            raise self._take_error()
         made, self._made = self._made, None
         assert made is not None
         return made
 
     def _leave_to(self, heir: Graveyard) -> None:
-        """Give up what was made or will be made, and what went wrong or will go wrong."""
+        """Leave the group to a graveyard, now or when it is made, and drop its error."""
         with self._lock:
             self._heir = heir
             made, self._made = self._made, None
@@ -140,9 +133,9 @@ class Forming:
         if made is not None:
             heir.bury(Remains(made, (), self._rank, self._size))
 
-    def _taken_error(self) -> BaseException:
-        """Return the error, which from now on is the caller's alone: its traceback leads to this
-        object, and one that leads back to itself waits for the garbage collector."""
+    def _take_error(self) -> BaseException:
+        """Return the error and forget it: its traceback refers to this object, and a cycle would
+        wait for the garbage collector."""
         error, self._error = self._error, None
         assert error is not None
         return error

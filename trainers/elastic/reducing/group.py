@@ -27,8 +27,8 @@ GROWTH = 1.3
 
 
 def wait(work: Work, alive: Callable[[], None], what: str) -> None:
-    """Return when a work is complete, and call `alive`, which raises when the generation has ended,
-    meanwhile. Raise `GroupBroken` if the work has failed. `what` names it in the error."""
+    """Wait until a work is complete, and meanwhile call `alive`, which raises when the generation
+    has ended. Raise `GroupBroken` if the work has failed. `what` names it in the error."""
     pause = FIRST_POLL
     while not work.is_completed():
         alive()
@@ -45,28 +45,28 @@ def wait(work: Work, alive: Callable[[], None], what: str) -> None:
 _T = TypeVar("_T")
 
 OPERATION_SECONDS = 600.0
-"""An operation's own timeout is long: that members live is known from heartbeats."""
+"""An operation's own timeout is long, because heartbeats show which members live."""
 
 TRANSFER_SECONDS = 30.0
-"""So long a piece of a reduce may be under way, for which all members are there: at 10 Mbps it is
-through by then. Gloo wakes nobody who is in the middle of a message when its connection closes, so
-an abandoned group ends only after this time if a member stopped in the middle of one."""
+"""How long a piece of a reduce may take. All members are there, so 10 Mbps are enough for it. If a
+connection closes in the middle of a message, gloo does not wake the operation, so a group that is
+abandoned then ends only after this time."""
 
 
 class Rendezvous(Protocol):
-    """Where the members of a generation leave their addresses for one another."""
+    """A store in which the members of a generation find each other's addresses."""
 
     def set(self, key: str, value: bytes) -> None:
-        """Leave a value under a key."""
+        """Store a value under a key."""
         ...
 
     def get(self, key: str, timeout: float) -> bytes:
-        """Return the value as soon as it is there; raise when it is not within `timeout` s."""
+        """Wait for the value of a key. Raise if it does not come within `timeout` seconds."""
         ...
 
 
 class _CallbackStore(Store):
-    """A store of torch's that asks a `Rendezvous`. Gloo calls `set`, `wait` and `get` of it."""
+    """A store of torch that asks a `Rendezvous`. Gloo calls its `set`, `wait` and `get`."""
 
     def __init__(self, rendezvous: Rendezvous, prefix: str, timeout: float) -> None:
         super().__init__()
@@ -97,10 +97,10 @@ class _CallbackStore(Store):
 
 
 class Group:
-    """One generation's group. It is broken for good by the first failure: abandon it then."""
+    """One generation's group. After the first failure it is broken: abandon it then."""
 
     def __init__(self, process_group: Any, place: "GroupPlace", transfer: float) -> None:
-        """`transfer`: so many seconds a part of a tensor may be under way."""
+        """`transfer`: how many seconds a part of a tensor may take."""
         self._process_group: Any = process_group  # torch types none of its methods
         self._works: list[Work] = []
         self._transfer = timedelta(seconds=transfer)
@@ -108,8 +108,8 @@ class Group:
         self.rank = place.rank
         self.size = place.size
         self.sent = 0
-        """Bytes of sums that were given to gloo for other members, also in a reduce that broke off
-        later. Headers, votes and buffers are not counted, nor what gloo and TCP add."""
+        """Bytes of sums that gloo got for other members, also in reduces that failed later.
+        Headers, votes and buffers are not counted, nor what gloo and TCP add."""
 
     def __str__(self) -> str:
         return f"generation {self.generation}, rank {self.rank} of {self.size}"
@@ -120,20 +120,20 @@ class Group:
         """Begin to send slices of `sent`, a slice for each rank, and to receive as many."""
         options = torch_seams.AllToAllOptions()
         options.timeout = self._transfer
-        work = self._begun(self._living().alltoall_base(received, sent, into, out_of, options))
+        work = self._note(self._present().alltoall_base(received, sent, into, out_of, options))
         self.sent += sum(out_of) - out_of[self.rank]
         return work
 
     def all_gather(
         self, received: torch.Tensor, sent: torch.Tensor, *, all_are_there: bool = False
     ) -> Work:
-        """Begin to gather everybody's `sent`, all of one size, one after the other. Others may
-        come to it much later, unless `all_are_there`: so they are for a part of a tensor."""
+        """Begin to gather `sent` of all members, each of the same size. Other members may begin
+        much later, unless `all_are_there`, as for a part of a tensor."""
         rows = list(received.view(self.size, -1).unbind())
         options = torch_seams.AllgatherOptions()
         if all_are_there:
             options.timeout = self._transfer
-        work = self._begun(self._living().allgather([rows], [sent], options))
+        work = self._note(self._present().allgather([rows], [sent], options))
         if all_are_there:
             self.sent += (self.size - 1) * sent.numel() * sent.element_size()
         return work
@@ -148,12 +148,12 @@ class Group:
         self._works = []
         graveyard.bury(remains)
 
-    def _living(self) -> Any:
+    def _present(self) -> Any:
         if self._process_group is None:
             raise ReducingError(f"{self} was abandoned: use the group of the next generation")
         return self._process_group
 
-    def _begun(self, work: Work) -> Work:
+    def _note(self, work: Work) -> Work:
         self._works = [old for old in self._works if not old.is_completed()]
         self._works.append(work)
         return work
@@ -179,9 +179,9 @@ def form_group(
 ) -> Group:
     """Connect every member of a generation with every other one.
 
-    Members must call this at about the same time, which the anchor's gate sees to. What the
-    rendezvous or `alive` raises (the generation has ended) is raised as it is; else `GroupBroken`
-    after `timeout` seconds. `transfer`: so many seconds a piece of a reduce may be under way.
+    Members must call this at about the same time; the anchor's gate ensures that. An error of the
+    rendezvous or of `alive` is raised as it is. After `timeout` seconds `GroupBroken` is raised.
+    `transfer`: how many seconds a piece of a reduce may take.
     """
     generation, rank, size, host = place.generation, place.rank, place.size, place.host
     if not 0 <= rank < size:
@@ -215,7 +215,7 @@ def form_group(
         ) from error
     made = open_sockets() - before
     end_when_unreachable(made, timeout)
-    take_nobody_more(made, inner.addresses)
+    refuse_connections(made, inner.addresses)
     return Group(formed, place, transfer)
 
 
@@ -226,19 +226,18 @@ DROPS_ALL = struct.pack("HBBI", 6, 0, 0, 0)
 
 
 def open_sockets() -> frozenset[int]:
-    """The file descriptors of this process that are sockets; empty where no folder names them."""
-    found: set[int] = set()
+    """Return the file descriptors of this process that are sockets; none without /dev/fd."""
+    sockets: set[int] = set()
     with contextlib.suppress(OSError):
         for name in os.listdir("/dev/fd"):
             with contextlib.suppress(OSError, ValueError):
                 if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                    found.add(int(name))
-    return frozenset(found)
+                    sockets.add(int(name))
+    return frozenset(sockets)
 
 
-def end_when_unreachable(sockets: Collection[int], seconds: float) -> int:
-    """Let connections end where the other side does not answer for so long. Return how many."""
-    watched = 0
+def end_when_unreachable(sockets: Collection[int], seconds: float) -> None:
+    """Let each connection end if its other side does not answer for `seconds`."""
     for number in sockets:
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as link:
             if link.family not in (socket.AF_INET, socket.AF_INET6):
@@ -256,15 +255,12 @@ def end_when_unreachable(sockets: Collection[int], seconds: float) -> int:
             ):
                 if hasattr(socket, option):  # not every system has each of them
                     link.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-            watched += 1
-    return watched
 
 
-def take_nobody_more(sockets: Collection[int], addresses: bytes) -> int:
-    """Let those of the sockets that listen at one of `addresses` get no packet any more. Return how
-    many do. Gloo ends its process where no descriptor is left for a connection, so anybody who
-    connects often enough could end it; and when a group is there, nobody else has to connect."""
-    closed = 0
+def refuse_connections(sockets: Collection[int], addresses: bytes) -> None:
+    """Let the sockets that listen at one of `addresses` get no packet any more. Gloo ends the
+    process if no descriptor is left for a connection, so a stranger who connects often enough could
+    end it. Once a group is formed, no other connection is needed."""
     code = ctypes.create_string_buffer(DROPS_ALL)
     program = struct.pack("HP", 1, ctypes.addressof(code))
     for number in sockets if sys.platform == "linux" else ():
@@ -273,5 +269,3 @@ def take_nobody_more(sockets: Collection[int], addresses: bytes) -> int:
                 continue
             if struct.pack("=H", door.family) + door.getsockname()[1].to_bytes(2) in addresses:
                 door.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
-                closed += 1
-    return closed
