@@ -23,7 +23,7 @@ from perfect.errors import BuildError
 from perfect.grids.grid_fleet import build_fleet, widen
 from perfect.report.words import DASH, brief
 from trainers.fleet.deciding.fleet_state import FleetState, JobState
-from trainers.fleet.deciding.prediction import explained
+from trainers.fleet.deciding.prediction import explain_run
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def check_grid(grid: Grid, console: Console) -> int:
                 read = made.input and f"{made.input} of seed {point.config.seed}"
                 plans[point.name] = replace(made, job=point.name, input=read)
     jobs = {point.name: jobs[point.name] for point in points}
-    explanation = explained([plans[name] for name in jobs if name in plans], states[-1].settings)
+    explanation = explain_run([plans[name] for name in jobs if name in plans], states[-1].settings)
     if grid.fleet.search is not None:
         console.print("a search chooses its points in the run; this is the first one")
     console.print(_table(jobs))

@@ -182,10 +182,3 @@ def test_a_plan_is_told_with_its_copies_and_what_it_held(clock: Clock) -> None:
     assert measured.held_bytes == 3 * 4096
     assert measured.spent.compute_seconds == kinds.count(TASK)
     assert meter.spent.plans == 2
-
-
-def test_a_plan_that_is_forgotten_leaves_what_it_took(meter: Meter, clock: Clock) -> None:
-    run(meter, clock, 3.0)
-    meter.forget("a")
-    assert meter.plans == ()
-    assert meter.spent.seconds == 3.0

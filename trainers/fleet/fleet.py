@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from trainers.fleet.deciding.events import Added, FleetError, Planned, StopAsked
 from trainers.fleet.deciding.halving import StopRule
-from trainers.fleet.deciding.prediction import explained
+from trainers.fleet.deciding.prediction import explain_run
 from trainers.fleet.fleet_options import (
     Devices,
     FleetJobs,
@@ -163,14 +163,14 @@ class Fleet:
         """Plan the jobs, and predict the whole run."""
         plans = self.plan()
         assert self._run.state is not None
-        return explained(plans, self._run.state.settings)
+        return explain_run(plans, self._run.state.settings)
 
     def plan(self) -> list[Planned]:
         """Build and plan every job for which there is memory. Return their plans."""
         with self._begun():
             self._run.plan()
         assert self._run.state is not None
-        plans = self._run.plans
+        plans = self._run.reports.plans
         return [plans[name] for name in self._run.state.jobs if name in plans]
 
     def fit(self) -> FleetResult:

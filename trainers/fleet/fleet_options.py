@@ -1,7 +1,7 @@
 """The arguments of a fleet, checked once."""
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from trainers.fleet.deciding.fleet_state import FleetSettings
 from trainers.fleet.deciding.halving import StopRule
 from trainers.fleet.hosting.device_process import HostedJob, pickle_program
 from trainers.fleet.inputs.shared_inputs import why_not_shareable
-from trainers.fleet.jobs.lightning_job import LightningJob, give_final_weights
+from trainers.fleet.jobs.lightning_job import LightningJob, as_list, give_final_weights
 from trainers.fleet.jobs.seat import JobProgram
 from trainers.fleet.jobs.tenancy import SeatSettings
 from trainers.random_state import RandomState
@@ -60,7 +60,8 @@ class FleetOptions:
             raise FleetError(
                 f"checkpoint_minutes={self.checkpoint_seconds / 60:g}: give a number above 0"
             )
-        for name, parse in (("budget", _parse_budget), ("host_budget", parse_size)):
+        parse_budget = parse_share if self.budget and is_share(self.budget) else parse_size
+        for name, parse in (("budget", parse_budget), ("host_budget", parse_size)):
             try:
                 if (value := getattr(self, name)) is not None:
                     parse(value)
@@ -80,10 +81,10 @@ class FleetOptions:
         """Return the random state of this process. It leaves the GPUs to the devices' processes."""
         return RandomState.capture(torch.device("cpu") if self.in_processes else self.devices[0])
 
-    def seat(self, number: int, device: torch.device) -> SeatSettings:
+    def seat(self, number: int) -> SeatSettings:
         """Return the settings of all jobs of a device."""
         return SeatSettings(
-            device, number, self.budget, self.metric, self.checkpoint_seconds,
+            self.devices[number], number, self.budget, self.metric, self.checkpoint_seconds,
             self.folder / "plans",
         )  # fmt: skip
 
@@ -170,13 +171,6 @@ def _find_device(name: str | int, count: int) -> torch.device:
     return torch.device("cuda", number)
 
 
-def _parse_budget(budget: str | int) -> float:
-    """Return the bytes of a budget, or its share of what a step needs."""
-    if isinstance(budget, str) and is_share(budget):
-        return parse_share(budget)
-    return parse_size(budget)
-
-
 LONGEST_NAME = 255
 """The bytes that file systems allow for the name of a folder."""
 
@@ -237,7 +231,7 @@ def _check_apart(name: str, program: JobProgram, others: Mapping[str, JobProgram
 
 def _shareable_loaders(program: JobProgram) -> set[int]:
     """Return the identities of train loaders that several jobs may read together."""
-    loaders = _as_list(program.train) if isinstance(program, LightningJob) else ()
+    loaders = as_list(program.train) if isinstance(program, LightningJob) else ()
     return {id(loader) for loader in loaders if not why_not_shareable(loader)}
 
 
@@ -251,15 +245,15 @@ def _owned_objects(program: JobProgram) -> Iterator[tuple[int, str]]:
             yield storage_id(parameter), f"the weights of parameter {key}"
         for key, buffer in program.module.named_buffers():
             yield storage_id(buffer), f"the values of buffer {key}"
-    for callback in _as_list(program.trainer.get("callbacks")):
+    for callback in as_list(program.trainer.get("callbacks")):
         yield id(callback), f"a callback ({type(callback).__name__})"
-    for logger in _as_list(program.trainer.get("logger")):
+    for logger in as_list(program.trainer.get("logger")):
         if not isinstance(logger, bool):
             yield id(logger), f"a logger ({type(logger).__name__})"
-    for loader in _as_list(program.train):
+    for loader in as_list(program.train):
         if why := why_not_shareable(loader):
             yield from _owned_by_loader(loader, why)
-    for loader in _as_list(program.val):
+    for loader in as_list(program.val):
         yield from _owned_by_loader(loader, "it validates one of them")
 
 
@@ -272,7 +266,3 @@ def _owned_by_loader(loader: Any, why: str) -> Iterator[tuple[int, str]]:
         generator: Any = getattr(owner, "generator", None)
         if isinstance(generator, torch.Generator):
             yield id(generator), "a loader's random generator"
-
-
-def _as_list(given: Any) -> Iterable[Any]:
-    return given if isinstance(given, list | tuple) else () if given is None else (given,)

@@ -12,8 +12,6 @@ from dataclasses import replace
 from queue import SimpleQueue
 from types import FrameType, MappingProxyType
 
-import torch
-
 from trainers.fleet.deciding.decide import decide
 from trainers.fleet.deciding.events import (
     Added,
@@ -47,13 +45,27 @@ OnEnd = Callable[[JobResult, Mapping[int, float]], None]
 Host = DeviceHost | DeviceProcess
 
 
+class JobReports:
+    """What the jobs have reported: their first plans, and the metric of each by its step."""
+
+    def __init__(self) -> None:
+        self.plans: dict[str, Planned] = {}
+        self.metrics: dict[str, dict[int, float]] = {}
+
+    def note(self, event: Event) -> None:
+        if isinstance(event, Planned):
+            self.plans.setdefault(event.job, event)
+        if isinstance(event, Planned | TurnEnded | Finished) and event.metric is not None:
+            self.metrics.setdefault(event.job, {})[event.step] = event.metric
+
+
 class FleetRun:
     """A run that has not begun has no state."""
 
     def __init__(self, options: FleetOptions, jobs: FleetJobs, watch: Watch | None) -> None:
         self.state: FleetState | None = None
         self.events: SimpleQueue[Event] = SimpleQueue()
-        self.plans: dict[str, Planned] = {}
+        self.reports = JobReports()
         self.on_end: list[OnEnd] = []
         self._options = options
         self._jobs = jobs
@@ -62,7 +74,6 @@ class FleetRun:
         self._input_address: InputAddress | None = None
         self._held_turns: list[Turn] = []
         """Turns that wait for `train`, because only plans were asked for."""
-        self._metrics: dict[str, dict[int, float]] = {}
         self._journal = Journal(options.folder)
         self._resources = ExitStack()
 
@@ -72,8 +83,7 @@ class FleetRun:
         past = self._journal.open(self._options.identity())
         if needs_input_process(self._options.in_processes, len(self._options.devices)):
             self._input_address = self._resources.enter_context(InputProcess()).address
-        for number, device in enumerate(self._options.devices):
-            self._hosts.append(self._new_host(number, device))
+        self._hosts = [self._new_host(number) for number in range(len(self._options.devices))]
         state = self._replay(past, settings)
         with lock:
             self.state, names = _with_settings(state, settings), tuple(self._jobs.hosted)
@@ -99,7 +109,7 @@ class FleetRun:
                     f"{path} is damaged ({event} cannot come there: {error!r}): delete the folder"
                     " to begin anew"
                 ) from error
-            self._note(event)
+            self.reports.note(event)
             self._call_on_end(before, state)
         if unknown := set(state.jobs) - set(self._jobs.hosted):
             raise FleetError(
@@ -108,9 +118,9 @@ class FleetRun:
             )
         return state
 
-    def _new_host(self, number: int, device: torch.device) -> Host:
+    def _new_host(self, number: int) -> Host:
         kind = DeviceProcess if self._options.in_processes else DeviceHost
-        settings = replace(self._options.seat(number, device), inputs=self._input_address)
+        settings = replace(self._options.seat(number), inputs=self._input_address)
         return self._resources.enter_context(kind(settings, self.events.put))
 
     def plan(self) -> None:
@@ -136,10 +146,9 @@ class FleetRun:
         assert self.state is not None
         self._journal.write(event)
         if isinstance(event, DeviceEnded):
-            device = self._options.devices[event.device]
-            self._hosts[event.device] = self._new_host(event.device, device)
+            self._hosts[event.device] = self._new_host(event.device)
         self.state, commands = decide(before := self.state, event)
-        self._note(event)
+        self.reports.note(event)
         for command in commands:
             if hold_turns and isinstance(command, Turn):
                 self._held_turns.append(command)
@@ -151,12 +160,6 @@ class FleetRun:
 
     def _send(self, command: Command) -> None:
         self._hosts[command.device].do(command, self._jobs.hosted[command.job])
-
-    def _note(self, event: Event) -> None:
-        if isinstance(event, Planned):
-            self.plans.setdefault(event.job, event)
-        if isinstance(event, Planned | TurnEnded | Finished) and event.metric is not None:
-            self._metrics.setdefault(event.job, {})[event.step] = event.metric
 
     def _call_on_end(self, before: FleetState, after: FleetState) -> None:
         for name, job in after.jobs.items():
@@ -206,7 +209,7 @@ class FleetRun:
         states = self.state.jobs if self.state is not None else {}
         return FleetResult(
             MappingProxyType({name: self._job_result(job) for name, job in states.items()}),
-            MappingProxyType({name: dict(seen) for name, seen in self._metrics.items()}),
+            MappingProxyType({name: dict(seen) for name, seen in self.reports.metrics.items()}),
             self._options.metric,
             self._options.mode,
         )

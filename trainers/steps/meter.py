@@ -48,7 +48,7 @@ class TimeSpent:
     planning_seconds: float = 0.0
     """The time for planning, which none of the others contains."""
     plans: int = 0
-    """The number of plans that were made, whether they are kept or not."""
+    """The number of plans that were made."""
     inputs: str = ""
     """The shapes of the last batch."""
 
@@ -142,10 +142,6 @@ class Meter:
         tally.compute += compute
         tally.transfer += transfer
 
-    def forget(self, key: Hashable) -> None:
-        """Drop a plan that is not kept. The time of its runs stays in `spent`."""
-        self._tallies.pop(key, None)
-
     # ---- results --------------------------------------------------------------------------------
 
     @property
@@ -162,7 +158,7 @@ class Meter:
 
     @property
     def plans(self) -> tuple[MeasuredPlan, ...]:
-        """The plans that ran and are kept, in the order of their first use."""
+        """The plans that ran, in the order of their first use."""
         return tuple(_measured(tally) for tally in self._tallies.values() if tally.runs)
 
 

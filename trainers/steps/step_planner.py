@@ -51,7 +51,8 @@ class StepPlanner:
             plan.remarks.add(self._remark)
         if self._part not in EVALUATIONS:
             self._counted.add(key)
-            self._meter.add(key, plan, _shapes(self._inputs), self._part)
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in _tensors(self._inputs))
+            self._meter.add(key, plan, shapes, self._part)
 
     def run(self, runner: Runner, key: Hashable, batch: Collection[torch.Tensor]) -> Sequence[Any]:
         if key not in self._counted:
@@ -61,10 +62,6 @@ class StepPlanner:
         made = runner.run(key, *batch)
         self._meter.ran(key, begun, runner.trace)
         return made
-
-
-def _shapes(given: Any) -> str:
-    return ", ".join(str(tuple(tensor.shape)) for tensor in _tensors(given))
 
 
 def _tensors(given: Any) -> Iterator[torch.Tensor]:

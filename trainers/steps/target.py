@@ -23,7 +23,6 @@ from offload.measuring.calibration import kept_rates
 from offload.memory.host_memory import memory_left
 from offload.program.kernels import CPU
 from offload.running.drivers.cuda import check_cuda
-from offload.running.stage import Stage
 from offload.sizes import format_size
 
 ENGINES = ("auto", "threads", "cuda", "cudagraph")
@@ -86,16 +85,6 @@ class Target:
         if self.make_runner is not None:
             return self.make_runner(plan, key, self)
         return Runner(plan, self.engine, key=key, gate=self.gate, host_dir=self.host_dir)
-
-    def stage(self, plan: Plan) -> Stage:
-        """Return a stage for a runner that moves to this target, and will close it."""
-        return Stage(
-            self.device,
-            self.engine,
-            host_workers=plan.costs.host_workers,
-            gate=self.gate,
-            host_dir=self.host_dir,
-        )
 
 
 def products_of(plugin: Precision) -> str:

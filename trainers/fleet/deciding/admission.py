@@ -41,17 +41,17 @@ def device_bytes(held: Collection[HeldMemory], device: int, settings: FleetSetti
 def missing_memory(new: HeldMemory, held: Collection[HeldMemory], settings: FleetSettings) -> str:
     """Return what a job lacks besides those that hold memory, with the numbers; "" if it fits."""
     both = [*held, new]
-    host, own = settings.host_bytes, settings.device_bytes
+    host, device = settings.host_bytes, settings.device_bytes
     if host and host_bytes(both, settings.devices) > host:
         taken = host_bytes(held, settings.devices)
         need = host_bytes(both, settings.devices) - taken
         return _describe_lack("memory", need, taken, host, [h.job for h in held])
     here = [h for h in held if h.device == new.device and h.memory.device_bytes]
-    if own and new.memory.device_bytes and device_bytes(both, new.device, settings) > own:
+    if device and new.memory.device_bytes and device_bytes(both, new.device, settings) > device:
         taken = device_bytes(here, new.device, settings)
         need = new.memory.device_bytes
         names = [*(["the arena"] if settings.arena_bytes else []), *(h.job for h in here)]
-        return _describe_lack(f"memory of device {new.device}", need, taken, own, names)
+        return _describe_lack(f"memory of device {new.device}", need, taken, device, names)
     return ""
 
 
@@ -64,8 +64,8 @@ def why_it_never_fits(memory: JobMemory, settings: FleetSettings) -> str:
             f"it needs {format_size(need)} of the host's memory, and all jobs together may take"
             f" {format_size(settings.host_bytes)}: raise host_budget, or make the job smaller"
         )
-    own = device_bytes(alone, 0, settings)
-    if settings.device_bytes and memory.device_bytes and own > settings.device_bytes:
+    held = device_bytes(alone, 0, settings)
+    if settings.device_bytes and memory.device_bytes and held > settings.device_bytes:
         return (
             f"it keeps {format_size(memory.device_bytes)} on its device beside an arena of"
             f" {format_size(settings.arena_bytes)}, and the device has"
@@ -180,10 +180,7 @@ def _describe_lack(what: str, need: int, taken: int, size: int, names: Collectio
     if not names:
         return f"{what}: {format_size(need)} needed, {left}"
     verb = "holds" if len(names) == 1 else "hold"
-    holders = f"{_join_names(names)} {verb} {format_size(taken)}"
-    return f"{what}: {format_size(need)} needed, {left}, {holders}"
-
-
-def _join_names(names: Collection[str]) -> str:
     *most, last = names
-    return f"{', '.join(most)} and {last}" if most else last
+    holders = f"{', '.join(most)} and {last}" if most else last
+    holders += f" {verb} {format_size(taken)}"
+    return f"{what}: {format_size(need)} needed, {left}, {holders}"

@@ -8,7 +8,7 @@
 
 A job waits at a rung until every living job has reported there. Then, of `n` values that were
 recorded at this rung, the best `ceil(n / eta)` go on. A job that comes later is judged the same
-way, and whoever went on before stays. NaN is the worst value; equal values go by the job's name.
+way, and jobs that went on before stay. NaN is the worst value; equal values go by the job's name.
 
 Of Jamieson and Talwalkar, "Non-stochastic Best Arm Identification" (2016), with late jobs.
 """

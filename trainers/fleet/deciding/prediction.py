@@ -159,7 +159,7 @@ def predict(plans: Sequence[Planned], settings: FleetSettings) -> Prediction:
     )
 
 
-def explained(plans: Sequence[Planned], settings: FleetSettings) -> str:
+def explain_run(plans: Sequence[Planned], settings: FleetSettings) -> str:
     """Return the prediction in words, and which jobs read together."""
     inputs = describe_inputs({plan.job: plan.input for plan in plans})
     return "\n".join((predict(plans, settings).describe(), *inputs))

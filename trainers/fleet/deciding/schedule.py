@@ -219,22 +219,16 @@ def seconds_left(job: JobState, settings: FleetSettings, to_rung: bool) -> float
     return steps * job.step_seconds
 
 
-def awaited_jobs(state: FleetState, job: JobState) -> tuple[str, ...]:
-    """Return the jobs for which this one waits, if they train on the same device."""
-    others = [state.jobs[name] for name in job.turns.waits_for if name in state.jobs]
-    return tuple(
-        other.name
-        for other in others
-        if other.phase in ("ready", "running") and other.device == job.device
-        if not other.exit.kind
-    )
-
-
 def job_to_run_instead(state: FleetState, job: JobState) -> JobState:
-    """Return the job that gets the turn of this one: itself, or the one for which it waits."""
-    while names := awaited_jobs(state, job):
-        job = state.jobs[names[0]]
-    return job
+    """Return the job that gets the turn of this one: itself, or the one for which it waits, if that
+    one trains on the same device."""
+    while True:
+        others = [state.jobs[name] for name in job.turns.waits_for if name in state.jobs]
+        training = [other for other in others if other.phase in ("ready", "running")]
+        here = [o for o in training if o.device == job.device and not o.exit.kind]
+        if not here:
+            return job
+        job = here[0]
 
 
 def effective_priority(state: FleetState, job: JobState) -> int:

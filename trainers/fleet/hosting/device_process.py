@@ -25,6 +25,7 @@ from pathlib import Path
 
 import torch
 
+from loaders.closing import ClosedAtEnd
 from loaders.sharing.view_link import missing_system_calls
 from trainers.fleet.deciding.events import Command, DeviceEnded, Event, FleetError, Start, Yield
 from trainers.fleet.inputs.input_link import InputAddress, InputLink
@@ -49,7 +50,7 @@ class HostedJob:
     priority: int = 0
 
 
-class DeviceHost:
+class DeviceHost(ClosedAtEnd):
     """A context manager."""
 
     def __init__(self, settings: SeatSettings, send: Callable[[Event], None]) -> None:
@@ -90,12 +91,6 @@ class DeviceHost:
         self._banner.close()
         self._inputs.close()
         self._tenancy.close()
-
-    def __enter__(self) -> "DeviceHost":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class BannerFilter(logging.Filter):
@@ -184,7 +179,7 @@ def pickle_program(name: str, job: HostedJob) -> HostedJob:
     return replace(job, program=PickledProgram(path))
 
 
-class DeviceProcess:
+class DeviceProcess(ClosedAtEnd):
     """A context manager. `send` is called by a thread of its own."""
 
     def __init__(self, settings: SeatSettings, send: Callable[[Event], None]) -> None:
@@ -205,11 +200,6 @@ class DeviceProcess:
         self._reader = threading.Thread(
             target=self._read, name=f"perfect-device-{settings.number}-events", daemon=True
         )
-
-    def start(self) -> None:
-        self._process.start()
-        self._theirs.close()  # now the pipe ends when the child dies
-        self._reader.start()
 
     def do(self, command: Command, job: HostedJob) -> None:
         """Send a command to a job. The device must be idle, except for a Yield."""
@@ -246,11 +236,10 @@ class DeviceProcess:
         self._pipe.close()
 
     def __enter__(self) -> "DeviceProcess":
-        self.start()
+        self._process.start()
+        self._theirs.close()  # now the pipe ends when the child dies
+        self._reader.start()
         return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def describe_exit(code: int | None) -> str:

@@ -122,9 +122,3 @@ class InputLink:
     def _lose(self, error: Exception) -> None:
         self.close()
         log.warning("the process that reads for all devices cannot be reached: %r", error)
-
-
-def authenticate_device(connection: Connection, key: bytes) -> None:
-    """Raise an error of `Connection` if the device does not present the key."""
-    deliver_challenge(connection, key)
-    answer_challenge(connection, key)

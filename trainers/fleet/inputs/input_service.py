@@ -11,21 +11,18 @@ import pickle
 import threading
 from collections.abc import Callable
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from typing import ParamSpec, TypeVar
 
 from loaders.errors import SharingError
-from loaders.sharing.follower import OnWait
 from loaders.sharing.remote_view import RemoteView
 from loaders.sharing.view_server import ViewServer
-from trainers.fleet.inputs.input_link import (
-    AskLabel,
-    LeaveInput,
-    OpenInput,
-    Request,
-    authenticate_device,
-)
+from trainers.fleet.inputs.input_link import AskLabel, LeaveInput, OpenInput, Request
 from trainers.fleet.inputs.shared_inputs import SharedInputs
 from trainers.random_state import TorchSettings
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class InputService:
@@ -41,7 +38,8 @@ class InputService:
         """Serve one device until it disconnects."""
         opened: set[str] = set()
         try:
-            authenticate_device(connection, key)
+            deliver_challenge(connection, key)
+            answer_challenge(connection, key)
             while True:
                 request: Request = connection.recv()
                 match request:
@@ -78,27 +76,22 @@ class InputService:
                 loader = pickle.loads(request.loader)
                 view = self._inputs.view(request.label, loader, None, self._rest)
                 assert view.on_pass is not None and view.on_wait is not None
-                view.on_pass, view.on_wait = self._under_lock(view.on_pass, view.on_wait)
+                view.on_pass = self._under_lock(view.on_pass)
+                view.on_wait = self._under_lock(view.on_wait)
                 return RemoteView(self._views.offer(view), view.facts)
             except SharingError as error:
                 return str(error)
             except Exception as error:  # any error of a class that cannot be pickled
                 return f"it cannot be rebuilt in another process: {error!r}"
 
-    def _under_lock(
-        self, on_pass: Callable[[], None], on_wait: OnWait
-    ) -> tuple[Callable[[], None], OnWait]:
-        """Return these functions so that one thread calls them at a time."""
+    def _under_lock(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Return the function so that one thread calls it at a time."""
 
-        def on_pass_locked() -> None:
+        def locked(*args: P.args, **kwargs: P.kwargs) -> R:
             with self._lock:
-                on_pass()
+                return function(*args, **kwargs)
 
-        def on_wait_locked(labels: tuple[str, ...]) -> bool | None:
-            with self._lock:
-                return on_wait(labels)
-
-        return on_pass_locked, on_wait_locked
+        return locked
 
     def _rest(self, labels: tuple[str, ...]) -> bool:
         """Let nobody wait for these streams."""

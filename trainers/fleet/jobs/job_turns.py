@@ -145,9 +145,6 @@ class TurnClock:
     swapped: float = 0.0
     """The seconds of all changes of tenants when the turn began."""
 
-    def seconds(self) -> float:
-        return time.monotonic() - self.began
-
 
 class JobTurns:
     """One job's. Only the job's thread calls it, and its bystander while a step stands aside."""
@@ -179,7 +176,7 @@ class JobTurns:
 
     def seconds(self) -> float:
         """Return the seconds since the last grant."""
-        return self._clock.seconds()
+        return time.monotonic() - self._clock.began
 
     def begin(self) -> None:
         """Wait for the grant to start."""

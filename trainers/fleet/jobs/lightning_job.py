@@ -1,6 +1,6 @@
 """The program of `fleet.add`: an unchanged LightningModule with loaders and Trainer arguments."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -100,14 +100,6 @@ class MidPassDataLoader(MidPassLoader, DataLoader[Any]):
     number. The methods of DataLoader read the attributes of the wrapped loader."""
 
 
-def make_resumable(
-    loader: Any, device: torch.device, between: Callable[[int], None]
-) -> MidPassLoader:
-    """Return the loader so that it can resume in the middle of a pass."""
-    kind = MidPassDataLoader if isinstance(loader, DataLoader) else MidPassLoader
-    return kind(loader, device, between)
-
-
 Module = L.LightningModule | Callable[[], L.LightningModule]
 FLEET_ARGUMENTS = ("strategy", "accelerator", "devices", "num_nodes", "default_root_dir")
 """The arguments of a Trainer that only the fleet gives."""
@@ -182,7 +174,8 @@ class LightningJob:
         with going_on_from(resumed, trainer):
             made = made_of(self.train)
             shared = seat.share_loader(made, made if made is self.train else None)
-            train = make_resumable(shared, seat.device, checkpoint.between_batches)
+            kind = MidPassDataLoader if isinstance(shared, DataLoader) else MidPassLoader
+            train = kind(shared, seat.device, checkpoint.between_batches)
             seat.leave_between_batches = train.call_between
             val = made_of(self.val)
             trainer.fit(module, train, val, ckpt_path=resumed, weights_only=True)
@@ -195,18 +188,15 @@ class LightningJob:
 
     def _trainer(self, seat: Seat) -> L.Trainer:
         given = {**QUIET, **self.trainer}
-        callbacks = given.pop("callbacks", None) or []
-        callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
-        plugins = given.pop("plugins", None) or []
-        plugins = plugins if isinstance(plugins, list) else [plugins]
+        callbacks, plugins = given.pop("callbacks", None), given.pop("plugins", None)
         is_plain = self.offload is False
         strategy = {} if is_plain else {"strategy": seat.strategy(**(self.offload or {}))}
         return L.Trainer(
             **given,
             **strategy,
             **seat.on_device,
-            callbacks=[*callbacks, *seat.callbacks],
-            plugins=[*plugins, AtomicCheckpointIO()],
+            callbacks=[*as_list(callbacks), *seat.callbacks],
+            plugins=[*as_list(plugins), AtomicCheckpointIO()],
             default_root_dir=seat.folder,
         )
 
@@ -234,6 +224,10 @@ def check_arguments(made: Mapping[str, Any], known: Sequence[str]) -> None:
             f"`make` returned a dict with {', '.join(map(str, made)) or 'nothing'}: module and"
             f" train are needed, and {', '.join(known)} are known"
         )
+
+
+def as_list(given: Any) -> Iterable[Any]:
+    return given if isinstance(given, list | tuple) else () if given is None else (given,)
 
 
 def made_of(given: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 import lightning as L
 
 from trainers.fleet.deciding.events import FleetError
-from trainers.fleet.jobs.lightning_job import check_arguments, made_of
+from trainers.fleet.jobs.lightning_job import as_list, check_arguments, made_of
 from trainers.fleet.ray_cluster.node_fleet import import_tune
 from trainers.offloading.strategy import OffloadStrategy
 from trainers.read_checkpoint import going_on_from
@@ -90,8 +90,7 @@ def tune_trainable(
 
 def _trainer(made: Mapping[str, Any], reporter: TuneReporter) -> L.Trainer:
     given = {**QUIET, **(made.get("trainer") or {})}
-    callbacks = given.pop("callbacks", None) or []
-    callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+    callbacks = as_list(given.pop("callbacks", None))
     if made.get("offload") is not False:
         given["strategy"] = OffloadStrategy(**(made.get("offload") or {}))
     return L.Trainer(**given, accelerator="auto", devices=1, callbacks=[*callbacks, reporter])

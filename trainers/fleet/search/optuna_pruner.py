@@ -6,9 +6,9 @@
       v
     the jobs that the pruner gave up
 
-The rule keeps a study in memory, and tells it what is new at every call. A journal that is read
+The rule keeps a study in memory, and adds to it what is new at every call. A journal that is read
 again makes the same calls in the same order, so a pruner without randomness decides the same again.
-If a call knows less than the one before, a journal is being read from its beginning, and the rule
+If a call has less than the one before, a journal is being read from its beginning, and the rule
 begins anew, too.
 
 How far a decision depends on which job was faster is up to the pruner:
@@ -36,8 +36,6 @@ from trainers.fleet.deciding.events import FleetError
 if TYPE_CHECKING:
     from optuna import Study, Trial
     from optuna.pruners import BasePruner
-if TYPE_CHECKING:
-    from optuna import Study, Trial
     from optuna.storages import BaseStorage
 
 NEEDS = MappingProxyType(
@@ -88,11 +86,11 @@ def damage_of(storage: "str | BaseStorage | None") -> Iterator[None]:
 
 
 def stored_trial(study: "Study", storage: "str | BaseStorage", number: int) -> "Trial":
-    """Return a trial that an earlier process asked for, so that this one can tell its end."""
+    """Return a trial that an earlier process began, so that this process can report its end."""
     optuna = import_optuna()
     kept = optuna.storages.get_storage(storage)
-    found = kept.get_study_id_from_name(study.study_name)
-    return optuna.trial.Trial(study, kept.get_trial_id_from_study_id_trial_number(found, number))
+    study_id = kept.get_study_id_from_name(study.study_name)
+    return optuna.trial.Trial(study, kept.get_trial_id_from_study_id_trial_number(study_id, number))
 
 
 def study_in_memory(**options: Any) -> "Study":
@@ -151,10 +149,10 @@ class OptunaPruner:
         self.every = every
         self.mode: Literal["min", "max"] = mode
         self.pruner = pruner
-        self._told: _ToldStudy | None = None
+        self._study: FleetStudy | None = None
 
     def __repr__(self) -> str:
-        """Say what decides: a journal keeps this, and is not gone on with under another rule."""
+        """The whole rule: a journal keeps this text, and no fleet resumes it with another one."""
         return (
             f"OptunaPruner({_describe_pruner(self.pruner)}, {self.metric!r}, every={self.every},"
             f" mode={self.mode!r})"
@@ -171,14 +169,14 @@ class OptunaPruner:
         """Return the jobs to stop, each with the reason. `seen` has every job in the order in which
         they were added; `gone` says of a job that has ended what it is: finished, stopped or
         failed."""
-        if self._told is None or not self._told.is_known_to(seen, gone):
-            self._told = _ToldStudy(copy.deepcopy(self.pruner), self.metric, self.mode)
-        self._told.tell(seen, gone)
-        return {job: why for job, why in self._told.pruned.items() if job not in gone}
+        if self._study is None or not self._study.is_known_to(seen, gone):
+            self._study = FleetStudy(copy.deepcopy(self.pruner), self.metric, self.mode)
+        self._study.update(seen, gone)
+        return {job: why for job, why in self._study.pruned.items() if job not in gone}
 
 
-class _ToldStudy:
-    """A study in memory, and what it has been told of a fleet."""
+class FleetStudy:
+    """A study in memory, and what it knows of a fleet."""
 
     def __init__(self, pruner: "BasePruner", metric: str, mode: str) -> None:
         optuna = import_optuna()
@@ -195,12 +193,12 @@ class _ToldStudy:
         self.pruned: dict[str, str] = {}
 
     def is_known_to(self, seen: Seen, gone: Mapping[str, str]) -> bool:
-        """Whether these are later than all that the study was told."""
+        """Whether these contain all that the study knows."""
         return self._gone <= gone.keys() and all(
             values.keys() <= seen.get(job, {}).keys() for job, values in self._values.items()
         )
 
-    def tell(self, seen: Seen, gone: Mapping[str, str]) -> None:
+    def update(self, seen: Seen, gone: Mapping[str, str]) -> None:
         for job in seen:
             if job not in self._trials:
                 self._trials[job] = self._study.ask()
@@ -251,8 +249,8 @@ class _ToldStudy:
 
 
 def _describe_pruner(pruner: object) -> str:
-    """Return a pruner's class and its settings, which Optuna's pruners do not say. What is no plain
-    value and no pruner is left out: its text may have an address."""
+    """Return a pruner's class and its settings, which its own `repr` lacks. A setting that is no
+    plain value and no pruner is left out, because its text may contain an address."""
     settings = []
     for name, value in sorted(vars(pruner).items()):
         if isinstance(value, import_optuna().pruners.BasePruner):

@@ -180,7 +180,7 @@ class OptunaSearch:
         else:
             self._study = self._stored_study(self._storage)
         self._study.stop = self._no_more
-        self._fleet.on_end(self._ended)
+        self._fleet.on_end(self._on_end)
         for _ in range(self._at_once):
             self._add_next()
         return self._fleet.fit()
@@ -202,7 +202,7 @@ class OptunaSearch:
             )
         drawn = study_in_memory(direction=direction, sampler=sampler)
         for _ in range(known):  # else a sampler with a seed would draw the same numbers again
-            self._suggested(drawn)
+            self._suggest(drawn)
         return study
 
     def _no_more(self) -> None:
@@ -211,14 +211,14 @@ class OptunaSearch:
 
     def _check_seeded(self) -> None:
         """Refuse a sampler without a seed: after a restart it would ask for other jobs."""
-        first, second = (self._suggested(self._new_study(self._sampler)).params for _ in range(2))
+        first, second = (self._suggest(self._new_study(self._sampler)).params for _ in range(2))
         if first != second:
             raise FleetError(
                 f"{type(self._sampler).__name__} has no seed, so it would ask for other jobs after"
                 f" a restart: give optuna.samplers.{type(self._sampler).__name__}(seed=0)"
             )
 
-    def _suggested(self, study: "Study") -> "Trial":
+    def _suggest(self, study: "Study") -> "Trial":
         if callable(self._space):
             trial = study.ask()
             self._space(trial)
@@ -245,10 +245,10 @@ class OptunaSearch:
                 assert self._storage is not None, "only a storage has trials of an earlier process"
                 trial = stored_trial(self.study, self._storage, number)
                 return trial, trial.params
-        trial = self._suggested(self.study)
+        trial = self._suggest(self.study)
         return trial, trial.params
 
-    def _ended(self, result: JobResult, seen: Mapping[int, float]) -> None:
+    def _on_end(self, result: JobResult, seen: Mapping[int, float]) -> None:
         if result.name not in self._asked:
             return  # the user has added it
         if (trial := self._asked[result.name]) is not None:
