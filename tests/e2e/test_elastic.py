@@ -259,7 +259,7 @@ def test_an_anchor_serves_though_its_output_cannot_be_written(programs: Programs
             until(is_there, "the anchor", 60)
             with channels[0] as channel:
                 channel.send("hello", **HELLO)
-                assert [channel.receive(20).kind for _ in range(2)] == ["welcome", "found"]
+                assert channel.receive(20).kind == "welcome"
         finally:
             anchor.kill()
 
