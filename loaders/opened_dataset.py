@@ -133,7 +133,7 @@ def _for_its_pictures(split: TransformSplit, dataset: Any) -> TransformSplit:
     try:
         with seeded_randomness():  # torchvision's FakeData draws
             sample = dataset[0]
-    except Exception:  # whoever needs this sample is told
+    except Exception:  # reading it later raises it
         return split
     number = picture_number(sample)
     return split if number is None else split.for_picture(leaves_of(sample)[number])

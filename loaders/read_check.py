@@ -61,7 +61,7 @@ class ReadCheck:
         """How large a sample is. None: no code of the user's own has read one yet."""
         dataset = self.setup.opened.dataset
         if self._sample_bytes is None and _is_ours(dataset) and self._stream is None:
-            with suppress(Exception):  # whoever needs this sample is told
+            with suppress(Exception):  # reading it later raises it
                 self._sample_bytes = bytes_of(dataset[0])
         return self._sample_bytes
 
@@ -196,7 +196,7 @@ def without_transform(
 
 
 def _prove(dataset: Any, lift: Lift, reading: Reading) -> Lift | str:
-    """The lift with what samples tell of it, or why it would change one."""
+    """The lift with the paths that samples show, or why it would change one."""
     proven: Lift | None = None
     until = time.monotonic() + SECONDS
     try:
@@ -206,7 +206,7 @@ def _prove(dataset: Any, lift: Lift, reading: Reading) -> Lift | str:
                     break
                 chunk = read([sample_id])
                 if isinstance(chunk.error, Exception):
-                    continue  # a pass tells of what it cannot read
+                    continue  # a pass reports what it cannot read
                 if chunk.error is not None:
                     raise chunk.error
                 answer = cast(Any, chunk.samples[0])

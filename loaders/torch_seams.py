@@ -40,7 +40,7 @@ def take_over_workers(batches: Any) -> Any:
 
     Where the garbage collector finds `batches` in a cycle, it ends the threads of their queues
     first, and torch then waits five seconds for each worker that it can no longer tell to end. The
-    queues outlive `batches`, so that each worker is told, and ends at once.
+    queues outlive `batches`, so that each worker gets the message, and ends.
     """
     if getattr(batches, "_worker_pids_set", False):
         _forget_workers(id(batches))

@@ -150,7 +150,9 @@ class LiftedReading:
             results = dict(_results_in(sample))
             calls = [object.__getattribute__(result, "given") for result in results.values()]
             if not calls or any(call is not calls[0] for call in calls):
-                raise HandledResult(f"[i] returns {len(calls)} results of it, and not those of one")
+                raise HandledResult(
+                    f"[i] returns {len(calls)} results of it, not those of one call"
+                )
             keys = [object.__getattribute__(result, "argument") for result in results.values()]
             paths = dict(zip(keys, results, strict=True))
             if not len(keys) == len(paths) == len(calls[0]) or lift.paths not in (None, paths):

@@ -6,9 +6,9 @@ A few samples are read a few times in a mixed order, under other seeds each time
     stands elsewhere than after the other reads of this sample;
     or if a part of the sample differs from what the first read of it gave.
 
-The first rule finds whatever draws from such generators, but not a reader that seeds them from the
-sample's number; the second one generators that nobody knows, counters, clocks: it misses a chance
-of 1/2 in 4 of a million. Where a sample takes long, reading stops after SECONDS and two reads.
+The first rule finds all draws from such generators, unless the reader seeds them from the sample's
+number. The second one finds other generators, counters and clocks; of changes with probability 1/2
+it misses 4 in a million. Where a sample takes long, reading stops after SECONDS and two reads.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 class ProbedReads:
-    """A data set whose [i] says what reading sample i gave: a digest of each part, one of each
+    """A data set whose [i] describes what reading sample i gave: a digest of each part, one of each
     generator that moved, and how large it is."""
 
     def __init__(self, probed: Any) -> None:

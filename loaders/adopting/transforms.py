@@ -46,7 +46,7 @@ RANDOM = frozenset(
 )  # and every class whose name begins with Random
 
 MODES = frozenset({"F", "I", "L", "RGB", "RGBA"})
-"""The modes of Pillow that are stored as they are, and that an array of pixels tells."""
+"""The modes of Pillow that are stored as they are, and that the array of pixels shows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,10 +227,10 @@ def _encode_all(
     slots = 4 * workers
     done: list[Any] = [None] * slots
 
-    def encode(positions: Sequence[int], slots: Sequence[int], tell: Done) -> None:
+    def encode(positions: Sequence[int], slots: Sequence[int], note: Done) -> None:
         for position, slot in zip(positions, slots, strict=True):
             done[slot] = encoder(position)
-            tell(position)
+            note(position)
 
     def give(_index: int, _serve: Serve, slots: NDArray[np.int64]) -> Any:
         return done[slots[0]]

@@ -45,7 +45,7 @@ class DiskCache(DecodedCache):
         self._catalogue = Catalogue(self.folder, fingerprint, None, self._layouts)
         self._kept = self._catalogue.places
         self._end = 0
-        self._own: WriterFiles | None = None
+        self._files: WriterFiles | None = None
         """The files that this process writes. None: it only reads."""
         self._stopped = False
         self._closed = False
@@ -70,14 +70,14 @@ class DiskCache(DecodedCache):
         return unpack(place.segment.memory, place.at, place.layout, place.values)
 
     def offer(self, sample_id: int, leaves: Sequence[Any]) -> bool:
-        if sample_id in self._kept or self._stopped or self._closed or self._own is None:
+        if sample_id in self._kept or self._stopped or self._closed or self._files is None:
             return False
         packed = self._pack(sample_id, leaves)
         if packed is None:
             return False
         with self._lock:
             taken = sample_id in self._kept or sample_id in self._in_progress
-            files = self._own
+            files = self._files
             if taken or self._stopped or self._closed or files is None:
                 return False
             line = record_line(sample_id, files.sizes.tail, 0, packed)
@@ -108,8 +108,8 @@ class DiskCache(DecodedCache):
         with self._lock:
             if self._closed:
                 return
-            if self._own is not None:
-                self._own.retry_growth()
+            if self._files is not None:
+                self._files.retry_growth()
             else:
                 self._take_over()
             self._catalogue.admit_others()
@@ -117,7 +117,7 @@ class DiskCache(DecodedCache):
     @property
     def nbytes(self) -> int:
         """The bytes of all writers; others were looked up when this one last reserved space."""
-        mine = self._own
+        mine = self._files
         return bytes_of_others(self.folder, None) if mine is None else mine.others + mine.sizes.used
 
     def close(self) -> None:
@@ -125,8 +125,8 @@ class DiskCache(DecodedCache):
             self._closed = True
             self._lock.wait_for(lambda: not self._in_progress)
             self._kept.clear()
-            if self._own is not None:
-                self._own.close(self._end)
+            if self._files is not None:
+                self._files.close(self._end)
 
     def _open(self) -> None:
         try:
@@ -139,8 +139,8 @@ class DiskCache(DecodedCache):
                 )
             self._catalogue.admit_others()
         except BaseException:
-            if self._own is not None:
-                self._own.close(None)
+            if self._files is not None:
+                self._files.close(None)
             raise
         log.info(
             "decoded cache %s: samples: %d, bytes: %d of %d",
@@ -180,7 +180,7 @@ class DiskCache(DecodedCache):
                 data_path(self.folder, self._writer),
                 cut_off,
             )
-        self._own = files
+        self._files = files
         return True
 
     def _take_over(self) -> None:
@@ -226,18 +226,18 @@ class DiskCache(DecodedCache):
         return False
 
     def _reserve(self, nbytes: int, line: int) -> tuple[MappedSegment, int] | None:
-        if self._own is None:
+        if self._files is None:
             return None
         try:
-            return self._own.reserve(nbytes, line)
+            return self._files.reserve(nbytes, line)
         except OSError as error:
             self._stop(error)
             return None
 
     def _append(self, line: RecordLine | DropLine) -> bool:
-        assert self._own is not None  # space was reserved there
+        assert self._files is not None  # space was reserved there
         try:
-            self._own.append(line.encoded())
+            self._files.append(line.encoded())
         except OSError as error:
             self._stop(error)
             return False

@@ -97,8 +97,8 @@ class LaneLoader(ClosedAtEnd):
         return self._pass.sizes(step)
 
     def ids(self, lane: int) -> LaneServe:
-        """Which samples a lane serves at the present step. Nothing is decoded for it. A sample that
-        another one replaces (on_error="skip") is told by `take` alone."""
+        """Which samples a lane serves at the present step. Nothing is decoded for it. Only
+        `take` shows which sample replaces an unreadable one (on_error="skip")."""
         crew, order = self._begin()
         serve = crew.serve(self._check_lane(lane))
         share = order.drawn_ids[lane :: self.lanes]

@@ -93,7 +93,7 @@ class LaneWalk:
         self._enter(self.step)
 
     def reaches(self, step: int) -> bool:
-        """Whether this walk can tell of `step`: nobody walks back further than a step."""
+        """Whether this walk can serve `step`: nobody walks back further than a step."""
         return step >= self.step or step in self._recent
 
     def serve(self, step: int) -> Serve:

@@ -109,7 +109,7 @@ class LaneTable:
             self.free(held, held.now.retire(step))
 
     def walk_of(self, lane: int) -> LaneWalk:
-        """A walk of this lane, which is not held, that can tell of the present step."""
+        """A walk of this lane, which is not held, that can serve the present step."""
         assert self._pass is not None
         walk = self._walks.get(lane)
         if walk is None or not walk.reaches(self.step):

@@ -53,7 +53,7 @@ class LoaderCallback(L.Callback):
         self._ahead = False
         self._since = 0.0
         self._trained = 0.0
-        self._told = (0.0, 0.0)
+        self._logged = (0.0, 0.0)
 
     def state_dict(self) -> dict[str, Any]:
         if self._loader is None:
@@ -116,7 +116,7 @@ class LoaderCallback(L.Callback):
             self._ahead = trainer.fit_loop.restarting and done >= trainer.num_training_batches
         self._epoch_batches = trainer.num_training_batches
         self._since = self._clock()
-        self._told = (self._trained, loader.stats.stall_seconds)
+        self._logged = (self._trained, loader.stats.stall_seconds)
         return state is not None
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -147,8 +147,8 @@ class LoaderCallback(L.Callback):
             return
         assert self._loader is not None
         stats = self._loader.stats
-        trained, stalled = self._told
-        self._told = (self._trained, stats.stall_seconds)
+        trained, stalled = self._logged
+        self._logged = (self._trained, stats.stall_seconds)
         share = (stats.stall_seconds - stalled) / max(self._trained - trained, 1e-9)
         counters = {f"loader/{name}": float(stats[name]) for name in LOGGED}
         # `loader/serves/1` counts the first serves of samples.

@@ -295,7 +295,7 @@ def _problem(error: Any, source: Source, model: type[BaseModel]) -> Problem:
 
 
 def _tag_name(ctx: Any) -> str:
-    """Return the key, or the function's name, that tells the kinds of a union apart, in words."""
+    """Return the key, or the function's name, that selects the kind of a union, in words."""
     return ctx["discriminator"].strip("'()").replace("_or_", " or ")
 
 

@@ -4,7 +4,7 @@ r"""Decides which phase a run is in and when the next one begins. Pure; runs can
     learning rate constant ----------------- | \
                      plateau, or the budget  ^  \ decay to 0
 
-A run is a list of `Phase`s. `PhasePolicy` is told what happened and answers with `Switch`es.
+A run is a list of `Phase`s. `PhasePolicy` gets what happened and returns `Switch`es.
 Phases change between passes, so that no decoded sample is thrown away. Time is counted in
 epoch-equivalents: served samples / samples of the training set.
 """
