@@ -118,10 +118,7 @@ class UserViews:
     """All views of a serve, where one of them is made by a user's own code."""
 
     def __init__(
-        self,
-        augments: Sequence[Augmentation | Transform],
-        batched: Sequence[bool],
-        several: bool,
+        self, augments: Sequence[Augmentation | Transform], batched: Sequence[bool], several: bool
     ) -> None:
         """`several`: whether a sample has a list of views, or the only one as it is."""
         self._made_of = tuple(augments), tuple(batched), several

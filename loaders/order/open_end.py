@@ -49,11 +49,7 @@ def walk_stream(
 
 
 def _serves(
-    plan: ReuseBuffer,
-    batch: int,
-    serves: Iterator[Serve],
-    foreseen: "Foresight",
-    extent: Extent,
+    plan: ReuseBuffer, batch: int, serves: Iterator[Serve], foreseen: "Foresight", extent: Extent
 ) -> Iterator[Serve]:
     while extent.reaches(foreseen.samples(batch)):
         yield next(serves)

@@ -175,10 +175,7 @@ def _run(
 
 
 def _check(
-    what: str,
-    array: NDArray[np.generic],
-    dtype: type[np.generic],
-    shape: tuple[int, ...],
+    what: str, array: NDArray[np.generic], dtype: type[np.generic], shape: tuple[int, ...]
 ) -> None:
     if array.dtype == dtype and array.shape == shape and array.flags.c_contiguous:
         return

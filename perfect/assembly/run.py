@@ -79,12 +79,7 @@ def _language_module(config: RunConfig, vocabulary: int) -> L.LightningModule:
 
 
 def build_trainer(
-    config: RunConfig,
-    out: Path,
-    switch: PhaseSwitch,
-    run_log: RunLog,
-    berth: Berth,
-    data: Data,
+    config: RunConfig, out: Path, switch: PhaseSwitch, run_log: RunLog, berth: Berth, data: Data
 ) -> L.Trainer:
     _check_gpu(config)
     if config.trainer.threads is not None:

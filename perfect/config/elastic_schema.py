@@ -61,32 +61,17 @@ class ElasticConfig(Section):
 
 
 OF_A_NODE = (
-    "secret_file",
-    "host",
-    "insecure_network",
-    "loose_key",
-    "peers",
-    "network",
+    "secret_file", "host", "insecure_network", "loose_key", "peers", "network",
     "seconds_per_sample",
-)
+)  # fmt: skip
 """These keys may differ from node to node, and from one start of a peer to the next."""
 
 KEPT_BY_NODE = (
-    "checkpoint",
-    "data.root",
-    *(f"elastic.{key}" for key in OF_A_NODE),
-    "loader.cache",
-    "loader.cache_bytes",
-    "loader.cache_dir",
-    "loader.cache_key",
-    "loader.worker_kind",
-    "loader.workers",
-    "loggers",
-    "model.weights",
-    "offload",
-    "trainer.accelerator",
+    "checkpoint", "data.root", *(f"elastic.{key}" for key in OF_A_NODE), "loader.cache",
+    "loader.cache_bytes", "loader.cache_dir", "loader.cache_key", "loader.worker_kind",
+    "loader.workers", "loggers", "model.weights", "offload", "trainer.accelerator",
     "trainer.threads",
-)
+)  # fmt: skip
 """Where data lies, how a node decodes it, its device's budget and what it writes: these keys may
 differ between the peers of a swarm."""
 

@@ -20,13 +20,7 @@ from perfect.report import words
 from perfect.report.results import Run
 from perfect.report.words import DASH, accuracy, count, passes, percent, seconds, size, times
 
-OPTIONAL = (
-    "Transfer stall",
-    "Step memory",
-    "Memory budget",
-    "Process memory",
-    "GPU memory",
-)
+OPTIONAL = ("Transfer stall", "Step memory", "Memory budget", "Process memory", "GPU memory")
 """These measures are shown if a run has them."""
 
 

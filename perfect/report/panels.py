@@ -74,12 +74,7 @@ def panels(
 
 
 def draw_line(
-    axes: Axes,
-    x: Column,
-    y: Column,
-    colour: str,
-    dots: bool = True,
-    dashes: tuple[float, ...] = (),
+    axes: Axes, x: Column, y: Column, colour: str, dots: bool = True, dashes: tuple[float, ...] = ()
 ) -> None:
     line = axes.plot(x, y, color=colour)[0]
     if dashes:

@@ -208,11 +208,7 @@ def _decodes(run: Run) -> str:
         return name, count(samples), share, percent(samples / served)
 
     rows = (
-        [
-            line("Served", served),
-            line("First serves", decoded),
-            line("Reused", served - decodes),
-        ]
+        [line("Served", served), line("First serves", decoded), line("Reused", served - decodes)]
         if run.in_memory
         else [
             line("Served (as many decodes as without reuse)", served),
