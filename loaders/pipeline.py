@@ -93,16 +93,16 @@ class SlabMaker:
         self._slab_bytes = setup.options.order.buffer_bytes
 
     def make(self, slots: int, order: PassOrder, first: int) -> BatchMaker:
-        """A slab for what this pass will show of samples like the one at position `first`, with
-        what makes batches of it."""
+        """Make a slab for what this pass will show of samples like the one at position `first`, and
+        what makes batches of its samples."""
         # If that sample cannot be read, another one takes its place.
         return self._make(self.slab_for(1, order, first), slots, self._slab_bytes)
 
-    def _make(self, one: Slab, slots: int, limit: int | None) -> BatchMaker:
-        maker = self.maker_of(one)
+    def _make(self, example: Slab, slots: int, limit: int | None) -> BatchMaker:
+        maker = self.maker_of(example)
         if self._setup.opened.decoded is not None:
             return maker
-        template, varies, crops = one.nest.template, self._setup.varies, self._layout(maker)
+        template, varies, crops = example.nest.template, self._setup.varies, self._layout(maker)
         return maker.for_slab(Slab(template, slots, limit, varies=varies, crops=crops))
 
     def fits(self, maker: BatchMaker) -> bool:

@@ -11,10 +11,10 @@ the lock in `with` blocks only, and waits for its doorbell outside of them.
 """
 
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, Generic, TypeVar
 
 from loaders.errors import WorkerDied
@@ -84,13 +84,7 @@ class WorkerThreads:
 class ThreadCrew:
     """At most `workers` threads. The consumer calls `close` at the end."""
 
-    def __init__(
-        self,
-        name: str,
-        workers: int,
-        precedence: Precedence | None = None,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
+    def __init__(self, name: str, workers: int, precedence: Precedence | None = None) -> None:
         """`precedence`: its loader's; None: always in front."""
         self.lock = threading.RLock()
         self.idle = threading.Condition(self.lock)
@@ -104,7 +98,6 @@ class ThreadCrew:
         """Whether the consumer waits."""
         self.stall_seconds = 0.0
         """The time that the consumer waited."""
-        self.clock = clock
         self._threads = WorkerThreads(name, workers)
         self._precedence = precedence or Precedence()
         self._struck: BaseException | None = None
@@ -136,10 +129,10 @@ class ThreadCrew:
             if action is not None:
                 self._do(action)
                 continue
-            started = self.clock()
+            started = perf_counter()
             rung = self.bell.wait(LOOK_SECONDS)
             self.waiting = False
-            self.stall_seconds += self.clock() - started
+            self.stall_seconds += perf_counter() - started
             waited = 0.0 if rung else waited + LOOK_SECONDS
             if not rung:
                 self._look_for_the_dead(waited)

@@ -13,11 +13,11 @@ If a worker fails, the consumer gets the exception after all batches that do not
 sample, so it gets it at the same batch for any number of workers.
 """
 
-import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 from loaders.errors import OTHER_ITERATOR, PassEnded
@@ -64,17 +64,11 @@ class Prefetcher:
     """`workers` threads, or else the consumer, fill `slots` slots. The consumer calls `close`."""
 
     def __init__(
-        self,
-        *,
-        slots: int,
-        workers: int,
-        ahead: int = 1,
-        clock: Callable[[], float] = time.perf_counter,
-        precedence: Precedence | None = None,
+        self, *, slots: int, workers: int, ahead: int = 1, precedence: Precedence | None = None
     ) -> None:
         """`ahead` batches, at least one, are planned and made before the consumer asks for them.
         `precedence`: its loader's; None: always in front."""
-        self._crew = ThreadCrew("perfect-decode", workers, precedence, clock)
+        self._crew = ThreadCrew("perfect-decode", workers, precedence)
         self._workers = workers
         self._ahead = ahead
         self._free = list(range(slots - 1, -1, -1))
@@ -253,7 +247,7 @@ class Prefetcher:
     def _reading(self, progress: WorkProgress, count: int) -> CrewJob:
         positions, slots = progress.take(count, self._free)
         progress.busy += 1
-        started = self._crew.clock()
+        started = perf_counter()
 
         def settle(_: None, error: BaseException | None) -> None:
             progress.busy -= 1
@@ -263,7 +257,7 @@ class Prefetcher:
                 self._free += freed
                 self._crew.idle.notify_all()
             if error is None:
-                self.pace.seconds += self._crew.clock() - started
+                self.pace.seconds += perf_counter() - started
                 self.pace.samples += len(positions)
             progress.error = progress.error or error
             if progress.error:

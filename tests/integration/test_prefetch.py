@@ -41,8 +41,8 @@ def serve(*positions: int, number: int = 0) -> Serve:
     return Serve(np.array(positions), np.full(len(positions), number))
 
 
-def pool(slots: int, workers: int = 1, clock: Callable[[], float] | None = None) -> Prefetcher:
-    return Prefetcher(slots=slots, workers=workers, **({"clock": clock} if clock else {}))
+def pool(slots: int, workers: int = 1) -> Prefetcher:
+    return Prefetcher(slots=slots, workers=workers)
 
 
 def threads() -> list[threading.Thread]:
@@ -163,7 +163,9 @@ def test_slots_fall_free_in_the_order_of_the_plan() -> None:
     ours.close()
 
 
-def test_the_time_that_the_consumer_waits_is_stall_and_a_ready_batch_costs_none() -> None:
+def test_the_time_that_the_consumer_waits_is_stall_and_a_ready_batch_costs_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked = threading.Event()
     now = [0.0]
 
@@ -177,7 +179,8 @@ def test_the_time_that_the_consumer_waits_is_stall_and_a_ready_batch_costs_none(
         assert asked.wait(60)
         now[0] += 3.0
 
-    ours = pool(slots=1, clock=clock)
+    monkeypatch.setattr("loaders.workers.crew.perf_counter", clock)
+    ours = pool(slots=1)
     ours.begin(work(1, read, reuse=2))
     ours.plan(0, serve(0))
     ours.take()
