@@ -50,7 +50,8 @@ class Homes:
         """Tensors over the same storages that only other steps know."""
         self.places = {k: p for k, p in places_of(memgraph).items() if k in tensors and p.nbytes}
         self._homes = [
-            Home(key, arenas.bytes(place), self._over(key)) for key, place in self.places.items()
+            Home(key, arenas.bytes(place), self._tensors_of(key))
+            for key, place in self.places.items()
         ]
         for home in self._homes:
             arenas.origins.setdefault(home.key, home.tensors[0].device)
@@ -63,17 +64,19 @@ class Homes:
 
     def _list(self) -> None:
         """List all tensors and where they should be, after a home has changed."""
-        self._all = [tensor for home in self._homes for tensor in self._over(home.key)]
+        self._all = [tensor for home in self._homes for tensor in self._tensors_of(home.key)]
         self._at = [at for home in self._homes for at in home.at]
 
-    def _over(self, key: str) -> Sequence[torch.Tensor]:
+    def _tensors_of(self, key: str) -> Sequence[torch.Tensor]:
         source = self._tensors[key]
         tensors = (source,) if isinstance(source, torch.Tensor) else source
         return (*tensors, *self._joined.get(key, ()))
 
     def shared_tensors(self) -> dict[str, Sequence[torch.Tensor]]:
         """Where several tensors lie over one storage: all of them, by the storage's name."""
-        return {home.key: live for home in self._homes if len(live := self._over(home.key)) > 1}
+        return {
+            home.key: live for home in self._homes if len(live := self._tensors_of(home.key)) > 1
+        }
 
     def add_shared_tensors(self, together: Mapping[str, Sequence[torch.Tensor]]) -> None:
         """Take along tensors over the same storages that only another step knows. Whoever has such
@@ -82,7 +85,7 @@ class Homes:
         for home in self._homes if together else ():
             if home.key not in together:
                 continue
-            live = self._over(home.key)
+            live = self._tensors_of(home.key)
             known = set(map(id, live))
             others = [tensor for tensor in together[home.key] if id(tensor) not in known]
             if more := [tensor for tensor in others if have_same_storage(tensor, live[0])]:
@@ -97,7 +100,7 @@ class Homes:
         """Let go of joined tensors that their owner has pointed elsewhere."""
         for home in self._homes:
             for joined in list(self._joined.get(home.key, ())):
-                live = self._over(home.key)
+                live = self._tensors_of(home.key)
                 number = next(n for n, tensor in enumerate(live) if tensor is joined)
                 if (
                     not home.lie_together(live, 0, number)
@@ -122,7 +125,7 @@ class Homes:
             self._drop_separated()
         strays: list[tuple[Home, Sequence[torch.Tensor]]] = []
         for home in self._homes:
-            live = self._over(home.key)
+            live = self._tensors_of(home.key)
             if _addresses(live) != home.at:
                 _check(home, live, self._arenas.device)
                 strays.append((home, live))
@@ -152,7 +155,7 @@ class Homes:
         moves: list[tuple[Home, HomeMove]] = []
         moved = 0
         for home in self._homes:
-            live = self._over(home.key)
+            live = self._tensors_of(home.key)
             before = left.get(at := tuple(_addresses(live)))
             if list(at) == home.at:
                 left.pop(at, None)
@@ -187,7 +190,9 @@ class Homes:
 
     def has(self, key: str, place: Place, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether all these tensor objects are at home at this place."""
-        return self.places.get(key) == place and {*map(id, tensors)} <= {*map(id, self._over(key))}
+        return self.places.get(key) == place and {*map(id, tensors)} <= {
+            *map(id, self._tensors_of(key))
+        }
 
     def _is_at_home(self) -> bool:
         return _addresses(self._all) == self._at
@@ -196,7 +201,7 @@ class Homes:
         """Tensors that somebody has pointed elsewhere where not they alone are concerned: their
         names, and what becomes of it."""
         for home in [] if self._is_at_home() else self._homes:
-            live = self._over(home.key)
+            live = self._tensors_of(home.key)
             if _addresses(live) == home.at:
                 continue
             if not all(home.lie_together(live, 0, n) for n in range(len(live))):
@@ -275,7 +280,7 @@ class Homes:
     def _tensors_at_home(self, home: Home) -> list[torch.Tensor]:
         """The tensors of a home that are still at it."""
         there: dict[int, torch.Tensor] = {}
-        for tensors in (home.tensors, self._over(home.key)):
+        for tensors in (home.tensors, self._tensors_of(home.key)):
             for tensor, at in zip(tensors, home.at, strict=False):
                 if tensor.data_ptr() == at:
                     there[id(tensor)] = tensor
