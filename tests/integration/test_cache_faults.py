@@ -32,6 +32,7 @@ def picture(i, size=40):
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 cache = DiskCache(Path(sys.argv[1]), 64 * 2**20, "data-of-today", 0)
+cache.offer(0, [picture(0), 0, "label"])
 def work(first):
     for i in range(first, 10**6, 3):
         cache.offer(i, [picture(i), i, "label"])
@@ -39,7 +40,7 @@ def work(first):
             print("going", flush=True)
         if i > 200:
             time.sleep(0.005)  # the cache is not full however late the kill comes
-for first in range(3):
+for first in range(1, 4):
     threading.Thread(target=work, args=(first,)).start()
 """
 
