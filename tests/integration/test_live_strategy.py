@@ -138,6 +138,22 @@ def test_an_exception_between_two_batches_leaves_whole_tensors(hook: str, accumu
     assert ol._unequal("", *seen) == []
 
 
+class CountsRuns(L.Callback):
+    """The planned runs that have ended at the end of each batch."""
+
+    def __init__(self) -> None:
+        self.runs: list[int] = []
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        self.runs.append(trainer.strategy.spent.runs)
+
+
+def test_a_micro_batch_has_run_when_it_ends() -> None:
+    counts = CountsRuns()
+    ol.train(live("60%"), callbacks=[counts], accumulate_grad_batches=4, max_epochs=1)
+    assert counts.runs == list(range(counts.runs[0], counts.runs[0] + len(counts.runs)))
+
+
 class ReadsNorms(ol.Module):
     """It makes a tensor of a list of tensors, and reads a value, between two parts of a step."""
 
