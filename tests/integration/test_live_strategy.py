@@ -138,6 +138,18 @@ def test_an_exception_between_two_batches_leaves_whole_tensors(hook: str, accumu
     assert ol._unequal("", *seen) == []
 
 
+class AddsUp(ol.Module):
+    """Nothing clears its gradients, so those of all steps add up."""
+
+    def optimizer_zero_grad(self, *_: Any) -> None: ...
+
+
+def test_gradients_that_nothing_clears_outlive_a_step() -> None:
+    ours = ol.train(live("60%"), AddsUp)
+    assert ol.differences(ol.train("auto", AddsUp), ours) == []
+    assert ol.differences(plain("plain"), ours) != []
+
+
 class CountsRuns(L.Callback):
     """The planned runs that have ended at the end of each batch."""
 
