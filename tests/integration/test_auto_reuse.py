@@ -7,14 +7,14 @@ reader's, training on a batch moves the consumer's, and nothing else moves any.
 import logging
 import threading
 import types
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 
 from loaders import Cache, ReuseLoader, Workers
 from loaders.passes import pass_run
-from loaders.workers.prefetcher import Prefetcher
+from loaders.workers import crew, prefetcher
 
 BATCH = 4
 STEP = 0.040
@@ -36,7 +36,8 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(pass_run, "time", types.SimpleNamespace(perf_counter=clock))
-    monkeypatch.setitem(cast(Any, Prefetcher.__init__).__kwdefaults__, "clock", clock)
+    for module in (crew, prefetcher):
+        monkeypatch.setattr(module, "perf_counter", clock)
     return clock
 
 
