@@ -15,7 +15,7 @@ from typing import Any
 
 from trainers.elastic.anchor.kinds import TO_PEER
 from trainers.elastic.deciding.view import Form, Member, View
-from trainers.elastic.errors import Expelled, GenerationEnded, SwarmRefused
+from trainers.elastic.errors import ElasticError, Expelled, GenerationEnded, SwarmRefused
 from trainers.elastic.wire.address import Address
 from trainers.elastic.wire.channel import Channel
 from trainers.elastic.wire.listener import connect
@@ -77,9 +77,9 @@ class AnchorOrders:
         with self.changed:
             while self._role is None or self._role.number <= after:
                 self._raise_failure()
-                self.changed.wait(1.0)
                 if time.monotonic() > end:
                     raise Expelled("the anchor named nobody else who has the state: start again")
+                self.changed.wait(1.0)
             return self._role
 
     def names_another(self, donor: Member) -> bool:
@@ -237,8 +237,8 @@ class AnchorLink:
 
     # ---- reports of the trainer's thread ---------------------------------------------------------
 
-    def formed(self) -> Form | None:
-        """Return the generation of which this peer becomes a member now, if there is one."""
+    def enter_formed(self) -> Form | None:
+        """Become a member of the generation that has formed, if there is one, and return it."""
         with self.orders.changed:
             formed = self.orders.enter_formed()
             if formed is not None:
@@ -252,7 +252,7 @@ class AnchorLink:
             self._report = "gate", {"generation": generation, "step": step, "planned": planned}
             self._send("gate", **self._report[1])
         logged, lost_at = "", time.monotonic()
-        while (formed := self.formed()) is None:
+        while (formed := self.enter_formed()) is None:
             with self.orders.changed:
                 self.orders.changed.wait(POLL_SECONDS)
             waits = self.orders.waits
@@ -308,14 +308,27 @@ class AnchorLink:
     def _send_hello(self, channel: Channel) -> None:
         view = self.orders.newest_view
         now = {"view": None if view is None else asdict(view), "step": self.step}
-        channel.send("hello", **self._identity, **now)
-        self._channel = channel  # The trainer's thread sends by itself from now on.
-        if self._over.is_set():
-            channel.close()  # `close` has not seen it.
-        elif (report := self._report) is not None:
-            channel.send(report[0], **report[1])
+        try:
+            channel.send("hello", **self._identity, **now)
+            self._channel = channel  # The trainer's thread sends by itself from now on.
+            if self._over.is_set():
+                channel.close()  # `close` has not seen it.
+            elif (report := self._report) is not None:
+                channel.send(report[0], **report[1])
+        except WireError:
+            channel.close()
+            self._channel = None  # Whoever waits at the gate may lose patience.
+            raise
 
     def _listen(self) -> None:
+        try:
+            self._follow_anchors()
+        except Exception as error:  # The trainer's thread would wait for an order for ever.
+            failure = ElasticError(f"the link to the anchor has failed: {error!r}")
+            failure.__cause__ = error
+            self.orders.fail(failure)
+
+    def _follow_anchors(self) -> None:
         while (channel := self._channel) is not None:
             try:
                 while True:

@@ -186,7 +186,7 @@ class Newcomer:
             if not self._is_ready:
                 self._link.ready(donor.name)
                 self._is_ready = True
-            self._form = self._link.formed()
+            self._form = self._link.enter_formed()
 
     def close(self) -> None:
         self._donated.close()
