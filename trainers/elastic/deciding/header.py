@@ -88,6 +88,7 @@ class Header:
     held: str = ""
     """The digest of this step's total, if the member has it and has not applied it."""
     kept: str = ""
+    """The digest of the total that it has applied last; "" before the first."""
     pace: MemberPace = MemberPace()
     announced: bool = False
     weights: str = ""

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -130,8 +131,10 @@ class StepShare:
         self.held: Commit | None = None
         """What the step came to. It is not applied before all members have it."""
         self.seconds = 0.0
-        self.trouble = ""
         self.weights = work.weights_digest(step)
+        self._trouble = ""
+        self._checked = 0
+        """How many of the lanes in the sums were checked; `_trouble` is what was found."""
 
     def compute(self, lanes: Sequence[int], check: Callable[[], None]) -> None:
         """Add lanes to the sums. `check` is called after each; where it raises, what is added
@@ -146,12 +149,23 @@ class StepShare:
             self.seconds += latest - since
             check()
 
+    def find_trouble(self) -> str:
+        """Return why the lanes that are in the sums cannot count, or "" if they can. The sums are
+        checked once for the same lanes, also where `check` has raised after them."""
+        if self._checked < len(self.done):
+            self._checked, self._trouble = len(self.done), self.work.trouble()
+        return self._trouble
+
 
 class SwarmCommits(Commits):
     """The commits of one peer of a swarm."""
 
     def __init__(
-        self, link: AnchorLink, donor: Donor, host: TrainerSide, donated: DonatedState | None = None
+        self,
+        link: AnchorLink,
+        donor: Donor,
+        trainer: TrainerSide,
+        donated: DonatedState | None = None,
     ) -> None:
         """`donated`: where this peer has its state from, and gets commits until it is a member."""
         self.form: Form | None = None
@@ -161,12 +175,14 @@ class SwarmCommits(Commits):
         self.headers: tuple[Header, ...] = ()
         self._link = link
         self._donor = donor
-        self._host = host
+        self._trainer = trainer
         self._newcomer = None if donated is None else Newcomer(link, donated)
         self._membership = Membership(link)
         self._share: StepShare | None = None
         self._kept = ""
+        """The digest of the total that is applied last, which other members ask for."""
         self._had: tuple[int, ...] = ()
+        """The lanes that were dealt to this peer last, by which all members deal the next step."""
         self._rate = LaneRate()
 
     @property
@@ -193,7 +209,7 @@ class SwarmCommits(Commits):
                     )
                     if ended_at:
                         self.gaps.append((why, time.monotonic() - ended_at))
-                        self._host.log.gap(*self.gaps[-1], step)
+                        self._trainer.log.gap(*self.gaps[-1], step)
                     ended_at = 0.0
                 if (commit := self._attempt(share, group.rank)) is not None:
                     return commit
@@ -207,7 +223,7 @@ class SwarmCommits(Commits):
                 self._membership.leave()
 
     def applied(self, commit: Commit) -> None:
-        self._host.log.commit(commit, self.headers)
+        self._trainer.log.commit(commit, self.headers)
         self._link.step = commit.step + 1
         self._kept = commit.digest
         share, self._share = self._share, None
@@ -228,19 +244,19 @@ class SwarmCommits(Commits):
         self._donor.close()
         self._link.close()
         self._membership.close()
-        self._host.log.close()
+        self._trainer.log.close()
 
     def _enter(self, form: Form) -> Group:
         group = self._membership.enter(form)
         self.form = form
-        self._host.set_rank(group.rank)
-        self._host.log.generation(form.view, self._link.step)
+        self._trainer.set_rank(group.rank)
+        self._trainer.log.generation(form.view, self._link.step)
         return group
 
     def _give(self) -> None:
         """Give the state to newcomers that wait for it."""
-        if self._donor.wanted and self._host.may_give():
-            self._donor.give(self._host.state, self._link.step)
+        if self._donor.wanted and self._trainer.may_give():
+            self._donor.give(self._trainer.state, self._link.step)
 
     def _attempt(self, share: StepShare, rank: int) -> Commit | None:
         """Return the commit; None where the generation changes before anything is begun."""
@@ -253,7 +269,7 @@ class SwarmCommits(Commits):
             self._give()
             headers = self._exchange_headers(share)
             # Where no state can be given away, nobody could come to those who wait at the gate.
-            least = self._link.orders.min_peers if self._host.may_give() else 1
+            least = self._link.orders.min_peers if self._trainer.may_give() else 1
             match decide(headers, rank, lanes, least):
                 case Compute(mine):
                     self._had = (*share.done, *mine)
@@ -298,7 +314,7 @@ class SwarmCommits(Commits):
             announced=self._link.orders.announced,
             weights=share.weights,
             logs=share.work.logs if share.done else LaneLogs(),
-            trouble=share.trouble,
+            trouble=share.find_trouble(),
         )
         encoded = self._membership.gather(mine.encode(), MOST_HEADER_BYTES)
         try:
@@ -313,7 +329,6 @@ class SwarmCommits(Commits):
         share.compute(lanes, self._link.orders.check_generation)
         if lanes:
             self._rate.add_step(len(lanes), time.monotonic() - began)
-            share.trouble = share.work.trouble()
 
     def _reduce(
         self, share: StepShare, headers: Sequence[Header], contributors: Sequence[int]
@@ -356,10 +371,10 @@ def pack(tensors: Sequence[Tensor]) -> bytes:
 
 def unpack(data: bytes, forms: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Return the tensors of `pack`, in the types and shapes of `forms`."""
-    tensors, start = [], 0
-    for form in forms:
-        end = start + form.numel() * form.element_size()
-        part = torch.frombuffer(bytearray(data[start:end]), dtype=form.dtype)
-        tensors.append(part.reshape(form.shape))
-        start = end
-    return tuple(tensors)
+    # torch.frombuffer refuses an empty memory, and so short a buffer may be.
+    whole = torch.from_numpy(np.frombuffer(bytearray(data), dtype=np.uint8))
+    parts = whole.split([form.numel() * form.element_size() for form in forms])
+    return tuple(
+        part.clone().view(form.dtype).reshape(form.shape)  # A copy begins where its type may.
+        for part, form in zip(parts, forms, strict=True)
+    )

@@ -131,7 +131,8 @@ class StepLanes:
         self.sizes = sizes
         self.with_samples = tuple(lane for lane, size in enumerate(sizes) if size)
         self.samples = 0
-        self.loss: int | None = 0
+        self.loss_units: int | None = 0
+        """The sum of the losses, as `LaneLogs` has it."""
         self.doubts: dict[int, str] = {}
         """Which lanes cannot count, and why."""
 
@@ -140,7 +141,7 @@ class StepLanes:
         if not math.isfinite(added.loss):
             self.doubts[added.lane] = "its loss is not finite"
         self.samples += added.size
-        self.loss = sum_of_units(self.loss, in_units(added.loss * added.size))
+        self.loss_units = sum_of_units(self.loss_units, in_units(added.loss * added.size))
 
 
 class PlainWork:
@@ -228,7 +229,7 @@ class PlainWork:
     def logs(self) -> LaneLogs:
         """What the computed lanes logged."""
         step = self._step
-        return LaneLogs(step.samples, step.loss, self.catcher.values, self.gradients.touched)
+        return LaneLogs(step.samples, step.loss_units, self.catcher.values, self.gradients.touched)
 
     def buffers(self) -> tuple[Tensor, ...]:
         """Return the buffers after the step's first lane, which was computed here."""
