@@ -8,6 +8,7 @@ and its pipeline is closed then.
 """
 
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -352,6 +353,8 @@ class Pipeline:
             # A forked process has no threads of its parent, and must leave the parent's processes
             # and files alone.
             return True
+        if self._is_on_own_thread():
+            return False  # it would wait for itself; `close` has another thread do that
         pool, self.pool, self._followed = self.pool, None, None
         return pool is None or pool.close()
 
@@ -359,9 +362,8 @@ class Pipeline:
         if os.getpid() != self.pid:
             # A forked process has no threads of its parent, and its locks may be held for ever.
             return
-        if self.pool is not None and self.pool.run_off_worker(self.close):
-            return
-        if self._crew is not None and self._crew.run_off_crew(self.close):
+        if self._is_on_own_thread():
+            threading.Thread(target=self.close, name="perfect-end", daemon=True).start()
             return
         self.stop()
         if self._crew is not None:
@@ -370,3 +372,9 @@ class Pipeline:
             self._readers.close()
         if self.cache is not None:
             self.cache.close()
+
+    def _is_on_own_thread(self) -> bool:
+        """Whether the calling thread is the pipeline's: the garbage collector may end a pass on a
+        worker, which may hold the locks of what has to end."""
+        users = (self.pool, self._crew)
+        return any(user is not None and user.is_worker() for user in users)

@@ -68,9 +68,13 @@ class WorkerThreads:
     def living(self) -> int:
         return sum(thread.is_alive() for thread in self._threads)
 
+    def is_one_of_them(self) -> bool:
+        """Whether the calling thread is one of these."""
+        return threading.current_thread() in self._threads
+
     def run_off(self, job: Callable[[], object]) -> bool:
         """If this thread is one of them, run `job` on a new thread; returns whether it did."""
-        if threading.current_thread() not in self._threads:
+        if not self.is_one_of_them():
             return False
         threading.Thread(target=job, name=f"{self.name}-end", daemon=True).start()
         return True
@@ -99,6 +103,7 @@ class ThreadCrew:
         self.stall_seconds = 0.0
         """The time that the consumer waited."""
         self._threads = WorkerThreads(name, workers)
+        self.is_worker = self._threads.is_one_of_them
         self._precedence = precedence or Precedence()
         self._struck: BaseException | None = None
         """What struck a thread outside of its jobs."""

@@ -78,7 +78,7 @@ class Prefetcher:
         self._plan: Iterator[tuple[int, Serve]] | None = None
         self._planning = False
         self.pace = ReadingPace()
-        self.run_off_worker = self._crew.run_off_worker
+        self.is_worker = self._crew.is_worker
         self.close = self._crew.close
 
     # ---- the consumer's side --------------------------------------------------------------------

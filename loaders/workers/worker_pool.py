@@ -106,12 +106,9 @@ class ChangeCrew:
         ]
         return [sample for part in parts for sample in part.result()]
 
-    def run_off_crew(self, job: Callable[[], object]) -> bool:
-        """If this thread is one of the crew, run `job` on a new thread; returns whether it did."""
-        if threading.get_ident() not in self._threads:
-            return False
-        threading.Thread(target=job, name="perfect-change-end", daemon=True).start()
-        return True
+    def is_worker(self) -> bool:
+        """Whether the calling thread is one of the crew."""
+        return threading.get_ident() in self._threads
 
     def close(self) -> None:
         """Begin no further part. The processes are ended by whoever owns them."""

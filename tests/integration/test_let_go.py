@@ -3,8 +3,10 @@ of cycles."""
 
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,6 +59,43 @@ def made(kind: WorkerKind, workers: int, **options: Any) -> Callable[[Pictures],
 
 def adopted(pictures: Pictures) -> ReuseLoader:
     return ReuseLoader.from_dataloader(DataLoader(pictures, 4, num_workers=1), reuse=2)
+
+
+class Breaks(Pictures):
+    """After twelve reads its error runs the collector where it is built again."""
+
+    dropped, collected = threading.Event(), threading.Event()
+    reads = 0
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.02)  # so that a worker reads one sample at a time
+        self.reads += 1
+        if self.reads > 12:
+            raise CollectorRuns
+        return super().__getitem__(index)
+
+
+class CollectorRuns(Exception):
+    def __reduce__(self) -> Any:
+        return run_collector, ()
+
+
+def run_collector() -> Exception:
+    assert Breaks.dropped.wait(20)
+    gc.collect()
+    Breaks.collected.set()
+    return ValueError("broken")
+
+
+def test_a_pass_that_is_collected_on_its_own_worker_is_ended_elsewhere() -> None:
+    """The worker is at the process that ends with the pass, and would wait for itself."""
+    with made("process", 1, reuse=2)(Breaks()) as loader:
+        held = SimpleNamespace(batches=iter(loader))
+        held.me = held
+        next(held.batches)
+        del held
+        Breaks.dropped.set()
+        assert Breaks.collected.wait(4)
 
 
 MAKERS = {
