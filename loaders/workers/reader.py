@@ -68,35 +68,38 @@ class SkippedSamples:
         (wanted,) = _ids(order, [position])
         if isinstance(error, StopIteration):  # as it is, it would end the loop in silence
             error = DecodeError(f"reading sample {wanted} raised {error!r}: let [i] raise another")
-        if (
-            self._on_error == "raise"
-            or isinstance(error, FrozenDraw)
-            or not isinstance(error, Exception)
-        ):
+        if self._on_error == "raise" or _ends_pass(error):
             error.add_note(while_decoding(wanted, order))
             raise error
         self._skip(wanted, error)
-        at = (position + len(order) // 2 + np.arange(REPLACEMENTS)) % len(order)
-        for other in order.drawn_ids[at].tolist():
-            if other == wanted:
-                continue
+        count = min(REPLACEMENTS, len(order))
+        at = (position + len(order) // 2 + np.arange(count)) % len(order)
+        others = [i for i in dict.fromkeys(order.drawn_ids[at].tolist()) if i != wanted]
+        for other in others:
             chunk = read(other)
             if chunk.error is None:
                 order.progress.replaced[position] = other
                 return chunk.samples[0], other
-            if isinstance(chunk.error, Exception):
-                self._skip(other, chunk.error)
+            if _ends_pass(chunk.error):
+                chunk.error.add_note(while_decoding(other, order))
+                raise chunk.error
+            self._skip(other, chunk.error)
         raise DecodeError(
-            f"sample {wanted} cannot be read ({self.reasons[wanted]}), nor can the {REPLACEMENTS}"
+            f"sample {wanted} cannot be read ({self.reasons[wanted]}), nor can the {len(others)}"
             f" that could stand in for it (skipped: {len(self.reasons)}). Repair the data set"
         ) from error
 
-    def _skip(self, sample_id: int, error: Exception) -> None:
+    def _skip(self, sample_id: int, error: BaseException) -> None:
         with self._lock:
             if sample_id in self.reasons:
                 return
             self.reasons[sample_id] = f"{type(error).__name__}: {error}"
         log.warning("skipped sample %d: %s", sample_id, self.reasons[sample_id])
+
+
+def _ends_pass(error: BaseException) -> bool:
+    """Whether no other sample may be served instead, because the sample is not at fault."""
+    return isinstance(error, FrozenDraw) or not isinstance(error, Exception)
 
 
 @dataclass(eq=False)

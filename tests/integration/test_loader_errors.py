@@ -13,10 +13,13 @@ from PIL import Image
 from support import loader_datasets as sets
 
 from loaders import ReuseLoader, Workers
-from loaders.errors import DecodeError, LoaderError
+from loaders.errors import DecodeError, FrozenDraw, LoaderError
 from loaders.order.keyed_permutation import source_order
 from loaders.pixels.augmentation import Augmentation, Chain, Flip, PadCrop
+from loaders.slots.leaves import Chunk
 from loaders.sources.datasets import picture_folder
+from loaders.workers.decode_work import PassOrder
+from loaders.workers.reader import SkippedSamples
 
 BATCH = 4
 AUGMENT = Chain([PadCrop(2), Flip()])
@@ -146,6 +149,28 @@ def test_a_set_of_which_nothing_can_be_read_is_given_up() -> None:
     said = r"nor can the 10 that could stand in.*Repair the data set"
     with skipping(tuple(range(24))) as loader, pytest.raises(DecodeError, match=said):
         list(loader)
+
+
+def test_a_set_smaller_than_the_replacements_is_given_up_after_each_of_its_samples() -> None:
+    read: list[int] = []
+
+    def broken(sample_id: int) -> Chunk:
+        read.append(sample_id)
+        return Chunk([], OSError("broken"))
+
+    with pytest.raises(DecodeError, match="nor can the 2 that"):
+        SkippedSamples("skip").replace(PassOrder(0, np.arange(3)), 0, OSError("broken"), broken)
+    assert read == [1, 2]
+
+
+@pytest.mark.parametrize("error", [FrozenDraw("drawn"), KeyboardInterrupt()], ids=repr)
+def test_what_may_not_be_skipped_is_raised_where_a_replacement_raises_it(
+    error: BaseException,
+) -> None:
+    skipped, order = SkippedSamples("skip"), PassOrder(0, np.arange(4))
+    with pytest.raises(type(error)):
+        skipped.replace(order, 0, OSError("broken"), lambda _: Chunk([], error))
+    assert [*skipped.reasons] == [0]
 
 
 # ---- what nobody thought of ---------------------------------------------------------------------
