@@ -1,6 +1,7 @@
 """The threads of an engine and of a tail: what waits for what, what an error ends."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -85,6 +86,22 @@ def test_of_two_failures_in_threads_the_first_one_is_told(
     record = Record()
     with pytest.raises(ValueError, match="first"):
         engine.run(on_host(first, second), record)
+    assert record.failed == 1
+
+
+def test_a_failure_is_seen_whole(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def noted_slowly(step: CrewStep, error: BaseException, node: int | None) -> None:
+        step.stopping, step.error = True, error
+        time.sleep(0.2)
+        step.failed = node
+
+    def fails() -> None:
+        raise ValueError("broken")
+
+    monkeypatch.setattr(CrewStep, "fail", noted_slowly)
+    record = Record()
+    with pytest.raises(ValueError, match="broken"):
+        engine.run(on_host(fails, nothing), record)
     assert record.failed == 1
 
 

@@ -50,9 +50,11 @@ class PreparedWork:
     chart: Chart
     streams: Sequence[Any]
     """By lane of the chart: its stream; None for the host's lanes."""
-    hosted: StepWork
-    """Its nodes on the host, which report when they are done."""
+    for_crew: StepWork
+    """The same nodes for the host's threads: a node on the host reports its end, and none has
+    successors, because the caller says which node is ready."""
     host_nodes: int
+    """How many nodes run on the host."""
 
 
 @dataclass(slots=True, eq=False)
@@ -166,14 +168,15 @@ class Streams:
         if self._random is not None:
             self._random.shuffle(rank)
         records = [LaneRecord(lane) for lane in chart.lanes]
-        workers = {e: self._crew_threads.workers_of(e) for e in chart.lanes if e in HOST_LANES}
+        lanes = [lane for lane in chart.lanes if lane in HOST_LANES]
+        workers = {lane: self._crew_threads.workers_of(lane) for lane in lanes}
         step = CrewStep(
-            work=prepared.hosted,
+            work=prepared.for_crew,
             workers=workers,
             rank=rank,
-            node_of=sorted(rank, key=rank.__getitem__),
+            node_of=sorted(range(len(rank)), key=rank.__getitem__),
             pending=[],
-            heaps={lane: [] for lane in workers},
+            heaps={lane: [] for lane in lanes},
             left=prepared.host_nodes,
         )
         record.timed = False
@@ -187,8 +190,8 @@ class Streams:
             crew.step = step
         armed = self._gate.armed and work.seconds
         window = RunAhead(WINDOW_SECONDS, work.seconds) if armed else None
-        workers = {HOST: self._crew_threads.host_workers, RANKS: 1}
-        issue = Issue(chart, self._depth, workers, rank, window)
+        threads = {HOST: self._crew_threads.host_workers, RANKS: 1}
+        issue = Issue(chart, self._depth, threads, rank, window)
         self._driver.begin()
         return StreamStep(work, prepared, issue, records, step, prepared.host_nodes)
 
@@ -199,14 +202,13 @@ class Streams:
             for lane, host in zip(chart.lanes, chart.on_host, strict=True)
         ]
         runs = list(work.runs)
-        hosted = [n for n, lane in enumerate(work.lane_of) if lane in HOST_LANES]
-        for node in hosted:
+        on_host = [n for n, lane in enumerate(work.lane_of) if lane in HOST_LANES]
+        for node in on_host:
             drain = self._driver.drain if work.lane_of[node] == RANKS else None
             runs[node] = partial(_run_on_host, runs[node], node, drain, self._done, self._crew)
         nobody: Sequence[Sequence[int]] = [()] * len(runs)
-        return PreparedWork(
-            chart, streams, replace(work, runs=runs, successors=nobody), len(hosted)
-        )
+        for_crew = replace(work, runs=runs, successors=nobody)
+        return PreparedWork(chart, streams, for_crew, len(on_host))
 
     def _enqueue(self, state: StreamStep, issued: Issued) -> None:
         node, prepared = issued.node, state.prepared
@@ -247,8 +249,10 @@ class Streams:
                 state.host_left -= 1
             for node in completed:
                 issue.complete(node)
-            if step.stopping and step.error is not None:
-                record.failed, error, step.error = step.failed, step.error, None
+            with self._crew.lock:
+                failed, error, step.error = step.failed, step.error, None
+            if error is not None:
+                record.failed = failed
                 try:
                     raise error
                 finally:
@@ -281,15 +285,13 @@ class Streams:
                 self._crew.caller.bell.acquire(timeout=PAUSE_SECONDS)
 
     def _drain(self) -> BaseException | None:
-        """Wait for the streams, and return the error that the device reports. The step has ended
-        then."""
+        """Wait for the streams, and return the error that the device reports."""
         reported: BaseException | None = None
         for call in (self._driver.end, self._driver.synchronize):
             try:
                 call()
             except Exception as error:
                 reported = reported or error
-        self._clean = True
         return reported
 
     def _fail(self, error: BaseException, state: StreamStep | None, record: Record) -> None:
@@ -308,6 +310,7 @@ class Streams:
         self._clean = False
         self._crew.wait_idle()
         late = self._drain()
+        self._clean = True
         for reported in (error, late):
             lost = reported and device_lost(reported, self._driver.device)
             if lost:
@@ -325,7 +328,7 @@ class Streams:
     def fail(self, error: BaseException) -> None:
         """Handle an error that another user of the driver met: wait for the streams, and raise
         `DeviceLost` if the device is lost."""
-        self._fail(error, None, Record())
+        self._run_dry(error)
 
     def pause(self) -> None:
         self._crew.pause()
