@@ -53,7 +53,8 @@ class LaneStep:
 
     @property
     def is_open(self) -> bool:
-        """Whether no thread has begun to make the batch."""
+        """Whether a thread may begin to make the batch: none is at it, and it does not lie ready.
+        A batch that was taken may be made again."""
         return self.made is None and not self.is_being_made
 
 
@@ -92,12 +93,12 @@ class LaneProgress:
         return self.next_step is not None and not self.samples.all_taken and self.error is None
 
     def may_make(self, step: int) -> bool:
-        """Whether no thread has begun to make the batch of this step, and its samples are there."""
+        """Whether a thread may begin to make the batch of this step, and its samples are there."""
         planned = self.steps.get(step)
         return planned is not None and planned.is_open and self.samples.has(planned.serve.positions)
 
     def is_pending(self, step: int) -> bool:
-        """Whether the batch of this step is not taken, and no thread has begun to make it."""
+        """Whether the batch of this step was never taken, and a thread has still to make it."""
         planned = self.steps.get(step)
         return planned is None or (planned.is_open and not planned.taken)
 
@@ -135,13 +136,14 @@ class LaneProgress:
         self.served_fresh += len(first_serves) - cached
         return cached
 
-    def next_reads(self, count: int, free: list[int]) -> list[int]:
-        """Take up to `count` positions that are to be read next, and a free slot for each."""
+    def begin_reads(self, count: int, free: list[int]) -> list[int]:
+        """Take up to `count` positions that are to be read next, and from `free` a slot for each.
+        Slots of those that nobody needs any more go back to `free`."""
         positions, _ = self.samples.take(count, free)
-        free += self.end_read([p for p in positions if p in self.gone])
+        free += self.end_reads([p for p in positions if p in self.gone])
         return [p for p in positions if p in self.samples.slot_of]
 
-    def end_read(self, positions: Sequence[int]) -> list[int]:
+    def end_reads(self, positions: Sequence[int]) -> list[int]:
         """Note that nobody reads these positions any more; returns the slots that fall free."""
         useless = [p for p in positions if p not in self.samples.ready or p in self.gone]
         self.gone.difference_update(positions)
@@ -195,19 +197,19 @@ def next_job(
     lanes: Sequence[HeldLane], step: int, waited_for: HeldLane | None, ahead: int
 ) -> LaneJob | None:
     return (
-        _batch_to_make(lanes, step, ahead)
-        or next((job for held in lanes if (job := lane_to_plan(held, step))), None)
-        or _samples_to_read(lanes, step, waited_for)
+        _job_to_make_ahead(lanes, step, ahead)
+        or next((job for held in lanes if (job := job_to_plan(held, step))), None)
+        or _job_to_read(lanes, step, waited_for)
     )
 
 
-def batch_to_make(held: HeldLane, step: int) -> LaneJob | None:
-    """Make this lane's batch of this step, if that is possible now."""
+def job_to_make(held: HeldLane, step: int) -> LaneJob | None:
+    """The job that makes this lane's batch of this step, if that is possible now."""
     return LaneJob("make", held, held.now, step) if held.now.may_make(step) else None
 
 
-def lane_to_plan(held: HeldLane, step: int) -> LaneJob | None:
-    """Walk this lane's order up to `step`, or one step further."""
+def job_to_plan(held: HeldLane, step: int) -> LaneJob | None:
+    """The job that walks this lane's order up to `step`, or one step further."""
     now = held.now
     following = step if now.next_step is None else now.next_step
     if now.planning or following >= min(step + 2, len(now.of)):
@@ -215,27 +217,27 @@ def lane_to_plan(held: HeldLane, step: int) -> LaneJob | None:
     return LaneJob("plan", held, now, following)
 
 
-def _batch_to_make(lanes: Sequence[HeldLane], step: int, ahead: int) -> LaneJob | None:
+def _job_to_make_ahead(lanes: Sequence[HeldLane], step: int, ahead: int) -> LaneJob | None:
     if sum(not each.is_open for held in lanes for each in held.now.steps.values()) >= ahead:
         return None
     pending = [held for held in lanes if held.now.is_pending(step)]
-    if job := _first_to_make(pending, step):
+    if job := _first_job_to_make(pending, step):
         return job
     steps = [held.now.steps.get(step) for held in pending]
     if any(planned is None or len(planned.serve.positions) for planned in steps):
         return None
-    return _first_to_make(lanes, step + 1)
+    return _first_job_to_make(lanes, step + 1)
 
 
-def _first_to_make(lanes: Iterable[HeldLane], step: int) -> LaneJob | None:
+def _first_job_to_make(lanes: Iterable[HeldLane], step: int) -> LaneJob | None:
     for held in lanes:
         planned = held.now.steps.get(step)
-        if planned and len(planned.serve.positions) and (job := batch_to_make(held, step)):
+        if planned and len(planned.serve.positions) and (job := job_to_make(held, step)):
             return job
     return None
 
 
-def _samples_to_read(
+def _job_to_read(
     lanes: Sequence[HeldLane], step: int, waited_for: HeldLane | None
 ) -> LaneJob | None:
     reads: list[tuple[int, int, LaneJob]] = []

@@ -19,8 +19,8 @@ from loaders.lanes.held_lanes import (
     LaneJob,
     LaneProgress,
     LaneRoom,
-    batch_to_make,
-    lane_to_plan,
+    job_to_make,
+    job_to_plan,
     next_job,
 )
 from loaders.lanes.lane_order import LanePass
@@ -113,8 +113,8 @@ class LaneCrew:
                 raise LaneError("this LaneLoader was closed: make another one")
             if (thing := find()) is not None:
                 return FoundThing(thing)
-            job = batch_to_make(held, self.table.step) if makes else None
-            job = job or lane_to_plan(held, self.table.step)
+            job = job_to_make(held, self.table.step) if makes else None
+            job = job or job_to_plan(held, self.table.step)
             if job is not None:
                 return self._begin_job(job)
             if held.now.error is not None and not held.now.busy:
@@ -202,7 +202,7 @@ class LaneCrew:
     def _reading(self, held: HeldLane, progress: LaneProgress, _: int) -> tuple[Run, Note]:
         assert held.room is not None
         most = self.pace.chunk(len(held.room.free), self._workers)
-        positions = progress.next_reads(most, held.room.free)
+        positions = progress.begin_reads(most, held.room.free)
         slots = [progress.samples.slot_of[position] for position in positions]
 
         def run() -> float:
@@ -211,7 +211,7 @@ class LaneCrew:
             return time.perf_counter() - started
 
         def note(seconds: float | None, error: BaseException | None) -> None:
-            self.table.free(held, progress.end_read(positions))
+            self.table.free(held, progress.end_reads(positions))
             progress.error = progress.error or error
             if seconds is not None:
                 self.pace.seconds += seconds
