@@ -5,7 +5,8 @@ others; the loader's own workers make `lead` batches ahead of that. A batch is k
 has taken it, and at most `window` are. Each view gets memory of its own.
 
 The garbage collector may end a view on any thread and between any two lines, so what it calls takes
-no lock: it replaces a view's standing, and rings.
+no lock of the stream: it replaces a view's standing, and rings. A view that reads alone also closes
+its loader, whose own threads leave that to another thread (loaders/pipeline.py).
 """
 
 import copy
@@ -178,7 +179,7 @@ class SharedStream(ClosedAtEnd):
             return number in self.kept.passes
 
     def in_earlier_pass(self, number: int) -> tuple[str, ...]:
-        """The views that are in the middle of a pass before this one. None if it can begin."""
+        """The views that are in the middle of a pass before this one. Empty: it can begin."""
         with self._lock:
             if number in self.kept.passes or self.kept.following in (None, (number, 0)):
                 return ()
