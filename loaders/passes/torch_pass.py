@@ -42,13 +42,10 @@ from loaders.sources.samplers import OwnBatching
 from loaders.stats import BatchInfo, LoaderStats
 from loaders.streams.streamed_samples import StreamedSamples
 from loaders.torch_seams import end_workers, set_worker_info, take_over_workers
+from loaders.workers.decode_work import READING, WORKER_SEED
 from loaders.workers.processes import default_start_method
-from loaders.workers.reader import READING
 
 log = logging.getLogger(__name__)
-
-OF_WORKERS = np.full(1, READING << 1)
-"""The seeds of workers are drawn as if this were the number of the serve."""
 
 TOGETHER = 64
 """The ids of so many batches are computed at once."""
@@ -254,7 +251,8 @@ class MadeByTorch(ABC):
     def _take_batches(self) -> Iterator[TakenBatch]: ...
 
     def _begin(self, asked: Iterator[Any]) -> None:
-        key = draw_keys(self._setup.seed, self._pass_index, np.zeros(1, np.int64), OF_WORKERS)
+        nobody, serve = np.zeros(1, np.int64), np.full(1, WORKER_SEED)
+        key = draw_keys(self._setup.seed, self._pass_index, nobody, serve)
         seed = int(key[0] >> np.uint64(1))
         self._asked, self._made = asked, self._batches.begin(self._setup, seed, asked)
 

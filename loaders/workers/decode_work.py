@@ -128,8 +128,16 @@ class WorkProgress:
         return [self.slot_of.pop(p) for p in positions]
 
 
+# What is drawn has a number in the keys of random numbers: that of its serve, or one of these. They
+# differ while a sample is drawn, and a drawing served, less than 2^20 times in a pass.
 DRAWN_AGAIN = 1 << 20
 """It lies between the serves of a sample and those of its next drawing in the same pass."""
+ONCE = 1 << 40
+"""For an augmentation that is drawn once a pass."""
+READING = 1 << 41
+"""For reading that draws random numbers."""
+WORKER_SEED = 1 << 42
+"""For the seed of a DataLoader's workers."""
 
 
 @dataclass(slots=True, eq=False)

@@ -32,7 +32,7 @@ from loaders.slots.leaves import (
 )
 from loaders.slots.slab import Slab
 from loaders.workers.dataset_reads import DirectReads
-from loaders.workers.decode_work import Done, PassOrder, PassProgress
+from loaders.workers.decode_work import READING, Done, PassOrder, PassProgress
 from loaders.workers.slot_writer import IncomingSample, Job, SlotWriter, while_decoding
 from loaders.workers.worker_pool import Readers
 
@@ -44,9 +44,6 @@ REPLACEMENTS = 10
 """If this many samples in a row are unreadable, the data set is given up."""
 MOST_NONES = 100
 """If this many samples in a row are None, nobody knows what a sample looks like."""
-READING = 1 << 41
-"""Reading that draws random numbers draws as if this were the number of the serve."""
-
 
 Foreseen = Callable[[Sequence[Job]], Sequence[Crops]]
 """What will be seen of each of these pictures."""

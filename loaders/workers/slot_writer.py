@@ -19,12 +19,9 @@ from loaders.pixels.augmentation import Augmentation, Draws, draw_keys, reads_sl
 from loaders.pixels.placing import pictures_in_place
 from loaders.slots.leaves import Nest, Sample, as_stored, as_tensor, leaves_of, picture_number
 from loaders.slots.slab import Slab
-from loaders.workers.decode_work import Done, PassOrder
+from loaders.workers.decode_work import ONCE, Done, PassOrder
 from loaders.workers.prefetcher import MOST_IN_CHUNK
 from loaders.workers.staging import RowSamples
-
-ONCE = 1 << 40
-"""An augmentation that is drawn once a pass draws as if this were the number of the serve."""
 
 Job = tuple[int, int, int]
 """A position, the slot that it is read into, and the sample that it has."""
