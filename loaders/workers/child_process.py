@@ -14,8 +14,9 @@ from loaders.slots.leaves import Sample
 from loaders.workers.staging import IDLE, PROGRESS, Staging, mapped, unpack
 from loaders.workers.worker import Reply, Request
 
-LOOK_SECONDS = 1.0  # the time between two looks whether the child is still there
-LOOKS = 8  # so many looks in the time that a sample may take, where that is shorter
+LOOK_SECONDS = 1.0  # the longest time between two looks whether the child is still there
+LOOKS = 8  # the least number of looks within the `timeout` of a sample
+JOIN_SECONDS = 0.1  # the time between two looks whether a child that is to end has ended
 END_SECONDS = (5.0, 1.0, 5.0)  # the time to end: by itself, after SIGTERM, after SIGKILL
 
 
@@ -48,14 +49,16 @@ class ChildProcess:
         """The pickled function that the process has, which changes samples."""
 
     @property
-    def pid(self) -> int | None:
-        return self._process.pid
+    def pid(self) -> int:
+        pid = self._process.pid
+        assert pid is not None, "the process was started"
+        return pid
 
     def send(self, request: Request, outbox: Staging | None = None) -> None:
         try:
             self._pipe.send_bytes(pickle.dumps(request))
             if outbox is not None and request.area_bytes:
-                outbox.send(self._pipe, self.pid or 0)
+                outbox.send(self._pipe, self.pid)
         except OSError as error:
             raise ProcessLost from error
 
@@ -134,9 +137,9 @@ class ChildProcess:
             if hurry is not None:
                 hurry()
             # One long join may not return: a process that was forked meanwhile may hold the
-            # sentinel open. So its exit code is looked at every 0.1 s.
-            for _ in range(int(seconds / 0.1)):
-                process.join(0.1)
+            # sentinel open. So its exit code is looked at every `JOIN_SECONDS`.
+            for _ in range(int(seconds / JOIN_SECONDS)):
+                process.join(JOIN_SECONDS)
                 if (code := process.exitcode) is not None:
                     process.close()
                     return code
