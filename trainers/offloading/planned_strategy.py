@@ -7,7 +7,8 @@
     validation_step, test_step, predict_step, a training_step that optimizes by hand: one step each
 
 The module's Python runs in every step as in plain Lightning, and its bits are the same
-(offload/live). Between two steps everything runs at once.
+(offload/live). Between two steps everything runs at once. Lightning clips gradients by norm within
+`optimizer_step`: its `_foreach` calls become tasks of the step's plan (offload/live/graphs.py).
 """
 
 import logging
