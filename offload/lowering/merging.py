@@ -73,6 +73,7 @@ def merge_tasks(members: Sequence[Task], name: str = "") -> Task:
         traffic=sum(task.traffic for task in members),
         seconds=sum(s for s in seconds if s is not None) if None not in seconds else None,
         phase=UPDATE if any(task.phase == UPDATE for task in members) else first.phase,
+        random=any(task.random for task in members),
         repeatable=all(task.repeatable for task in members) and not {*reads} & {*writes},
         pointwise=all(task.pointwise for task in members),
         recomputes="",

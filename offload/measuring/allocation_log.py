@@ -10,6 +10,7 @@ Hidden allocations that do not live at the same time share their places.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from offload.graph.packing import pack_blocks
 from offload.memory.cpu_shim import AllocatorEvent, Log
 from offload.memory.placement import Allocation
 
@@ -36,33 +37,16 @@ def allocations_of(log: Log, outputs: Mapping[int, int], alignment: int) -> tupl
             ends.append(None)
         elif event.address in live:
             ends[live.pop(event.address)] = moment
-    hidden = [
-        (sizes[n], begins[n], end, n)
+    hidden = {
+        n: (sizes[n], begins[n], end)
         for n, end in enumerate(ends)
         if end is not None and n not in owner
-    ]
-    offsets = _pack(hidden, alignment)
+    }
+    offsets = dict(zip(hidden, pack_blocks([*hidden.values()], alignment), strict=True))
     return tuple(
         Allocation(nbytes, output=owner.get(n), offset=offsets.get(n))
         for n, nbytes in enumerate(sizes)
     )
-
-
-def _pack(blocks: Sequence[tuple[int, int, int, int]], alignment: int) -> dict[int, int]:
-    """Offsets for (bytes, begin, end, number). Blocks that live at once lie apart; large ones
-    first."""
-    placed: list[tuple[int, int, int, int]] = []
-    offsets: dict[int, int] = {}
-    for nbytes, begin, end, number in sorted(blocks, key=lambda block: (-block[0], block[3])):
-        offset = 0
-        for low, high, first, last in sorted(placed):
-            if first < end and begin < last:
-                if offset + nbytes <= low:
-                    break
-                offset = max(offset, round_up(high, alignment))
-        placed.append((offset, offset + nbytes, begin, end))
-        offsets[number] = offset
-    return offsets
 
 
 def peak_of(log: Log) -> int:

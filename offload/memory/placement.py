@@ -97,6 +97,10 @@ def bind_task(
     workspace = scratch if task.workspace <= SMALL_WORKSPACE else None
     if len(node.accesses) > len(task.touches):
         workspace = node.accesses[-1].place
+    inner = getattr(kernel, "inner", {})
+    assert workspace is not None or not inner, "the planner gave the task no workspace"
+    for b, part in inner.items():
+        places[b] = Place(workspace.arena, workspace.offset + part.start, len(part))
     device = _device(arenas, node)
     mode = choose_placement(mode, device)
     bindings = PlacementCounts() if bindings is None else bindings

@@ -17,6 +17,7 @@ from offload.graph.costs import Costs
 from offload.graph.memgraph import MemGraph, Place, places_of
 from offload.graph.remarks import Remarks
 from offload.graph.taskgraph import HOST, TaskGraph
+from offload.lowering.chunks import chunk_tasks
 from offload.lowering.host_updates import CHOICES
 from offload.lowering.host_updates import variants as host_variants
 from offload.lowering.micro_batches import list_orders
@@ -32,6 +33,8 @@ from offload.sizes import format_size, parse_size
 log = logging.getLogger(__name__)
 
 PLACEMENTS = ("auto", "shim", "copy")
+AT_ONCE = 8
+"""Of the largest chunks, as many fit into a device: some run, others come in."""
 Budget = str | int | Mapping[int, str | int] | None
 """Bytes or a size such as 8GiB, for every device or by device number; None: no limit."""
 
@@ -250,6 +253,7 @@ def _make_plan(options: PlanningOptions, graph: TaskGraph, homes: Mapping[int, P
         capacities[device] = min(capacity, most) // alignment * alignment
     if options.host_budget is not None:
         capacities[HOST] = options.host_budget // alignment * alignment
+    planned = chunk_tasks(planned, min(capacities[device] for device in graph.devices) // AT_ONCE)
     fixed = [b for b, place in homes.items() if place.arena != HOST]
     (_, first), *others = [
         (", ".join(filter(None, (order, where))), variant)

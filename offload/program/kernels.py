@@ -107,9 +107,11 @@ class Calls:
     """Several calls, one right after the other."""
 
     calls: tuple[Call, ...]
+    inner: Mapping[int, range] = field(default_factory=dict)
+    """By buffer that only these calls touch: its bytes in the workspace of the task."""
 
     def rename(self, names: Mapping[int, int]) -> "Calls":
-        return Calls(tuple(call.rename(names) for call in self.calls))
+        return Calls(tuple(call.rename(names) for call in self.calls), self.inner)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
