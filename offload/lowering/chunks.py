@@ -22,12 +22,12 @@ MOST = 8_000
 """So many tasks are planned one by one. Of more, chunks are made."""
 
 
-def chunk_tasks(graph: TaskGraph, room: int) -> TaskGraph:
-    """Make chunks of about equally many tasks, so that about `MOST` tasks are left. A chunk needs
+def chunk_tasks(graph: TaskGraph, room: int, most: int = MOST) -> TaskGraph:
+    """Make chunks of about equally many tasks, so that about `most` tasks are left. A chunk needs
     at most `room` bytes, or as many as the largest task."""
-    if len(graph.tasks) <= MOST:
+    if len(graph.tasks) <= most:
         return graph
-    chunker = _Chunker(graph, room, -(-len(graph.tasks) // MOST))
+    chunker = _Chunker(graph, room, -(-len(graph.tasks) // most))
     groups = [group for run in _runs(graph) for group in chunker.cut(run)]
     chunks = sum(len(group) > 1 for group in groups)
     note = f"{len(graph.tasks)} tasks form {len(groups)}, {chunks} of them chunks"
@@ -53,7 +53,8 @@ def _runs(graph: TaskGraph) -> Iterator[range]:
 
 
 def _may_join(task: Task) -> bool:
-    is_plain = task.kernel is None or hasattr(task.kernel, "calls")
+    kernel = task.kernel
+    is_plain = kernel is None or (hasattr(kernel, "calls") and not getattr(kernel, "inner", {}))
     return task.lane == "compute" and task.phase != UPDATE and is_plain
 
 

@@ -6,6 +6,7 @@ each with another learning rate and another batch, dead memory being NaN all the
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import nn
 import offload
 from offload import Plan, Runner
 from offload.graph.taskgraph import HOST
+from offload.lowering.chunks import chunk_tasks
 from offload.memory import cpu_shim as shim
 
 NAMES = ("resnet18", "mobilenet_v2", "vit", "gpt", "llama", "huggingface gpt2")
@@ -77,6 +79,18 @@ def run_all(trained: Any, ways: Sequence[tuple[float, str, str]]) -> None:
 def test_five_steps_in_random_order_leave_the_bits_of_eager(small: Trained, name: str) -> None:
     large = name.startswith(("resnet18", "mobilenet_v2"))
     run_all(small(name), FEW[:2] if large else FEW)
+
+
+@pytest.mark.parametrize("name", ["gpt", "resnet18", "llama in one precision"])
+def test_chunks_of_many_tasks_leave_the_bits_of_eager(
+    small: Trained, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offload.plans.plan, "chunk_tasks", partial(chunk_tasks, most=10))
+    case = small(name)
+    for seed, (share, placement, engine) in enumerate(FEW):
+        made = case.planned(share, placement)
+        assert any(getattr(task.kernel, "inner", {}) for task in made.graph.tasks)
+        case.run(made, engine, seed)
 
 
 @pytest.fixture(scope="module")

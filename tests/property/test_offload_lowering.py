@@ -7,6 +7,7 @@ bytes that it names and no others; what it is to make anew is poisoned before.
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from offload.graph.builder import GraphBuilder
 from offload.graph.costs import Costs
 from offload.graph.taskgraph import Role, TaskGraph
 from offload.lowering.buckets import bucket_updates
+from offload.lowering.chunks import chunk_tasks
 from offload.lowering.counters import fold_counters
 from offload.lowering.dead_tasks import drop_dead_tasks
 from offload.lowering.early_updates import move_updates_early
@@ -36,6 +38,8 @@ PASSES: tuple[Callable[[TaskGraph], TaskGraph], ...] = (
     lambda graph: bucket_updates(graph, nbytes=300),
     group_tasks,
     lambda graph: group_tasks(graph, at_most=3, nbytes=500),
+    lambda graph: chunk_tasks(graph, room=0, most=6),
+    lambda graph: chunk_tasks(graph, room=1 << 20, most=3),
 )
 
 
@@ -82,17 +86,20 @@ def run(graph: TaskGraph, dice: Dice) -> list[bytes]:
             if b not in task.reads:
                 memory[b][:] = b"\xab" * len(memory[b])
         if hasattr(task.kernel, "calls"):
+            seen: dict[int, Any] = {b: memory[b] for b in task.touches}
+            workspace = memoryview(bytearray(b"\xab" * task.workspace))
+            inner = getattr(task.kernel, "inner", {})
+            seen |= {b: workspace[part.start : part.stop] for b, part in inner.items()}
             for call in task.kernel.calls:
-                perform(call, memory, task.touches)
+                perform(call, seen)
         else:
             task.kernel([memory[b] for b in task.reads], [memory[b] for b in task.writes])
     kept = [b for b, buffer in enumerate(graph.buffers) if buffer.persistent]
     return [bytes(memory[b]) for b in (*kept, *graph.outputs)]
 
 
-def perform(call: Call, memory: list[bytearray], allowed: tuple[int, ...]) -> None:
+def perform(call: Call, memory: dict[int, Any]) -> None:
     def view(value: Value) -> torch.Tensor:
-        assert value.buffer in allowed
         whole = torch.frombuffer(memory[value.buffer], dtype=value.dtype)
         return whole.as_strided(value.size, value.stride, value.offset)
 
