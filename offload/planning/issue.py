@@ -162,9 +162,12 @@ class Issue:
         self._total = 0
         for lane in chart.lane_of:
             self._streams[lane].unissued += 1
+        self._heads: list[tuple[int, int, int]] = []
+        """A heap of what a stream would take next: whether it would wait, the rank, the lane. All
+        that may be enqueued is there, and entries that hold no longer, too."""
         for node, waits in enumerate(chart.waits):
             if not waits:
-                heappush(self._streams[chart.lane_of[node]].ready, self._rank[node])
+                self._push_ready(node)
 
     @property
     def unissued(self) -> int:
@@ -180,30 +183,42 @@ class Issue:
 
     def next(self) -> Issued | None:
         """The node to enqueue now; None if the host must wait until something is complete."""
-        best, chosen = (2, 0), -1
-        for lane, stream in enumerate(self._streams):
-            if not self._has_room(lane, stream):
-                continue
-            if (ready := stream.ready) and (0, ready[0]) < best:
-                best, chosen = (0, ready[0]), lane
-            elif best[0] and (rank := self._earliest(stream)) is not None and (1, rank) < best:
-                best, chosen = (1, rank), lane
-        if chosen < 0:
-            return None
-        stream = self._streams[chosen]
-        heappop(stream.early if best[0] else stream.ready)
-        return self._issue(self._node_of[best[1]], chosen)
+        while self._heads:
+            head = heappop(self._heads)
+            waits, rank, lane = head
+            stream = self._streams[lane]
+            if head == self._head(lane) and self._has_room(lane, stream):
+                heappop(stream.early if waits else stream.ready)
+                issued = self._issue(self._node_of[rank], lane)
+                self._offer(lane)
+                return issued
+        return None
+
+    def _offer(self, lane: int) -> None:
+        """Have the stream's next node among those that may be enqueued."""
+        if (head := self._head(lane)) and self._has_room(lane, self._streams[lane]):
+            heappush(self._heads, head)
+
+    def _head(self, lane: int) -> tuple[int, int, int] | None:
+        stream = self._streams[lane]
+        if stream.ready:
+            return 0, stream.ready[0], lane
+        early = stream.early
+        while early and not self._nodes.waiting[self._node_of[early[0]]]:
+            heappop(early)  # it is ready by now
+        return (1, early[0], lane) if early else None
+
+    def _push_ready(self, node: int) -> None:
+        lane, rank = self._chart.lane_of[node], self._rank[node]
+        ready = self._streams[lane].ready
+        heappush(ready, rank)
+        if ready[0] == rank:
+            self._offer(lane)
 
     def _has_room(self, lane: int, stream: _Stream) -> bool:
         if self._window is None or self._chart.on_host[lane]:
             return stream.room > 0 or self._alone
         return stream.room > 0 and stream.ahead < self._window.seconds
-
-    def _earliest(self, stream: _Stream) -> int | None:
-        early = stream.early
-        while early and not self._nodes.waiting[self._node_of[early[0]]]:
-            heappop(early)  # it is ready by now
-        return early[0] if early else None
 
     def _issue(self, node: int, lane: int) -> Issued:
         chart, nodes, stream = self._chart, self._nodes, self._streams[lane]
@@ -216,6 +231,8 @@ class Issue:
             rest = [e for e, other in enumerate(self._streams) if other.unissued]
             self._alone = self._alone or (len(rest) == 1 and not chart.on_host[rest[0]])
             self._alone = self._alone and self._window is None
+            for other in rest if self._alone else ():
+                self._offer(other)
         if chart.on_host[lane]:
             return Issued(node, (), False)
         waits = self._waits(node, stream) if chart.deps[node] else ()
@@ -252,7 +269,9 @@ class Issue:
         nodes = self._nodes
         nodes.blocked[node] -= 1
         if not nodes.blocked[node] and nodes.waiting[node]:
-            heappush(self._streams[self._chart.lane_of[node]].early, self._rank[node])
+            lane = self._chart.lane_of[node]
+            heappush(self._streams[lane].early, self._rank[node])
+            self._offer(lane)
 
     def complete(self, node: int) -> None:
         """Note that a host task is complete, or that the event of a marked node is: then everything
@@ -261,6 +280,7 @@ class Issue:
         stream, position = self._streams[lane], self._nodes.position
         if self._chart.on_host[lane]:
             self._end(node, lane)
+            self._offer(lane)
             return
         while stream.queued and position[stream.queued[0]] <= position[node]:
             done = stream.queued.popleft()
@@ -272,6 +292,7 @@ class Issue:
         while stream.marks and position[stream.marks[0]] <= position[node]:
             stream.marks.popleft()
         stream.finished = max(stream.finished, position[node])
+        self._offer(lane)
 
     def _end(self, node: int, lane: int) -> None:
         chart, nodes = self._chart, self._nodes
@@ -281,4 +302,4 @@ class Issue:
             if chart.on_host[lane] or chart.on_host[chart.lane_of[after]]:
                 self._unblock(after)
             if not nodes.waiting[after] and not nodes.issued[after]:
-                heappush(self._streams[chart.lane_of[after]].ready, self._rank[after])
+                self._push_ready(after)
