@@ -16,6 +16,7 @@ from offload.graph.memgraph import SMALL_WORKSPACE
 from offload.graph.packing import pack_blocks
 from offload.graph.taskgraph import UPDATE, Role, Task, TaskGraph
 from offload.lowering.merging import merge_groups, merge_key
+from offload.planning.refusal import scratch_bytes
 from offload.program.kernels import Calls
 
 MOST = 8_000
@@ -74,6 +75,9 @@ class _Chunker:
     def __init__(self, graph: TaskGraph, room: int, size: int) -> None:
         self._graph, self._size = graph, size
         self._first, self._last = graph.spans()
+        self._scratch = max(scratch_bytes(graph, device) for device in graph.devices)
+        """A larger workspace gets a place of its own, so that what small ones share does not
+        grow."""
         fixed = {*graph.outputs, *graph.kept}
         self._stays = [
             number in fixed or buffer.persistent or buffer.role is Role.INPUT
@@ -89,15 +93,19 @@ class _Chunker:
             run = range(group.stop, run.stop)
 
     def _chunk(self, run: range, size: int) -> range:
-        """The first chunk of a run, of about `size` tasks."""
+        """The first chunk of a run, of at most `size` tasks."""
         if len(run) <= 1 or size <= 1:
             return run[:1]
         group = run if len(run) <= size else range(run.start, self._best_end(run, size))
-        return group if self._room(group) <= self._most else self._chunk(run, len(group) // 2)
+        return (
+            group
+            if self._room(group) <= self._most
+            else self._chunk(run, (len(group) + 1) // 2)
+        )
 
     def _best_end(self, run: range, size: int) -> int:
         """Where the fewest bytes go on within the run, which else would be inner."""
-        latest = min(run.start + size + size // 2, run.stop)
+        latest = min(run.start + size, run.stop)
         crossing = [0] * (latest - run.start + 1)
         for b in {b for n in run[: latest - run.start] for b in self._graph.tasks[n].touches}:
             if self._is_inner(b, run):
@@ -137,8 +145,9 @@ class _Chunker:
         places = [
             range(at, at + nbytes) for at, (nbytes, _, _) in zip(offsets, blocks, strict=True)
         ]
+        end = max(place.stop for place in places)
         return _Layout(
-            max(place.stop for place in places),
+            end if end <= self._scratch else max(end, SMALL_WORKSPACE + 1),
             dict(zip(inner, places, strict=False)),
             offsets[len(inner) :],
         )

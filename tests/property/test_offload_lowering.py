@@ -24,6 +24,7 @@ from offload.lowering.dead_tasks import drop_dead_tasks
 from offload.lowering.early_updates import move_updates_early
 from offload.lowering.pointwise_groups import group_tasks
 from offload.lowering.sums import add_in_place
+from offload.planning.refusal import smallest_budget
 from offload.planning.recompute import find_candidates, recompute_buffers, variants
 from offload.program.kernels import Call, Value
 
@@ -220,6 +221,15 @@ def test_sums_in_place_never_need_more_room(made: tuple[TaskGraph, Dice]) -> Non
     graph, _ = made
     before, after = graph.live_bytes(), add_in_place(graph, nbytes=1).live_bytes()
     assert all(now <= then for now, then in zip(after, before, strict=True))
+
+
+@given(graphs(calls=True), st.sampled_from([0, 300, 5000]), st.integers(1, 6))
+def test_a_budget_that_holds_every_task_and_the_room_of_a_chunk_holds_all_chunks(
+    made: tuple[TaskGraph, Dice], room: int, most: int
+) -> None:
+    graph, _ = made
+    least = smallest_budget(graph, 0)[0]
+    assert smallest_budget(chunk_tasks(graph, room, most), 0)[0] <= max(least, room)
 
 
 @given(graphs(calls=False))

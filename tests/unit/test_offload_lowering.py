@@ -14,6 +14,7 @@ from offload.graph.builder import GraphBuilder
 from offload.graph.costs import Costs
 from offload.graph.taskgraph import Buffer, Role, TaskGraph
 from offload.lowering.buckets import bucket_updates
+from offload.lowering.chunks import chunk_tasks
 from offload.lowering.counters import fold_counters
 from offload.lowering.dead_tasks import drop_dead_tasks
 from offload.lowering.early_updates import move_updates_early
@@ -50,6 +51,39 @@ def training(layers: int, nbytes: int = 100) -> TaskGraph:
         w, s = weights[n], states[n]
         builder.task(f"u{n}", (w, g, s), (w, s), phase="update")
     return builder.graph()
+
+
+def residual(layers: int, workspace: int = 0) -> TaskGraph:
+    """Each layer makes 9 and 8 times what goes on to the next one, and one thing that stays."""
+    builder = GraphBuilder()
+    x = builder.buffer("x", MIB, Role.INPUT)
+    for n in range(layers):
+        wide, kept = builder.buffer(f"wide{n}", 9 * MIB), builder.buffer(f"kept{n}", MIB)
+        half, y = builder.buffer(f"half{n}", 8 * MIB), builder.buffer(f"y{n}", MIB)
+        builder.task(f"a{n}", (x,), (wide,), seconds=1.0)
+        builder.task(f"b{n}", (wide,), (half, kept), seconds=2.0, workspace=workspace)
+        builder.task(f"c{n}", (half, x), (y,), seconds=3.0)
+        builder.output(kept)
+        x = y
+    builder.output(x)
+    return builder.graph()
+
+
+def test_a_chunk_ends_where_the_least_goes_on_and_what_it_alone_touches_is_workspace() -> None:
+    graph = residual(8, workspace=2 * MIB)
+    chunked = chunk_tasks(graph, room=64 * MIB, most=8)
+    assert names(chunked) == [f"a{n}+2" for n in range(8)]
+    for n, task in enumerate(chunked.tasks):
+        assert [chunked.buffers[b].name for b in task.writes] == [f"kept{n}", f"y{n}"]
+        assert (task.seconds, task.workspace) == (6.0, 19 * MIB), "wide, half, and b's own"
+    assert chunk_tasks(graph, room=64 * MIB, most=24) is graph
+
+
+def test_a_chunk_has_the_room_of_the_largest_task_or_what_it_is_given() -> None:
+    graph = residual(8)
+    assert len(chunk_tasks(graph, room=0, most=4).tasks) == 24, "b needs 18 MiB, a and b 19"
+    assert len(chunk_tasks(graph, room=19 * MIB, most=4).tasks) == 16
+    assert len(chunk_tasks(graph, room=64 * MIB, most=4).tasks) == 4
 
 
 def test_a_task_that_writes_nothing_or_nothing_that_is_read_is_left_out() -> None:
