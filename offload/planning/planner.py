@@ -210,8 +210,7 @@ class _Walk:
         for b in self.uses.touched[number]:
             self.uses.advance(b)
             if b in self.layout.on_device and self._can_move(b):
-                offset = self.layout.on_device[b].place.offset
-                self.victims[self.graph.buffers[b].device].remember(b, self.uses.next(b), offset)
+                self._remember(b)
 
     # ---- eviction -------------------------------------------------------------------------------
 
@@ -236,6 +235,13 @@ class _Walk:
             if isinstance(owner, int):
                 self._evict(owner, number)
         return window[0]
+
+    def _remember(self, b: int) -> None:
+        later = self.uses.next(b)
+        is_overwritten = later != NEVER and b not in self.graph.tasks[later].reads
+        is_clean = b in self.layout.host_valid or is_overwritten
+        offset = self.layout.on_device[b].place.offset
+        self.victims[self.graph.buffers[b].device].remember(b, later, offset, is_clean)
 
     def _stake(self, b: int) -> Stake | None:
         """What it costs to evict a buffer now; None if it cannot go."""
@@ -321,6 +327,8 @@ class _Walk:
             self._take_host_copy(b)
         if b in self.graph.tasks[number].reads and b not in self.layout.host_valid:
             self._offload(b, number)
+            if self._can_move(b):
+                self._remember(b)
         return self.layout.on_host[b]
 
     def _note_change(self, b: int, host: bool) -> None:

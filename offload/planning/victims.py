@@ -49,13 +49,19 @@ class Victims:
         self._stake = stake
         self._furthest: list[tuple[int, int, int]] = []
         """(minus the next use, buffer, offset); entries may be out of date."""
+        self._clean: list[tuple[int, int, int]] = []
+        """The same of blocks that could be dropped when they were noted."""
         self._dropped_for: int | None = None
         self._stakes: dict[int, Stake | None] = {}
         """What is known for one window. Several windows grow over the same blocks."""
 
-    def remember(self, buffer: int, next_use: int, offset: int) -> None:
-        """Note a block. Call it whenever the block's next use has changed."""
-        heapq.heappush(self._furthest, (-next_use, buffer, offset))
+    def remember(self, buffer: int, next_use: int, offset: int, is_clean: bool) -> None:
+        """Note a block, and whether it could be dropped. Call it whenever the block's next use has
+        changed, or it has become clean."""
+        entry = (-next_use, buffer, offset)
+        heapq.heappush(self._furthest, entry)
+        if is_clean:
+            heapq.heappush(self._clean, entry)
 
     def find_window(
         self, size: int, now: float, dropped_for: int | None = None
@@ -89,8 +95,10 @@ class Victims:
         """The starts of the blocks with the furthest next use."""
         kept: list[tuple[int, int, int]] = []
         seeds: list[int] = []
-        while self._furthest and len(seeds) < SEEDS:
-            entry = heapq.heappop(self._furthest)
+        heap = self._furthest if self._dropped_for is None else self._clean
+        soonest = -1 if self._dropped_for is None else self._dropped_for
+        while heap and len(seeds) < SEEDS and -heap[0][0] > soonest:
+            entry = heapq.heappop(heap)
             next_use, buffer, start = entry
             if (kept and kept[-1] == entry) or self._space.owner(start) != buffer:
                 continue
@@ -101,7 +109,7 @@ class Victims:
                 kept.append(entry)
                 seeds.append(start)
         for entry in kept:
-            heapq.heappush(self._furthest, entry)
+            heapq.heappush(heap, entry)
         return seeds
 
     def _grow_window(self, start: int, size: int) -> list[int] | None:
