@@ -14,11 +14,9 @@ class GraphBuilder:
         self.tasks: list[Task] = []
         self.outputs: list[int] = []
 
-    def buffer(
-        self, name: str, nbytes: int, role: Role | str = Role.TEMPORARY, device: int = 0
-    ) -> int:
+    def buffer(self, name: str, nbytes: int, role: Role | str = Role.TEMPORARY) -> int:
         """Add a buffer, and return its number."""
-        self.buffers.append(Buffer(name, int(nbytes), Role(role), device, tensor=name))
+        self.buffers.append(Buffer(name, int(nbytes), Role(role), tensor=name))
         return len(self.buffers) - 1
 
     def task(

@@ -21,6 +21,7 @@ class Costs:
     shared: float = 1.0
     """The share of its rate that a direction keeps while the other one copies, too."""
     d2d: float = 8e9
+    """From one device to another."""
     copy: float = 1e-5
     """The least seconds that a copy takes."""
     ranks: float = 1e9
@@ -32,8 +33,6 @@ class Costs:
     def of_task(self, task: Task) -> float:
         if task.seconds is not None:
             return task.seconds
-        if task.lane == "d2d":
-            return self.copy + task.traffic / self.d2d
         if task.lane == RANKS:
             return self.copy + task.traffic / self.ranks
         if task.lane == "host":
@@ -41,5 +40,6 @@ class Costs:
         return self.launch + max(task.flops / self.flops, task.traffic / self.memory)
 
     def of_copy(self, kind: str, nbytes: int) -> float:
-        """Seconds of a copy. `kind`: offload or reload."""
-        return self.copy + nbytes / (self.h2d if kind == "reload" else self.d2h)
+        """Seconds of a copy. `kind`: offload, reload or send."""
+        rates = {"offload": self.d2h, "reload": self.h2d, "send": self.d2d}
+        return self.copy + nbytes / rates[kind]

@@ -16,9 +16,9 @@ from typing import Any
 
 from offload.errors import GraphError
 from offload.graph.taskgraph import ALIGNMENT as ALIGNMENT
-from offload.graph.taskgraph import TaskGraph
+from offload.graph.taskgraph import HOST, TaskGraph
 
-TASK, OFFLOAD, RELOAD = "task", "offload", "reload"
+TASK, OFFLOAD, RELOAD, SEND = "task", "offload", "reload", "send"
 SMALL_WORKSPACE = 1 << 16
 
 
@@ -29,6 +29,13 @@ def lane_name(kind: str, device: int = 0, to: int | None = None) -> str:
     if to is not None:
         return f"{kind}{device}-{to}"
     return f"{kind}{device}" if device else kind
+
+
+def lane_of_copy(source: int, target: int) -> str:
+    """The lane that copies from one arena to another."""
+    if HOST in (source, target):
+        return lane_name("d2h", source) if target == HOST else lane_name("h2d", target)
+    return lane_name("d2d", source, target)
 
 
 @dataclass(frozen=True, slots=True)

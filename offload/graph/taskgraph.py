@@ -58,7 +58,6 @@ class Buffer:
     name: str
     nbytes: int
     role: Role = Role.TEMPORARY
-    device: int = 0
     tensor: str = ""
     """The user's tensor whose bytes these are, from `start` on. At home its pieces lie side by
     side, so that it stays one tensor."""
@@ -77,9 +76,10 @@ class Task:
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     lane: str = "compute"
-    """compute; host: works on the buffers' host copies; d2d: copies from one device to another;
-    ranks: all processes do it together, one such task after the other."""
+    """compute; host: works on the buffers' host copies; ranks: all processes do it together, one
+    such task after the other."""
     device: int = 0
+    """Where it runs, so where its operands are needed. The plan copies them there."""
     after: tuple[int, ...] = ()
     """Tasks that must run before it although no buffer says so: random draws, for example."""
     workspace: int = 0
@@ -146,8 +146,7 @@ class TaskGraph:
     @property
     def devices(self) -> list[int]:
         """The devices that need an arena."""
-        tasks = {task.device for task in self.tasks if task.lane == "compute"}
-        return sorted(tasks.union(buffer.device for buffer in self.buffers) - {HOST})
+        return sorted({task.device for task in self.tasks} or {0})
 
     @property
     def alignment(self) -> int:
@@ -209,21 +208,17 @@ class TaskGraph:
         """Raise `GraphError` if the graph is not valid."""
         known = len(self.buffers)
         written = {n for n, b in enumerate(self.buffers) if b.persistent or b.role is Role.INPUT}
-        for number, buffer in enumerate(self.buffers):
+        changers: dict[int, Task] = {}
+        for buffer in self.buffers:
             if buffer.nbytes < 0:
                 raise GraphError(f"buffer {buffer.name} has {buffer.nbytes} bytes")
-            if buffer.device < HOST:
-                raise GraphError(f"buffer {number} ({buffer.name}) is on device {buffer.device}")
         for number, task in enumerate(self.tasks):
+            if task.device < 0:
+                raise GraphError(f"task {task.name} runs on device {task.device}: count from 0")
             for b in task.touches:
                 if not 0 <= b < known:
                     raise GraphError(
                         f"task {task.name} touches buffer {b}; the last buffer is {known - 1}"
-                    )
-                if task.lane != "d2d" and self.buffers[b].device != task.device:
-                    raise GraphError(
-                        f"task {task.name} on device {task.device} touches {self.buffers[b].name},"
-                        f" which is on device {self.buffers[b].device}; only a d2d task can do that"
                     )
             for b in task.reads:
                 if b not in written:
@@ -231,6 +226,13 @@ class TaskGraph:
                         f"task {task.name} reads {self.buffers[b].name}, but no task has written it"
                     )
             written.update(task.writes)
+            for b in task.writes if task.lane == "compute" else ():
+                other = changers.setdefault(b, task)
+                if self.buffers[b].persistent and other.device != task.device:
+                    raise GraphError(
+                        f"{task.name} on device {task.device} changes {self.buffers[b].name}, which"
+                        f" {other.name} changes on device {other.device}; let one device do both"
+                    )
             if any(not 0 <= a < number for a in task.after):
                 raise GraphError(
                     f"task {number} ({task.name}) has after={task.after}; give smaller numbers"
@@ -243,6 +245,19 @@ class TaskGraph:
         for b in self.kept:
             if not (0 <= b < known and self.buffers[b].persistent):
                 raise GraphError(f"buffer {b} is kept for other steps, but it is not persistent")
+
+    def home_devices(self) -> list[int]:
+        """By buffer: the device that changes it, or the first one that reads it, or else any."""
+        changed: dict[int, int] = {}
+        read: dict[int, int] = {}
+        for task in self.tasks:
+            if task.lane == "compute":
+                for b in task.writes:
+                    changed.setdefault(b, task.device)
+                for b in task.reads:
+                    read.setdefault(b, task.device)
+        first = self.devices[0]
+        return [changed.get(b, read.get(b, first)) for b in range(len(self.buffers))]
 
     def live_bytes(self) -> list[int]:
         """For every task, the bytes on the devices while it runs if nothing is ever offloaded.
@@ -259,20 +274,24 @@ class TaskGraph:
             live.append(now + task.workspace)
         return live
 
-    def spans(self) -> tuple[dict[int, int], dict[int, int]]:
-        """The first and the last task at which each used buffer must exist."""
+    def spans(self, device: int | None = None) -> tuple[dict[int, int], dict[int, int]]:
+        """The first and the last task at which each used buffer must exist; on a device: as if what
+        it uses stayed there, which for the step's whole time is what has its home there."""
         end = len(self.tasks) - 1
         first: dict[int, int] = {}
         last: dict[int, int] = {}
+        homes = self.home_devices()
         for number, task in enumerate(self.tasks):
-            for b in task.touches:
+            for b in task.touches if device in (None, task.device) else ():
                 first.setdefault(b, number)
                 last[b] = number
+        at_home = [device in (None, home) for home in homes]
         for b in self.kept:
-            first[b] = 0
-        for b, buffer in enumerate(self.buffers):
-            if b in first and (buffer.persistent or buffer.role is Role.INPUT):
+            if at_home[b]:
                 first[b] = 0
-            if b in first and (buffer.persistent or b in self.outputs):
+        for b, buffer in enumerate(self.buffers):
+            if b in first and at_home[b] and (buffer.persistent or buffer.role is Role.INPUT):
+                first[b] = 0
+            if b in first and (b in self.outputs or (at_home[b] and buffer.persistent)):
                 last[b] = end
         return first, last

@@ -35,7 +35,7 @@ def chunk_tasks(graph: TaskGraph, room: int, most: int = MOST) -> TaskGraph:
     joined = merge_groups(graph, groups, note)
     return joined.with_tasks(
         [
-            task if len(group) == 1 else chunker.with_layout(task, group)
+            task if len(group) == 1 else chunker.with_workspace(task, group)
             for task, group in zip(joined.tasks, groups, strict=True)
         ]
     )
@@ -60,7 +60,7 @@ def _may_join(task: Task) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Layout:
+class _Workspace:
     """The workspace of a chunk."""
 
     nbytes: int
@@ -97,11 +97,7 @@ class _Chunker:
         if len(run) <= 1 or size <= 1:
             return run[:1]
         group = run if len(run) <= size else range(run.start, self._best_end(run, size))
-        return (
-            group
-            if self._room(group) <= self._most
-            else self._chunk(run, (len(group) + 1) // 2)
-        )
+        return group if self._room(group) <= self._most else self._chunk(run, (len(group) + 1) // 2)
 
     def _best_end(self, run: range, size: int) -> int:
         """Where the fewest bytes go on within the run, which else would be inner."""
@@ -125,12 +121,12 @@ class _Chunker:
 
     def _room(self, group: Sequence[int]) -> int:
         """The bytes of a device that a chunk needs."""
-        layout = self._layout(group)
-        touched = {b for n in group for b in self._graph.tasks[n].touches} - layout.inner.keys()
-        apart = layout.nbytes if layout.nbytes > SMALL_WORKSPACE else 0
+        workspace = self._pack(group)
+        touched = {b for n in group for b in self._graph.tasks[n].touches} - workspace.inner.keys()
+        apart = workspace.nbytes if workspace.nbytes > SMALL_WORKSPACE else 0
         return sum(self._graph.align(self._graph.buffers[b].nbytes) for b in touched) + apart
 
-    def _layout(self, group: Sequence[int]) -> _Layout:
+    def _pack(self, group: Sequence[int]) -> _Workspace:
         tasks = [self._graph.tasks[n] for n in group]
         inner = [
             b for b in dict.fromkeys(b for task in tasks for b in task.touches)
@@ -146,28 +142,28 @@ class _Chunker:
             range(at, at + nbytes) for at, (nbytes, _, _) in zip(offsets, blocks, strict=True)
         ]
         end = max(place.stop for place in places)
-        return _Layout(
+        return _Workspace(
             end if end <= self._scratch else max(end, SMALL_WORKSPACE + 1),
             dict(zip(inner, places, strict=False)),
             offsets[len(inner) :],
         )
 
-    def with_layout(self, chunk: Task, group: Sequence[int]) -> Task:
+    def with_workspace(self, chunk: Task, group: Sequence[int]) -> Task:
         """The chunk with its inner buffers in its workspace."""
-        layout = self._layout(group)
+        workspace = self._pack(group)
         kernel: Any = chunk.kernel
         if kernel is not None:
             moved = [
                 _move(call, apart)
-                for n, apart in zip(group, layout.apart, strict=True)
+                for n, apart in zip(group, workspace.apart, strict=True)
                 for call in self._graph.tasks[n].kernel.calls
             ]
-            kernel = Calls(tuple(moved), layout.inner)
+            kernel = Calls(tuple(moved), workspace.inner)
         return replace(
             chunk,
-            reads=tuple(b for b in chunk.reads if b not in layout.inner),
-            writes=tuple(b for b in chunk.writes if b not in layout.inner),
-            workspace=layout.nbytes,
+            reads=tuple(b for b in chunk.reads if b not in workspace.inner),
+            writes=tuple(b for b in chunk.writes if b not in workspace.inner),
+            workspace=workspace.nbytes,
             kernel=kernel,
         )
 

@@ -20,7 +20,7 @@ import torch
 
 from offload.errors import GraphError
 from offload.graph.costs import Costs
-from offload.graph.taskgraph import HOST, Task, TaskGraph
+from offload.graph.taskgraph import Task, TaskGraph
 from offload.program.kernels import values_in
 from offload.torch_seams import to_copy
 
@@ -113,14 +113,12 @@ def weigh_moves(graph: TaskGraph, costs: Costs, fixed: Collection[int] = ()) -> 
     """What each update that can run on the host would cost and save."""
     users = _Users.from_graph(graph)
     fixed = frozenset(fixed)
-    able = {n for n, task in enumerate(graph.tasks) if _can_move(graph, task, fixed)}
+    able = {n for n, task in enumerate(graph.tasks) if _can_move(task, fixed)}
     return {n: _weigh_move(graph, costs, n, able, users) for n in sorted(able)}
 
 
-def _can_move(graph: TaskGraph, task: Task, fixed: frozenset[int]) -> bool:
+def _can_move(task: Task, fixed: frozenset[int]) -> bool:
     if task.phase != "update" or task.lane != "compute" or not fixed.isdisjoint(task.touches):
-        return False
-    if any(graph.buffers[b].device == HOST for b in task.touches):
         return False
     # A handmade kernel, without calls, works on bytes wherever they are.
     return is_update(task) and _is_exact(task)

@@ -21,7 +21,7 @@ import torch
 
 from offload.errors import GraphError
 from offload.graph.memgraph import SMALL_WORKSPACE, Node, Place
-from offload.graph.taskgraph import Task, TaskGraph
+from offload.graph.taskgraph import TaskGraph
 from offload.memory.cuda_shim import available_on, load_on
 from offload.program.kernels import CPU, Call, Value
 from offload.torch_seams import OpOverload, address_of
@@ -87,7 +87,9 @@ def bind_task(
     places = {b: access.place for b, access in zip(task.touches, node.accesses, strict=False)}
     kernel = task.kernel
     if kernel is None:
-        return _bind_function(task, places, arenas)
+        if task.writes:
+            raise GraphError(f"task {task.name} writes buffers but has no kernel; give it one")
+        return tuple  # does nothing
     if not hasattr(kernel, "calls"):
         return functools.partial(
             kernel,
@@ -97,9 +99,8 @@ def bind_task(
     workspace = scratch if task.workspace <= SMALL_WORKSPACE else None
     if len(node.accesses) > len(task.touches):
         workspace = node.accesses[-1].place
-    inner = getattr(kernel, "inner", {})
-    assert workspace is not None or not inner, "the planner gave the task no workspace"
-    for b, part in inner.items():
+    for b, part in getattr(kernel, "inner", {}).items():
+        assert workspace is not None, "the planner gave the task no workspace"
         places[b] = Place(workspace.arena, workspace.offset + part.start, len(part))
     device = _device(arenas, node)
     mode = choose_placement(mode, device)
@@ -120,17 +121,6 @@ def _device(arenas: Arenas, node: Node) -> torch.device:
 def _run_in_a_row(runs: tuple[Run, ...]) -> None:
     for run in runs:
         run()
-
-
-def _bind_function(task: Task, places: Mapping[int, Place], arenas: Arenas) -> Run:
-    """Run a task without kernel: a copy if it moves a buffer to another device, nothing if it
-    writes nothing."""
-    if task.lane == "d2d" and len(task.reads) == len(task.writes) == 1:
-        target = _bytes(arenas, places[task.writes[0]])
-        return functools.partial(target.copy_, _bytes(arenas, places[task.reads[0]]))
-    if task.writes:
-        raise GraphError(f"task {task.name} writes buffers but has no kernel; give it one")
-    return tuple  # does nothing
 
 
 def _bytes(arenas: Arenas, place: Place) -> torch.Tensor:

@@ -9,7 +9,7 @@ for those who had the bytes before.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from offload.graph.memgraph import OFFLOAD, TASK, Access, Node, Place, lane_name
+from offload.graph.memgraph import TASK, Access, Node, Place, lane_name, lane_of_copy
 from offload.graph.taskgraph import TaskGraph
 from offload.planning.arena import Piece
 
@@ -69,11 +69,11 @@ class NodeList:
         return tuple(self._nodes)
 
     def copy(self, kind: str, b: int, number: int, source: Copy, target: Copy) -> None:
-        """Add an offload or a reload of a buffer, for the sake of a task."""
+        """Add an offload, a reload or a send of a buffer, for the sake of a task."""
         buffer = self._buffers[b]
         deps = {*source.nodes_before_reading(), *target.nodes_before_writing()}
         accesses = (Access(source.place, b, True, False), Access(target.place, b, False, True))
-        lane = lane_name("d2h" if kind == OFFLOAD else "h2d", buffer.device)
+        lane = lane_of_copy(source.place.arena, target.place.arena)
         edges, node = tuple(sorted(deps)), len(self._nodes)
         self._nodes.append(
             Node(kind, lane, accesses, edges, task=number, buffer=b, nbytes=buffer.nbytes)
@@ -99,7 +99,8 @@ class NodeList:
             accesses.append(Access(workspace.place, None, False, True))
         node = self._of_task[number] = len(self._nodes)
         edges = tuple(sorted(deps))
-        self._nodes.append(Node(TASK, self._lane(number), tuple(accesses), edges, task=number))
+        lane = lane_name(task.lane, task.device)
+        self._nodes.append(Node(TASK, lane, tuple(accesses), edges, task=number))
         for b, copy in pairs:
             if b in task.reads:
                 copy.note_read(node)
@@ -107,10 +108,3 @@ class NodeList:
                 copy.note_write(node)
         if workspace is not None:
             workspace.note_write(node)
-
-    def _lane(self, number: int) -> str:
-        task = self._tasks[number]
-        if task.lane != "d2d":
-            return lane_name(task.lane, task.device)
-        source = self._buffers[task.reads[0]].device
-        return lane_name("d2d", source, self._buffers[task.writes[0]].device)

@@ -20,14 +20,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from offload.errors import BudgetTooSmall
-from offload.graph.memgraph import OFFLOAD, RELOAD, SMALL_WORKSPACE, Block, MemGraph, Place
-from offload.graph.taskgraph import HOST, Role, TaskGraph
-from offload.planning.arena import Piece, Space
-from offload.planning.layout import AddressSpaces, Layout
+from offload.graph.memgraph import OFFLOAD, RELOAD, SEND, SMALL_WORKSPACE, MemGraph, Place
+from offload.graph.taskgraph import HOST, TaskGraph
+from offload.planning.arena import Piece
+from offload.planning.layout import DeviceWalk, Layout, lay_out_start
 from offload.planning.node_list import Copy, NodeList
 from offload.planning.policies import Policy
-from offload.planning.refusal import refuse, refuse_arena, scratch_bytes
-from offload.planning.victims import NEVER, Stake, Victims, WalkedUses
+from offload.planning.refusal import refuse, refuse_arena
+from offload.planning.victims import NEVER, Stake, find_writers_elsewhere
 
 
 def build_memgraph(
@@ -65,317 +65,287 @@ class _Walk:
         self.sizes = [graph.align(buffer.nbytes) for buffer in graph.buffers]
         self.clock = list(clock) or [float(n) for n in range(len(graph.tasks))]
         self.capacities = capacities
-        self.homes = homes
-        self.uses = WalkedUses(graph)
         self.nodes = NodeList(graph)
-        self.layout = Layout()
-        self.arenas = AddressSpaces(graph.devices, capacities, policy.host_workers)
-        self.victims = {
-            device: Victims(self.arenas.spaces[device], self._stake) for device in graph.devices
-        }
-        self.unpinned: set[int] = set()
-        """Devices with a block that may be dropped now, and could not be at the last look."""
+        self.layout = Layout(graph, capacities, policy.host_workers, self._stake)
+        self.devices = self.layout.devices
+        lay_out_start(self.layout, graph, policy.resident, homes)
+        self.waits_for = find_writers_elsewhere(graph)
 
     # ---- the walk -------------------------------------------------------------------------------
 
     def run(self) -> MemGraph:
-        self._lay_out_the_start()
-        alloc = execute = 0
+        execute = 0
         while execute < len(self.graph.tasks):
-            ahead = alloc - execute
-            if alloc < len(self.graph.tasks) and self._find_place(alloc, ahead):
-                alloc += 1
-            elif ahead == 0:
-                self._pack(alloc)
-                alloc += 1
-            else:
-                self._execute(execute)
+            device = self.devices[self.graph.tasks[execute].device]
+            if self._place_next(execute, device):
+                continue
+            if device.ahead:
+                self._execute(execute, device)
+                device.executed += 1
                 execute += 1
+            else:
+                self._pack(execute, device)
+                device.placed += 1
         return self._finish()
 
-    def _lay_out_the_start(self) -> None:
-        there = {*self.graph.outputs, *self.graph.kept, *self.homes}
-        begin = [
-            number
-            for number, buffer in enumerate(self.graph.buffers)
-            if (buffer.persistent or buffer.role is Role.INPUT)
-            and (self.uses.is_used(number) or number in there)
-        ]
-        # The pieces of a tensor lie side by side. Inputs come last, as they leave a free rest.
-        begin.sort(
-            key=lambda b: (
-                b not in self.homes,
-                self.graph.buffers[b].role is Role.INPUT,
-                self.graph.buffers[b].tensor,
-                self.graph.buffers[b].start,
-                b,
-            )
-        )
-        for number in begin:
-            self._settle(number)
-        for device in self.victims:
-            if small := scratch_bytes(self.graph, device):
-                offset = self._take_at_start(device, small, "the scratch memory", None)
-                self.layout.scratch[device] = Place(device, offset, small)
-
-    def _settle(self, number: int) -> None:
-        """Give a buffer that holds something before the step its place."""
-        buffer, wanted = self.graph.buffers[number], self.homes.get(number)
-        arena = buffer.device if number in self.policy.resident else HOST
-        if wanted is not None:
-            arena = wanted.arena
-        size, offset = self.sizes[number], None if wanted is None else wanted.offset
-        place = Place(arena, self._take_at_start(arena, size, buffer.name, offset), buffer.nbytes)
-        self.layout.starts[number] = place
-        copy = Copy(place, size, number, [], from_start=True)
-        if arena == HOST:
-            self.layout.on_host[number] = copy
-            self.layout.host_valid.add(number)
-        else:
-            self.layout.on_device[number] = copy
-
-    def _take_at_start(self, arena: int, size: int, name: str, offset: int | None) -> int:
-        space = self.arenas.spaces[arena]
-        # Nothing was freed yet, so the best fit is the lowest address, side by side with the
-        # others.
-        start = space.best_fit(size) if offset is None else offset
-        if start is None:
-            refuse_arena(arena, space.used + size, space.capacity, name)
-        if start + size > space.capacity:
-            # A home that another plan chose: the kernels of this graph allocate more beside it.
-            refuse_arena(arena, start + size, space.capacity, name)
-        space.take(start, size, name)
-        return start
+    def _place_next(self, execute: int, first: DeviceWalk) -> bool:
+        """Find the places of the next task of a device, of `first` before others."""
+        for device in (first, *self.devices.values()):
+            if device.resumes > execute or device.placed == len(device.tasks):
+                continue
+            number = device.tasks[device.placed]
+            if self.waits_for[number] >= execute:
+                device.resumes = self.waits_for[number] + 1
+            elif self._find_place(number, device):
+                device.placed += 1
+                return True
+            else:
+                device.resumes = device.tasks[device.executed] + 1 if device.ahead else number
+        return False
 
     # ---- places ---------------------------------------------------------------------------------
 
-    def _find_place(self, number: int, ahead: int) -> bool:
+    def _find_place(self, number: int, device: DeviceWalk) -> bool:
         """Find places for all that a task needs, or for nothing."""
-        task, touched = self.graph.tasks[number], self.uses.touched[number]
+        task, ahead, uses, space = self.graph.tasks[number], device.ahead, device.uses, device.space
         if ahead > self.policy.place_ahead:
             return False
-        if ahead and not self.layout.host_writes.isdisjoint(touched):
-            return False  # the copy on the device will be out of date by then
-        wanted = self._list_wanted(number)
-        for b in touched:
-            self.uses.pin(b)
-        taken: list[tuple[Space, int, list[Piece]]] = []
+        wanted = self._list_wanted(number, device)
+        for b in task.touches:
+            uses.pin(b)
+        taken: list[tuple[int, list[Piece]]] = []
         copies: dict[int | None, Copy] = {}
         for b, size in wanted:
-            device = task.device if b is None else self.graph.buffers[b].device
-            space = self.arenas.spaces[device]
-            high = b is None or (b not in self.graph.outputs and self.uses.ends_soon(b, number))
+            high = b is None or (b not in self.graph.outputs and uses.ends_soon(b, number))
             fixed = self.policy.offsets.get((number,) if b is None else b)
             offset = space.best_fit(size, high) if fixed is None else fixed
             if offset is None:
-                offset = self._make_room(device, size, number, ahead)
+                offset = self._make_room(device, size, number)
             if offset is None:
-                for space, offset, pieces in reversed(taken):
+                for offset, pieces in reversed(taken):
                     space.give(offset, pieces)
-                for b in touched:
-                    self.uses.unpin(b)
+                for b in task.touches:
+                    uses.unpin(b)
                 return False
             pieces = space.take(offset, size, b)
-            taken.append((space, offset, pieces))
+            taken.append((offset, pieces))
             nbytes = task.workspace if b is None else self.graph.buffers[b].nbytes
-            copies[b] = Copy(Place(device, offset, nbytes), size, b, pieces)
-        self._settle_in(number, copies)
+            copies[b] = Copy(Place(device.number, offset, nbytes), size, b, pieces)
+        self._settle_in(number, device, copies)
         return True
 
-    def _list_wanted(self, number: int) -> list[tuple[int | None, int]]:
+    def _list_wanted(self, number: int, device: DeviceWalk) -> list[tuple[int | None, int]]:
         """The operands that are not on its device, largest first; None stands for its workspace."""
         task = self.graph.tasks[number]
         if task.lane == "host":
             return []
         wanted: list[tuple[int | None, int]] = [
-            (b, self.sizes[b])
-            for b in self.uses.touched[number]
-            if b not in self.layout.on_device and self.graph.buffers[b].device != HOST
+            (b, self.sizes[b]) for b in task.touches if b not in device.copies
         ]
         if task.workspace > SMALL_WORKSPACE:
             wanted.append((None, self.graph.align(task.workspace)))
         return sorted(wanted, key=lambda pair: -pair[1])
 
-    def _settle_in(self, number: int, copies: Mapping[int | None, Copy]) -> None:
+    def _settle_in(
+        self, number: int, device: DeviceWalk, copies: Mapping[int | None, Copy]
+    ) -> None:
         task = self.graph.tasks[number]
         for b, copy in copies.items():
             if b is None:
                 self.layout.workspaces[number] = copy
                 continue
-            self.layout.on_device[b] = copy
+            device.copies[b] = copy
             if b in task.reads:
-                self.nodes.copy(RELOAD, b, number, self.layout.on_host[b], copy)
-        if task.lane == "host":
-            self.layout.host_writes.update(task.writes)
-        for b in self.uses.touched[number]:
-            self.uses.advance(b)
-            if b in self.layout.on_device and self._can_move(b):
-                self._remember(b)
+                self._copy_in(b, device, number)
+        for b in task.touches:
+            device.uses.advance(b)
+            if b in device.copies and self.layout.can_move(b, device):
+                self._remember(b, device)
 
     # ---- eviction -------------------------------------------------------------------------------
 
-    def _can_move(self, b: int) -> bool:
-        return b not in self.layout.starts or self.layout.starts[b].arena == HOST
+    def _is_needed(self, b: int) -> bool:
+        """Whether the content of a buffer is read before it is overwritten, or is to be kept."""
+        later = min(device.uses.next(b) for device in self.devices.values())
+        return later == NEVER or b in self.graph.tasks[later].reads
 
-    def _make_room(self, device: int, size: int, number: int, ahead: int) -> int | None:
+    def _make_room(self, device: DeviceWalk, size: int, number: int) -> int | None:
         """Evict the cheapest window that holds `size` bytes. Returns where it begins."""
-        only_drop = ahead > self.policy.evict_ahead
-        may_drop = ahead <= self.policy.drop_ahead and device in self.unpinned
+        only_drop = device.ahead > self.policy.evict_ahead
+        may_drop = device.ahead <= self.policy.drop_ahead and device.may_drop
         if only_drop and not may_drop:
             return None
-        window = self.victims[device].find_window(
-            size, self.clock[number], number if only_drop else None
-        )
+        window = device.victims.find_window(size, self.clock[number], number if only_drop else None)
         if window is None:
             if only_drop:
-                self.unpinned.discard(device)
+                device.may_drop = False
             return None
         for start in window:
-            owner = self.arenas.spaces[device].owner(start)
+            owner = device.space.owner(start)
             if isinstance(owner, int):
-                self._evict(owner, number)
+                self._evict(owner, device, number)
         return window[0]
 
-    def _remember(self, b: int) -> None:
-        later = self.uses.next(b)
+    def _remember(self, b: int, device: DeviceWalk) -> None:
+        later = device.uses.next(b)
         is_overwritten = later != NEVER and b not in self.graph.tasks[later].reads
-        is_clean = b in self.layout.host_valid or is_overwritten
-        offset = self.layout.on_device[b].place.offset
-        self.victims[self.graph.buffers[b].device].remember(b, later, offset, is_clean)
+        is_clean = is_overwritten or self.layout.is_elsewhere(b, device)
+        device.victims.remember(b, later, device.copies[b].place.offset, is_clean)
 
-    def _stake(self, b: int) -> Stake | None:
-        """What it costs to evict a buffer now; None if it cannot go."""
-        if self.uses.is_pinned(b) or not self._can_move(b) or b not in self.layout.on_device:
+    def _stake(self, number: int, b: int) -> Stake | None:
+        """What it costs to evict a buffer from a device now; None if it cannot go."""
+        device = self.devices[number]
+        if (
+            device.uses.is_pinned(b)
+            or b not in device.copies
+            or not self.layout.can_move(b, device)
+        ):
             return None
-        later = self.uses.next(b)
+        later = device.uses.next(b)
         reload = later != NEVER and b in self.graph.tasks[later].reads
-        offload = b not in self.layout.host_valid and (reload or later == NEVER)
+        offload = not self.layout.is_elsewhere(b, device) and self._is_needed(b)
         until = self.clock[later] if later != NEVER else self.clock[-1]
         moved = self.graph.buffers[b].nbytes * (offload + reload)
         return Stake(later, until, moved, dropped=not offload)
 
-    def _evict(self, b: int, number: int) -> None:
-        """Take a buffer off its device. Copy it if it will be read and the host has no valid
-        copy."""
-        later = self.uses.next(b)
-        is_needed = later == NEVER or b in self.graph.tasks[later].reads
-        if is_needed and b not in self.layout.host_valid:
-            self._offload(b, number)
-        self._release(self.layout.on_device.pop(b))
+    def _evict(self, b: int, device: DeviceWalk, number: int) -> None:
+        """Take a buffer off its device. Copy it to the host if it will be read and nobody else has
+        it."""
+        if self._is_needed(b) and not self.layout.is_elsewhere(b, device):
+            self._offload(b, device, number)
+        self.layout.release(device.pop(b))
 
-    def _pack(self, number: int) -> None:
+    def _pack(self, number: int, device: DeviceWalk) -> None:
         """Place a task that finds no window: everything that can move goes, its own operands too,
         and they are laid side by side."""
-        task = self.graph.tasks[number]
-        devices = {self.graph.buffers[b].device for b in self.uses.touched[number]} - {HOST}
-        for b in [b for b in self.layout.on_device if self.graph.buffers[b].device in devices]:
-            if self._can_move(b):
-                self._evict(b, number)
-        if not self._find_place(number, 0):
-            refuse(self.graph, self.capacities, task.device)
+        for b in list(device.copies):
+            if self.layout.can_move(b, device):
+                self._evict(b, device, number)
+        if not self._find_place(number, device):
+            refuse(self.graph, self.capacities, device.number)
 
     # ---- nodes ----------------------------------------------------------------------------------
 
-    def _offload(self, b: int, number: int) -> None:
+    def _copy_in(self, b: int, device: DeviceWalk, number: int) -> None:
+        """Fill a copy from the host, or else from another device."""
+        target = device.copies[b]
+        if b in self.layout.host_valid:
+            self.nodes.copy(RELOAD, b, number, self.layout.on_host[b], target)
+        else:
+            source = next(other for other in self.devices.values() if b in other.filled)
+            self.nodes.copy(SEND, b, number, source.copies[b], target)
+            if self.layout.can_move(b, source):
+                self._remember(b, source)
+        device.filled.add(b)
+
+    def _offload(self, b: int, device: DeviceWalk, number: int) -> None:
         if b not in self.layout.on_host:
-            self._take_host_copy(b)
-        self.nodes.copy(OFFLOAD, b, number, self.layout.on_device[b], self.layout.on_host[b])
+            self._host_copy(b)
+        self.nodes.copy(OFFLOAD, b, number, device.copies[b], self.layout.on_host[b])
         self.layout.host_valid.add(b)
 
-    def _take_host_copy(self, b: int) -> None:
+    def _host_copy(self, b: int) -> None:
         buffer = self.graph.buffers[b]
-        self.layout.on_host[b] = self._take_on_host(buffer.nbytes, buffer.name, b)
+        self.layout.on_host[b] = self._on_host(buffer.nbytes, buffer.name, b)
 
-    def _take_on_host(self, nbytes: int, name: str, b: int | None) -> Copy:
-        size, space = self.graph.align(nbytes), self.arenas.spaces[HOST]
-        offset = self.arenas.host.best_fit(size)
+    def _on_host(self, nbytes: int, name: str, b: int | None) -> Copy:
+        size, space = self.graph.align(nbytes), self.layout.spaces[HOST]
+        offset = self.layout.host.best_fit(size)
         if offset is None:
             refuse_arena(HOST, space.used + size, space.capacity, name)
         return Copy(Place(HOST, offset, nbytes), size, b, space.take(offset, size, b))
 
-    def _execute(self, number: int) -> None:
+    def _execute(self, number: int, device: DeviceWalk) -> None:
         task = self.graph.tasks[number]
         host = task.lane == "host"
-        copies = [self._find_operand(b, number, host) for b in self.uses.touched[number]]
+        copies = [self._host_operand(b, number) if host else device.copies[b] for b in task.touches]
         workspace = self.layout.workspaces.pop(number, None)
         if host and task.workspace:
-            workspace = self._take_on_host(task.workspace, task.name, None)
+            workspace = self._on_host(task.workspace, task.name, None)
         self.nodes.task(number, copies, workspace)
         if host:
-            self.layout.host_writes.difference_update(task.writes)
-            self._note_seconds(number, copies if workspace is None else [*copies, workspace])
-        for b in self.uses.touched[number]:
-            if b in task.writes:
-                self._note_change(b, host)
+            self._note_host_work(number, copies if workspace is None else [*copies, workspace])
+        for b in task.writes:
+            self._note_change(b, None if host else device)
         if workspace is not None:
-            self._release(workspace)
-        for b in self.uses.touched[number]:
-            self.uses.unpin(b)
-            self._release_after(b, number)
+            self.layout.release(workspace)
+        for b in task.touches:
+            device.uses.unpin(b)
+            self._after_use(b, device, number)
 
-    def _note_seconds(self, number: int, copies: Sequence[Copy]) -> None:
+    def _note_host_work(self, number: int, copies: Sequence[Copy]) -> None:
         """Note how long a task of the host takes. Nothing follows the last one, which gets 0."""
         seconds = self.clock[min(number + 1, len(self.clock) - 1)] - self.clock[number]
-        self.arenas.host.count_task(seconds)
+        self.layout.host.count_task(seconds)
         for copy in copies:
             copy.host_seconds += seconds
 
-    def _find_operand(self, b: int, number: int, host: bool) -> Copy:
-        if not host and self.graph.buffers[b].device != HOST:
-            return self.layout.on_device[b]
+    def _host_operand(self, b: int, number: int) -> Copy:
         if b not in self.layout.on_host:
-            self._take_host_copy(b)
+            self._host_copy(b)
         if b in self.graph.tasks[number].reads and b not in self.layout.host_valid:
-            self._offload(b, number)
-            if self._can_move(b):
-                self._remember(b)
+            source = next(device for device in self.devices.values() if b in device.filled)
+            self._offload(b, source, number)
+            for device in self.devices.values():
+                if b in device.copies and self.layout.can_move(b, device):
+                    self._remember(b, device)
         return self.layout.on_host[b]
 
-    def _note_change(self, b: int, host: bool) -> None:
-        """Note that the other copy is out of date."""
-        if host:
+    def _note_change(self, b: int, device: DeviceWalk | None) -> None:
+        """Note that a device, or the host, has written a buffer, so that other copies are out of
+        date."""
+        for other in self.devices.values():
+            if other is not device and b in other.copies:
+                self.layout.release(other.pop(b))
+        if device is None:
             self.layout.host_valid.add(b)
-            if b in self.layout.on_device:
-                self._release(self.layout.on_device.pop(b))
             return
+        device.filled.add(b)
         self.layout.host_valid.discard(b)
         if b in self.layout.on_host and b not in self.layout.starts:
-            self._release(self.layout.on_host.pop(b))
+            self.layout.release(self.layout.on_host.pop(b))
 
-    def _release_after(self, b: int, number: int) -> None:
-        if self.uses.is_pinned(b) or not self._can_move(b):
+    def _after_use(self, b: int, device: DeviceWalk, number: int) -> None:
+        if device.uses.is_pinned(b) or not self.layout.can_move(b, device):
             return
-        if self.uses.next(b) != NEVER:
-            if b in self.layout.host_valid:
-                self.unpinned.add(self.graph.buffers[b].device)
+        if device.uses.next(b) != NEVER:
+            if self.layout.is_elsewhere(b, device):
+                device.may_drop = True
             return
-        on_device = b in self.layout.on_device
+        if self._is_awaited(b, device):
+            if b in device.copies and self.layout.is_elsewhere(b, device):
+                self.layout.release(device.pop(b))
+            return
         if self.graph.buffers[b].persistent:
-            if on_device:
-                self._evict(b, number)
+            for other in self.devices.values():
+                if b in other.copies and self.layout.can_move(b, other):
+                    self._evict(b, other, number)
             return
         if b in self.graph.outputs:
             return
-        if on_device:
-            self._release(self.layout.on_device.pop(b))
+        for other in self.devices.values():
+            if b in other.copies:
+                self.layout.release(other.pop(b))
         if b in self.layout.on_host:
-            self._release(self.layout.on_host.pop(b))
+            self.layout.release(self.layout.on_host.pop(b))
 
-    def _release(self, copy: Copy, to_end: bool = False) -> None:
-        self.layout.blocks.append(
-            Block(copy.place, copy.buffer, tuple(copy.nodes), copy.from_start, to_end)
+    def _is_awaited(self, b: int, device: DeviceWalk) -> bool:
+        """Whether another device has yet to use a buffer."""
+        return any(
+            other.uses.is_pinned(b) or other.uses.next(b) != NEVER
+            for other in self.devices.values()
+            if other is not device
         )
-        if not to_end:
-            self.arenas.give(copy)
 
     def _finish(self) -> MemGraph:
         for b in self.graph.outputs:
-            copies = self.layout.on_host if b in self.layout.host_valid else self.layout.on_device
-            self.layout.ends[b] = copies[b].place
-        for copies in (self.layout.on_device, self.layout.on_host):
+            filled = [device.copies[b] for device in self.devices.values() if b in device.filled]
+            copy = self.layout.on_host[b] if b in self.layout.host_valid else filled[0]
+            self.layout.ends[b] = copy.place
+        for copies in (*[d.copies for d in self.devices.values()], self.layout.on_host):
             for copy in copies.values():
-                self._release(copy, to_end=True)
-        arenas = {arena: space.used for arena, space in self.arenas.spaces.items()}
+                self.layout.release(copy, to_end=True)
+        arenas = {arena: space.used for arena, space in self.layout.spaces.items()}
         return MemGraph(
             self.graph,
             self.nodes.nodes(),

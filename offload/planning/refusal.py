@@ -25,14 +25,10 @@ def scratch_bytes(graph: TaskGraph, device: int) -> int:
 
 def working_set(graph: TaskGraph, task: Task, device: int, resident: Collection[int] = ()) -> int:
     """Bytes of a device that a task needs beside what is resident."""
-    if task.lane == "host":
+    if task.lane == "host" or task.device != device:
         return 0
-    nbytes = sum(
-        graph.align(graph.buffers[b].nbytes)
-        for b in task.touches
-        if graph.buffers[b].device == device and b not in resident
-    )
-    if task.device == device and task.workspace > SMALL_WORKSPACE:
+    nbytes = sum(graph.align(graph.buffers[b].nbytes) for b in task.touches if b not in resident)
+    if task.workspace > SMALL_WORKSPACE:
         nbytes += graph.align(task.workspace)
     return nbytes
 
@@ -42,12 +38,13 @@ def resident_bytes(
 ) -> int:
     """Bytes of a device below everything that comes and goes: the given homes, then the other
     residents after them or in holes between them."""
+    homes_of = graph.home_devices()
     used = {b for task in graph.tasks for b in task.touches}
     used |= {*graph.outputs, *graph.kept, *homes}
     homeless = sum(
         graph.align(graph.buffers[b].nbytes)
         for b in used
-        if b in resident and b not in homes and graph.buffers[b].device == device
+        if b in resident and b not in homes and homes_of[b] == device
     )
     there = (p.offset + graph.align(p.nbytes) for p in homes.values() if p.arena == device)
     return max(there, default=0) + homeless + scratch_bytes(graph, device)

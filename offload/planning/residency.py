@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 
 from offload.graph.costs import Costs
 from offload.graph.memgraph import RELOAD
-from offload.graph.taskgraph import HOST, TaskGraph
+from offload.graph.taskgraph import TaskGraph
 
 SMALL = 1 << 16
 """A tensor of fewer bytes is not worth a copy."""
@@ -28,11 +28,10 @@ def choose_resident(
 ) -> frozenset[int]:
     """Persistent buffers that fit into the room of each device. `first`: those that come before
     others."""
-    moves = _count_moves(graph)
+    moves, homes = _count_moves(graph), graph.home_devices()
     by_tensor: dict[tuple[int, str], list[int]] = defaultdict(list)
     for b in sorted(moves):
-        buffer = graph.buffers[b]
-        by_tensor[buffer.device, buffer.tensor or f"#{b}"].append(b)
+        by_tensor[homes[b], graph.buffers[b].tensor or f"#{b}"].append(b)
     classes: dict[tuple[int, int], list[list[int]]] = defaultdict(list)
     for (device, _), pieces in by_tensor.items():
         nbytes = sum(graph.align(graph.buffers[b].nbytes) for b in pieces)
@@ -67,7 +66,7 @@ def _count_moves(graph: TaskGraph) -> dict[int, tuple[int, int]]:
     on_host: set[int] = set()
     for number, task in enumerate(graph.tasks):
         for b in task.touches:
-            if graph.buffers[b].persistent and graph.buffers[b].device != HOST:
+            if graph.buffers[b].persistent:
                 # The update of a weight follows its backward pass, so both are one stay.
                 phases[b].add("forward" if task.phase == "forward" else "backward")
                 first.setdefault(b, number)
@@ -83,21 +82,22 @@ def find_exposed(
     """The streamed buffers whose first copy no work hides, because the step needs them too early.
     It takes as many as there is room for, from the first task on."""
     left, copied = dict(room), dict.fromkeys(room, 0.0)
+    homes = graph.home_devices()
     early: set[int] = set()
     seen = set(resident)
     now = 0.0
     for task in graph.tasks:
         for b in task.reads:
-            buffer = graph.buffers[b]
-            if b in seen or not buffer.persistent or buffer.device not in left:
+            buffer, home = graph.buffers[b], homes[b]
+            if b in seen or not buffer.persistent or home not in left:
                 continue
             seen.add(b)
-            there = copied[buffer.device] + costs.of_copy(RELOAD, buffer.nbytes)
+            there = copied[home] + costs.of_copy(RELOAD, buffer.nbytes)
             nbytes = graph.align(buffer.nbytes)
-            if there > now and nbytes <= left[buffer.device]:
+            if there > now and nbytes <= left[home]:
                 early.add(b)
-                left[buffer.device] -= nbytes
+                left[home] -= nbytes
             else:
-                copied[buffer.device] = there
+                copied[home] = there
         now += costs.of_task(task)
     return frozenset(early)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offload.errors import BudgetTooSmall
-from offload.graph.memgraph import SMALL_WORKSPACE, TASK
+from offload.graph.memgraph import OFFLOAD, RELOAD, SMALL_WORKSPACE
 from offload.graph.taskgraph import HOST, Role, TaskGraph
 from offload.planning.policies import Owner, Policy
 from offload.planning.refusal import resident_bytes
@@ -35,9 +35,8 @@ def plan_without_copies(wanted: Wanted) -> FoundPlan | None:
     if at_home or any(task.lane == "host" for task in graph.tasks):
         return None  # it does not fit without moving
     persistent = frozenset(b for b, buffer in enumerate(graph.buffers) if buffer.persistent)
-    for policy, arenas in chain(
-        [_pack_by_size(wanted, persistent)], _pack_by_time(wanted, persistent)
-    ):
+    by_size = [_pack_by_size(wanted, persistent)] if len(graph.devices) == 1 else []
+    for policy, arenas in chain(by_size, _pack_by_time(wanted, persistent)):
         if any(nbytes > wanted.capacities[device] for device, nbytes in arenas.items()):
             continue
         try:
@@ -45,7 +44,8 @@ def plan_without_copies(wanted: Wanted) -> FoundPlan | None:
         except BudgetTooSmall:
             continue
         inputs = sum(graph.buffers[b].role is Role.INPUT for b in memgraph.starts)
-        if sum(node.kind != TASK for node in memgraph.nodes) <= inputs:
+        moved = sum(node.kind in (OFFLOAD, RELOAD) for node in memgraph.nodes)
+        if moved <= inputs * len(graph.devices):
             simulation = simulate(memgraph, wanted.costs)
             return FoundPlan(
                 memgraph, policy, simulation, ("everything resident",), nothing_moves=True
@@ -97,12 +97,12 @@ def pack(graph: TaskGraph, device: int, base: int) -> tuple[Mapping[Owner, int],
 
 
 def _list_stays(graph: TaskGraph, device: int) -> tuple[list[Owner], NDArray[np.int64]]:
-    first, last = graph.spans()
+    first, last = graph.spans(device)
     owners: list[Owner] = []
     stays: list[tuple[int, int, int]] = []
     for b in sorted(first):
         buffer = graph.buffers[b]
-        if buffer.device == device and not buffer.persistent:
+        if not buffer.persistent:
             owners.append(b)
             stays.append((first[b], last[b], graph.align(buffer.nbytes)))
     for number, task in enumerate(graph.tasks):

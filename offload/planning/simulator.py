@@ -95,15 +95,16 @@ def least_seconds_with(
     Every buffer that is not resident begins a step on the host. If a device reads it before it is
     overwritten, it is copied there once at least. If a device writes it last, it is copied back."""
     seconds: dict[tuple[str, int], float] = {}
+    home_devices = graph.home_devices()
     for b, (first_reads, last_writes) in _first_and_last_uses(graph).items():
         buffer, home = graph.buffers[b], homes.get(b)
         on_host = b not in resident if home is None else home.arena == HOST
-        if not on_host or buffer.device == HOST:
+        if not on_host:
             continue
         kinds = [RELOAD] if first_reads else []
         kinds += [OFFLOAD] if last_writes and buffer.persistent else []
         for kind in kinds:
-            key = kind, buffer.device
+            key = kind, home_devices[b]
             seconds[key] = seconds.get(key, 0.0) + costs.of_copy(kind, buffer.nbytes)
     return max(least_seconds(graph, costs), *seconds.values(), 0.0)
 

@@ -23,7 +23,17 @@ does the same things to each byte in the same sequence.
 from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 
-from offload.graph.memgraph import OFFLOAD, RELOAD, TASK, MemGraph, Node, Place, lane_name
+from offload.graph.memgraph import (
+    OFFLOAD,
+    RELOAD,
+    SEND,
+    TASK,
+    MemGraph,
+    Node,
+    Place,
+    lane_name,
+    lane_of_copy,
+)
 from offload.graph.taskgraph import HOST, Role
 from offload.planning.byte_ranges import ByteRanges
 from offload.planning.race_reports import (
@@ -68,7 +78,7 @@ def _check_numbers(memgraph: MemGraph) -> list[int]:
     for number, node in enumerate(memgraph.nodes):
         known = len(tasks) if node.kind == TASK else len(buffers)
         which = node.task if node.kind == TASK else node.buffer
-        if node.kind not in (TASK, OFFLOAD, RELOAD) or not 0 <= which < known:
+        if node.kind not in (TASK, OFFLOAD, RELOAD, SEND) or not 0 <= which < known:
             raise fault(f"node {number}", f"{node.kind} {which} is not one of {known}")
         if node.kind == TASK:
             if at[which] >= 0:
@@ -104,9 +114,8 @@ def _check_places(memgraph: MemGraph) -> None:
     for places in (memgraph.starts, memgraph.ends):
         for b, place in places.items():
             buffer = memgraph.graph.buffers[b]
-            if place.nbytes != buffer.nbytes or place.arena not in (buffer.device, HOST):
-                home = describe_arena(buffer.device)
-                why = f"its {buffer.nbytes} bytes are to be on {home} or the host"
+            if place.nbytes != buffer.nbytes:
+                why = f"it has {buffer.nbytes} bytes"
                 raise fault(buffer.name, why, place)
             _check_place(memgraph, place, buffer.name)
     for number, node in enumerate(memgraph.nodes):
@@ -157,26 +166,23 @@ def _check_node(memgraph: MemGraph, number: int) -> None:
 
 def _uses_of_task(memgraph: MemGraph, node: Node) -> tuple[set[str], list[Use]]:
     task, buffers = memgraph.graph.tasks[node.task], memgraph.graph.buffers
-    on_host = task.lane == "host"
+    arena = HOST if task.lane == "host" else task.device
     uses: list[Use] = []
     for b in task.touches:
-        arena = HOST if on_host else buffers[b].device
         uses.append((arena, buffers[b].nbytes, b, b in task.reads, b in task.writes))
     # Tasks that share the scratch must run one at a time, as a device's compute lane does.
     scratch = memgraph.scratch.get(task.device) if task.lane == "compute" else None
     if len(node.accesses) > len(uses) or task.workspace > (scratch.nbytes if scratch else 0):
-        uses.append((HOST if on_host else task.device, task.workspace, None, False, True))
-    if task.lane != "d2d":
-        return {lane_name(task.lane, task.device)}, uses
-    ends = ((buffers[a].device, buffers[b].device) for a in task.reads for b in task.writes)
-    return {lane_name("d2d", a, b) for a, b in ends}, uses
+        uses.append((arena, task.workspace, None, False, True))
+    return {lane_name(task.lane, task.device)}, uses
 
 
 def _uses_of_copy(memgraph: MemGraph, node: Node) -> tuple[set[str], list[Use]]:
     b, buffer = node.buffer, memgraph.graph.buffers[node.buffer]
-    out = node.kind == OFFLOAD
-    source, target = (buffer.device, HOST) if out else (HOST, buffer.device)
-    return {lane_name("d2h" if out else "h2d", buffer.device)}, [
+    devices = [access.place.arena for access in node.accesses if access.place.arena != HOST] or [0]
+    source = HOST if node.kind == RELOAD else devices[0]
+    target = HOST if node.kind == OFFLOAD else devices[-1]
+    return {lane_of_copy(source, target)}, [
         (source, buffer.nbytes, b, True, False),
         (target, buffer.nbytes, b, False, True),
     ]

@@ -176,25 +176,23 @@ class Victims:
 
 
 class WalkedUses:
-    """The uses of all buffers, and how far the walk has come. A use is the number of a task that
-    touches the buffer.
+    """The uses of all buffers on a device, and how far the walk has come. A use is the number of a
+    task that touches the buffer.
 
         uses of a buffer   2  |  5   6  |  9
                            ran   pinned    next
 
     Pinned uses have their places and have not run."""
 
-    def __init__(self, graph: TaskGraph) -> None:
-        self.touched = [task.touches for task in graph.tasks]
-        """By task: the buffers that it touches."""
+    def __init__(self, graph: TaskGraph, device: int) -> None:
         self._tasks: list[list[int]] = [[] for _ in graph.buffers]
         self._next = [0] * len(graph.buffers)
         """By buffer: how many of its uses have their places."""
         self._pins = [0] * len(graph.buffers)
         """By buffer: how many of its uses have their places, or try to get them, and have not
         run."""
-        for number, touched in enumerate(self.touched):
-            for b in touched:
+        for number, task in enumerate(graph.tasks):
+            for b in task.touches if task.device == device else ():
                 self._tasks[b].append(number)
 
     def is_used(self, b: int) -> bool:
@@ -222,3 +220,21 @@ class WalkedUses:
     def is_pinned(self, b: int) -> bool:
         """Whether the buffer must stay where it is, because a task with a place has yet to run."""
         return self._pins[b] > 0
+
+
+def find_writers_elsewhere(graph: TaskGraph) -> list[int]:
+    """By task: the last task before it that writes one of its operands, and that the host or
+    another device runs; -1 if there is none. Until it has run, there is nothing to copy."""
+    on_host: dict[int, int] = {}
+    by_device: dict[int, dict[int, int]] = {}
+    waits_for: list[int] = []
+    for number, task in enumerate(graph.tasks):
+        tables = [on_host]
+        if task.lane != "host":
+            tables += [table for device, table in by_device.items() if device != task.device]
+        waits_for.append(
+            max((table.get(b, -1) for table in tables for b in task.touches), default=-1)
+        )
+        table = on_host if task.lane == "host" else by_device.setdefault(task.device, {})
+        table.update(dict.fromkeys(task.writes, number))
+    return waits_for

@@ -134,11 +134,10 @@ def _fields_of(kind: type[Buffer] | type[Task]) -> "attrgetter[tuple[Any, ...]]"
 def peak_bytes(graph: TaskGraph, device: int) -> int:
     """The bytes that a device needs if nothing ever leaves it."""
     change = [0] * (len(graph.tasks) + 1)
-    first, last = graph.spans()
+    first, last = graph.spans(device)
     for b, begin in first.items():
-        if graph.buffers[b].device == device:
-            change[begin] += graph.align(graph.buffers[b].nbytes)
-            change[last[b] + 1] -= graph.align(graph.buffers[b].nbytes)
+        change[begin] += graph.align(graph.buffers[b].nbytes)
+        change[last[b] + 1] -= graph.align(graph.buffers[b].nbytes)
     peak = live = 0
     for number, task in enumerate(graph.tasks):
         live += change[number]

@@ -87,7 +87,7 @@ def count_at_home(memgraph: MemGraph, arenas: Collection[int]) -> dict[Role, Amo
 
 
 def count_moved(memgraph: MemGraph, kind: str) -> dict[Role, Amount]:
-    """The copies of one step. `kind`: offload or reload."""
+    """The copies of one step. `kind`: offload, reload or send."""
     return _amounts(memgraph.graph.buffers[n.buffer] for n in memgraph.nodes if n.kind == kind)
 
 
@@ -161,11 +161,10 @@ def trace_unmoved(
         if node.kind == TASK and not tasks[node.task].recomputes
     ]
     change = [scratch_bytes(source, device)] + [0] * len(source.tasks)
-    first, last = source.spans()
+    first, last = source.spans(device)
     for b, begin in first.items():
-        if source.buffers[b].device == device:
-            change[begin] += source.align(source.buffers[b].nbytes)
-            change[last[b] + 1] -= source.align(source.buffers[b].nbytes)
+        change[begin] += source.align(source.buffers[b].nbytes)
+        change[last[b] + 1] -= source.align(source.buffers[b].nbytes)
     levels: list[int] = []
     live = 0
     for task, more in zip(source.tasks, change, strict=False):

@@ -11,7 +11,7 @@ are cut, so that a line has at most `WIDTH` columns.
 
 from typing import TYPE_CHECKING
 
-from offload.graph.memgraph import OFFLOAD, RELOAD, TASK
+from offload.graph.memgraph import OFFLOAD, RELOAD, SEND, TASK, MemGraph
 from offload.graph.taskgraph import RANKS, Role, Task
 from offload.lowering.host_updates import is_update, move_updates_to_host, weigh_moves
 from offload.lowering.micro_batches import ONCE
@@ -166,7 +166,13 @@ def _lanes(plan: "Plan") -> list[tuple[str, str]]:
 
 
 def _moves(plan: "Plan") -> list[tuple[str, str]]:
-    memgraph = plan.memgraph
+    lines = _host_moves(plan.memgraph)
+    if sent := count_moved(plan.memgraph, SEND):
+        lines.append(("", f"sent from device to device {_copies(add_up(sent))}"))
+    return lines
+
+
+def _host_moves(memgraph: MemGraph) -> list[tuple[str, str]]:
     out, back = count_moved(memgraph, OFFLOAD), count_moved(memgraph, RELOAD)
     if not out and not back:
         return [("moves", "nothing: everything is resident")]

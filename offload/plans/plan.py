@@ -253,7 +253,9 @@ def _make_plan(options: PlanningOptions, graph: TaskGraph, homes: Mapping[int, P
         capacities[device] = min(capacity, most) // alignment * alignment
     if options.host_budget is not None:
         capacities[HOST] = options.host_budget // alignment * alignment
-    planned = chunk_tasks(planned, min(capacities[device] for device in graph.devices) // AT_ONCE)
+    room = min(capacities[device] for device in graph.devices) // AT_ONCE
+    if (chunked := chunk_tasks(planned, room)) is not planned:
+        planned = graph = chunked
     fixed = [b for b, place in homes.items() if place.arena != HOST]
     (_, first), *others = [
         (", ".join(filter(None, (order, where))), variant)

@@ -44,20 +44,16 @@ def layers(count: int = 8, size: int = 64 * KIB, devices: int = 1) -> TaskGraph:
     weights, states, made = [], [], []
     for n in range(count):
         d = n * devices // count
-        if builder.buffers[before].device != d:
-            there = builder.buffer(f"sent{n}", size, Role.TEMPORARY, d)
-            builder.task(f"send{n}", [before], [there], lane="d2d", device=d, traffic=size)
-            before = there
-        weights.append(builder.buffer(f"w{n}", 2 * size, Role.PARAMETER, d))
-        states.append(builder.buffer(f"s{n}", 2 * size, Role.STATE, d))
-        made.append(builder.buffer(f"a{n}", size, Role.ACTIVATION, d))
+        weights.append(builder.buffer(f"w{n}", 2 * size, Role.PARAMETER))
+        states.append(builder.buffer(f"s{n}", 2 * size, Role.STATE))
+        made.append(builder.buffer(f"a{n}", size, Role.ACTIVATION))
         builder.task(
             f"f{n}", [before, weights[n]], [made[n]], device=d, traffic=size, repeatable=True
         )
         before = made[n]
     for n in reversed(range(count)):
-        d = builder.buffers[weights[n]].device
-        g = builder.buffer(f"g{n}", 2 * size, Role.GRADIENT, d)
+        d = n * devices // count
+        g = builder.buffer(f"g{n}", 2 * size, Role.GRADIENT)
         builder.task(f"b{n}", [made[n], weights[n]], [g], device=d, phase="backward", traffic=size)
         changed = [weights[n], states[n]]
         builder.task(f"u{n}", [g, *changed], changed, device=d, phase="update", traffic=size)
@@ -95,6 +91,12 @@ def test_the_table_fits_on_one_screen(share: float | None, devices: int) -> None
     assert len(text.splitlines()) <= 37
     assert max(map(len, text.splitlines())) <= WIDTH
     assert all(each == each.rstrip() for each in text.splitlines())
+
+
+def test_what_one_device_sends_to_another_is_told() -> None:
+    text = planned(layers(devices=2)).explain()
+    assert "sent from device to device 64.0 KiB in 1 copy" in text
+    assert "sent from" not in planned(layers()).explain()
 
 
 def test_a_plan_without_a_budget_says_that_only_the_inputs_move() -> None:

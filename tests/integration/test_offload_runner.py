@@ -51,9 +51,9 @@ def test_host_workers_run_at_the_same_time_and_beside_compute() -> None:
     def meet(reads: Bytes, writes: Bytes) -> None:
         together.wait(WAIT)
 
-    for name, lane, device in (("h0", "host", HOST), ("h1", "host", HOST), ("c", "compute", 0)):
-        made = builder.buffer(name, 64, device=device)
-        builder.task(name, [], [made], lane=lane, device=device, kernel=meet)
+    for name, lane in (("h0", "host"), ("h1", "host"), ("c", "compute")):
+        made = builder.buffer(name, 64)
+        builder.task(name, [], [made], lane=lane, kernel=meet)
         builder.output(made)
     graph = graphs.bound(builder.graph())
     with Runner(planned(graph), "threads", host_workers=2) as runner:
@@ -74,8 +74,8 @@ def test_a_lane_runs_one_node_at_a_time(engine: str) -> None:
         inside -= 1
 
     for n in range(40):
-        made = builder.buffer(f"h{n}", 1 << 16, device=HOST)
-        builder.task(f"h{n}", [], [made], lane="host", device=HOST, kernel=alone)
+        made = builder.buffer(f"h{n}", 1 << 16)
+        builder.task(f"h{n}", [], [made], lane="host", kernel=alone)
     graph = graphs.bound(builder.graph())
     with Runner(planned(graph), engine, "random") as runner:
         runner()

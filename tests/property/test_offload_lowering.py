@@ -24,8 +24,8 @@ from offload.lowering.dead_tasks import drop_dead_tasks
 from offload.lowering.early_updates import move_updates_early
 from offload.lowering.pointwise_groups import group_tasks
 from offload.lowering.sums import add_in_place
-from offload.planning.refusal import smallest_budget
 from offload.planning.recompute import find_candidates, recompute_buffers, variants
+from offload.planning.refusal import smallest_budget
 from offload.program.kernels import Call, Value
 
 SIZES = (2, 16, 64)

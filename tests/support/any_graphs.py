@@ -39,34 +39,30 @@ def mixing(task: int, changed: frozenset[int]) -> Callable[..., None]:
 def graphs(draw: st.DrawFn) -> TaskGraph:
     builder, devices = GraphBuilder(), draw(st.integers(1, 3))
     alive: list[int] = []
+    homes: dict[int, int] = {}
+    """Of each persistent buffer, the device that changes it."""
     random_task: int | None = None
     for number in range(draw(st.integers(1, 7))):
-        role, device = draw(st.sampled_from(HELD_BEFORE)), draw(st.integers(0, devices - 1))
-        alive.append(builder.buffer(f"p{number}", draw(st.sampled_from(SIZES)), role, device))
+        role = draw(st.sampled_from(HELD_BEFORE))
+        alive.append(builder.buffer(f"p{number}", draw(st.sampled_from(SIZES)), role))
     for number in range(draw(st.integers(1, 24))):
-        device = draw(st.integers(0, devices - 1))
-        here = [b for b in alive if builder.buffers[b].device == device]
-        kind = draw(st.sampled_from(["compute"] * 8 + ["host", "d2d"]))
-        if kind == "d2d" and devices > 1 and here:
-            source = draw(st.sampled_from(here))
-            to = (device + draw(st.integers(1, devices - 1))) % devices
-            made = builder.buffer(f"moved{number}", builder.buffers[source].nbytes, device=to)
-            builder.task(
-                f"move{number}", [source], [made],
-                lane="d2d", device=device, kernel=mixing(number, frozenset()),
-            )  # fmt: skip
-            alive.append(made)
-            continue
-        kind = "host" if kind == "host" else "compute"
-        reads = draw(st.lists(st.sampled_from(here), unique=True, max_size=3)) if here else []
+        device, before = draw(st.integers(0, devices - 1)), list(alive)
+        kind = draw(st.sampled_from(["compute"] * 8 + ["host"]))
+        reads = draw(st.lists(st.sampled_from(alive), unique=True, max_size=3))
         writes = [
-            builder.buffer(f"b{number}.{n}", draw(st.sampled_from(SIZES)), "activation", device)
+            builder.buffer(f"b{number}.{n}", draw(st.sampled_from(SIZES)), "activation")
             for n in range(draw(st.integers(0, 2)))
         ]
         alive += writes
-        writable = [b for b in here if builder.buffers[b].role is not Role.CONSTANT]
+        writable = [
+            b for b in before
+            if builder.buffers[b].role is not Role.CONSTANT
+            and (kind == "host" or homes.get(b, device) == device)
+        ]  # fmt: skip
         if writable and draw(st.booleans()):
             writes.append(changed := draw(st.sampled_from(writable)))
+            if kind == "compute" and builder.buffers[changed].persistent:
+                homes[changed] = device
             if draw(st.integers(0, 3)) and changed not in reads:
                 reads.append(changed)
         after = () if random_task is None or draw(st.integers(0, 4)) else (random_task,)

@@ -217,7 +217,7 @@ def test_a_group_that_changes_what_it_reads_is_not_repeatable() -> None:
 
 def test_groups_keep_devices_phases_and_draws_apart() -> None:
     builder = GraphBuilder()
-    a, b = builder.buffer("a", 8), builder.buffer("b", 8, device=1)
+    a, b = builder.buffer("a", 8), builder.buffer("b", 8)
     builder.task("one", (), (a,), pointwise=True)
     builder.task("other device", (), (b,), pointwise=True, device=1)
     builder.task("phase", (a,), (a,), pointwise=True, phase="backward")
