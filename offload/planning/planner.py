@@ -165,7 +165,10 @@ class _Walk:
     # ---- eviction -------------------------------------------------------------------------------
 
     def _is_needed(self, b: int) -> bool:
-        """Whether the content of a buffer is read before it is overwritten, or is to be kept."""
+        """Whether the content of a buffer is read before it is overwritten, or is to be kept. A
+        placed task of the host takes it when it runs."""
+        if any(d.uses.is_pinned(b) and b not in d.copies for d in self.devices.values()):
+            return True
         later = min(device.uses.next(b) for device in self.devices.values())
         return later == NEVER or b in self.graph.tasks[later].reads
 

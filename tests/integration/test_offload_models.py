@@ -86,11 +86,12 @@ def test_chunks_of_many_tasks_leave_the_bits_of_eager(
     small: Trained, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(offload.plans.plan, "chunk_tasks", partial(chunk_tasks, most=10))
-    case = small(name)
+    case, chunks = small(name), 0
     for seed, (share, placement, engine) in enumerate(FEW):
         made = case.planned(share, placement)
-        assert any(getattr(task.kernel, "inner", {}) for task in made.graph.tasks)
+        chunks += sum(bool(getattr(task.kernel, "inner", {})) for task in made.graph.tasks)
         case.run(made, engine, seed)
+    assert chunks
 
 
 @pytest.fixture(scope="module")

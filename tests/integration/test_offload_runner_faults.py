@@ -20,7 +20,6 @@ from support.stream_runs import CUDA, Bytes, driver, faulty, ours, planned, smal
 import offload
 from offload.errors import DeviceLost, StepError
 from offload.graph.builder import GraphBuilder
-from offload.graph.taskgraph import HOST
 from offload.running.runner import Runner
 
 WAIT = 20.0
@@ -58,11 +57,10 @@ def failing(kernels: dict[str, Any]) -> Runner:
     builder = GraphBuilder()
     made: list[int] = []
     for name, kernel in kernels.items():
-        device = HOST if name == "host" else 0
-        made.append(builder.buffer(name, 64, device=device))
+        made.append(builder.buffer(name, 64))
         reads = made[:1] if name == "next" else []
         lane = "host" if name == "host" else "compute"
-        builder.task(name, reads, made[-1:], lane=lane, device=device, kernel=kernel)
+        builder.task(name, reads, made[-1:], lane=lane, kernel=kernel)
     builder.output(made[0])
     return Runner(planned(graphs.bound(builder.graph())), "threads")
 

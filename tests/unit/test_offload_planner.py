@@ -14,6 +14,7 @@ from offload.graph.taskgraph import TaskGraph
 from offload.planning.planner import Policy, build_memgraph
 from offload.planning.refusal import smallest_budget
 from offload.planning.residency import choose_resident
+from offload.planning.verify import verify
 
 # ---- whom ---------------------------------------------------------------------------------------
 
@@ -35,6 +36,20 @@ def test_as_much_is_brought_back_as_by_the_best_choice(order: str, places: int) 
         there.append(name)
     memgraph = planned(uses(order), places, Policy(ahead=0))
     assert len(copies(memgraph, RELOAD)) == reloads
+
+
+def test_what_a_placed_task_of_the_host_reads_is_kept_on_another_device() -> None:
+    """Though the next task that touches it there overwrites it."""
+    builder = GraphBuilder()
+    x, y = builder.buffer("x", 64), builder.buffer("y", 64)
+    builder.task("makes x", writes=[x], device=1)
+    builder.task("waits", after=(0,))
+    host = builder.task("on the host", [x], [x], lane="host", after=(1,))
+    builder.task("needs room", writes=[y], device=1, after=(host,))
+    builder.task("makes x anew", writes=[x], after=(3,))
+    memgraph = build_memgraph(builder.graph(), {0: 64, 1: 64}, Policy())
+    verify(memgraph)
+    assert copies(memgraph, OFFLOAD) == ["x"]
 
 
 def test_a_window_of_neighbours_goes_for_one_that_is_as_large_as_all_of_them() -> None:
