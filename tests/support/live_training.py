@@ -16,6 +16,7 @@ Beside = Callable[[Runner], AbstractContextManager[Any]]
 class TestPlanner:
     """Keeps the graph that it is given. Without a plan to follow it makes its own."""
 
+    __test__ = False  # it is no class of tests
     cache = None
 
     def __init__(self, follows: Plan | None, beside: Beside, how: dict[str, Any]) -> None:
@@ -62,13 +63,14 @@ class LiveTraining:
         budget: Any = "100%",
         around: Callable[[], AbstractContextManager[Any]] = nullcontext,
         beside: Beside = nullcontext,
+        planner: TestPlanner | None = None,
         **how: Any,
     ) -> None:
         """`follows`: a plan of such a step, whose budget and options are taken. `around`: the
         forward pass. `beside`: what goes on while the runner is there. `how`: its options."""
         self._module, self._loss_fn, self._optimizer = module, loss_fn, optimizer
         self._around = around
-        self.planner = TestPlanner(follows, beside, how)
+        self.planner = planner or TestPlanner(follows, beside, how)
         device = next(module.parameters()).device
         self.session = LiveSession(
             module, optimizer, budget=budget, device=device, planner=self.planner

@@ -1,0 +1,109 @@
+"""A step on several devices: eager PyTorch's bits, wherever its tasks run.
+
+The devices are arenas of the CPU, and the nodes run in any order that the plan allows, dead memory
+being NaN.
+"""
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from support import offload_training as training
+from support.live_training import LiveTraining, TestPlanner
+from support.products import every_value
+
+import offload
+from offload import Costs, Plan, TaskGraph
+from offload.graph.builder import GraphBuilder
+from offload.graph.taskgraph import Role
+from offload.lowering.placing import place_tasks
+
+COSTS = Costs(flops=1e12, memory=1e12, launch=1e-7, h2d=2e10, d2h=2e10, d2d=2e10, copy=1e-7)
+
+
+class Placing(TestPlanner):
+    """Plans a step on so many devices, each of which has this share of one device's peak."""
+
+    def __init__(self, devices: int, chunks: int, share: float, **how: Any) -> None:
+        super().__init__(None, lambda _: nullcontext(), how)
+        self._placed = devices, chunks
+        self._share = share
+        self.last: Plan | None = None
+
+    def plan(self, graph: TaskGraph, budget: Any) -> Plan:
+        del budget
+        devices, chunks = self._placed
+        placed = place_tasks(graph, devices, COSTS, chunks)
+        peak = offload.plan(graph, None, COSTS).peak_bytes
+        try:
+            self.last = offload.plan(placed, int(peak * self._share) or 1, COSTS)
+        except offload.BudgetTooSmall as refused:
+            self.last = offload.plan(placed, refused.needed, COSTS)
+        self.last.verify()
+        return self.last
+
+
+@pytest.mark.parametrize(
+    "name, devices, chunks, share",
+    every_value(["gpt", "resnet18", "llama"], [2, 3, 4], [1, 2], [1.0, 0.4, 0.0]),
+)
+def test_a_step_on_several_devices_has_the_bits_of_eager(
+    name: str, devices: int, chunks: int, share: float
+) -> None:
+    case = training.trained_once(name)
+    case.restart()
+    how: dict[str, Any] = {"engine": "threads", "order": "random", "seed": devices, "poison": True}
+    planner = Placing(devices, chunks, share, **how)
+    around = case.case.around
+    with LiveTraining(
+        case.model, case.case.loss, case.optimizer, around=around, planner=planner
+    ) as step_of:
+        for number, batch in enumerate(case.batches):
+            training.rated(case.optimizer, number)
+            torch.manual_seed(number)
+            (loss,) = step_of(*batch)
+            assert torch.equal(loss, case.losses[number]), number
+        case.compare()
+    case.compare()
+    assert planner.last is not None
+    assert 2 <= len({task.device for task in planner.last.graph.tasks}) <= devices
+    assert any(node.kind == "send" for node in planner.last.memgraph.nodes)
+
+
+def layers(count: int) -> TaskGraph:
+    """Two micro-batches: forward, backward with sums of gradients, updates."""
+    builder = GraphBuilder()
+    weights = [builder.buffer(f"w{n}", 640, Role.PARAMETER) for n in range(count)]
+    states = [builder.buffer(f"s{n}", 640, Role.STATE) for n in range(count)]
+    sums = [builder.buffer(f"g{n}", 640, Role.GRADIENT) for n in range(count)]
+    for turn in range(2):
+        x = [builder.buffer(f"x{turn}", 64, Role.INPUT)]
+        for n in range(count):
+            x.append(builder.buffer(f"a{turn}.{n}", 64, Role.ACTIVATION))
+            builder.task(f"f{turn}.{n}", (x[n], weights[n]), (x[n + 1],), turn=turn, seconds=1.0)
+        back, how = x[-1], {"turn": turn, "phase": "backward", "seconds": 2.0}
+        for n in reversed(range(count)):
+            made = builder.buffer(f"d{turn}.{n}", 64)
+            reads = (back, x[n], weights[n], *sums[n : n + turn])
+            builder.task(f"b{turn}.{n}", reads, (sums[n], made), **how)
+            back = made
+    for n in range(count):
+        changed = (weights[n], states[n])
+        builder.task(f"u{n}", (*changed, sums[n]), changed, phase="update", seconds=0.5)
+    return builder.graph()
+
+
+def test_layers_go_to_devices_in_turn_and_what_belongs_to_them_goes_with_them() -> None:
+    placed = place_tasks(layers(8), 2, COSTS, chunks=2)
+    of_layer: dict[int, set[int]] = {}
+    for task in placed.tasks:
+        of_layer.setdefault(int(task.name[-1]), set()).add(task.device)
+    assert [of_layer[n] for n in range(8)] == [{0}, {0}, {1}, {1}, {0}, {0}, {1}, {1}]
+
+
+def test_devices_work_at_the_same_time() -> None:
+    graph = layers(8)
+    alone = offload.plan(graph, None, COSTS).predicted_seconds
+    both = offload.plan(place_tasks(graph, 2, COSTS, chunks=2), None, COSTS).predicted_seconds
+    assert both < 0.75 * alone, "two micro-batches overlap"
