@@ -29,9 +29,14 @@ FIRST = {UPDATE: 0, BACKWARD: 1, FORWARD: 2}
 
 
 def place_tasks(graph: TaskGraph, devices: int, costs: Costs, chunks: int = 1) -> TaskGraph:
-    """The same step on so many devices. `chunks`: of each device."""
+    """The same step on so many devices, or on as many as it can be cut for. `chunks`: of each
+    device."""
+    if devices < 1:
+        raise GraphError(f"devices={devices}: give 1 or more")
     if devices == 1:
         return graph
+    if len(graph.devices) > 1:
+        raise GraphError(f"devices={devices}: the tasks name devices {graph.devices} already")
     placed = graph.with_tasks(
         [
             replace(task, device=device)
@@ -42,7 +47,10 @@ def place_tasks(graph: TaskGraph, devices: int, costs: Costs, chunks: int = 1) -
     )
     placed.check()
     order = list(_list_schedule(placed, costs))
-    return placed.reorder(order, f"placed on {devices} devices, {chunks} chunks each")
+    used = len(placed.devices)
+    fewer = f" of {devices} asked, because it cannot be cut further" if used < devices else ""
+    on = "1 device" if used == 1 else f"{used} devices"
+    return placed.reorder(order, f"placed on {on}{fewer}")
 
 
 def _devices(graph: TaskGraph, devices: int, costs: Costs, chunks: int) -> list[int]:

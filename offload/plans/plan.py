@@ -21,6 +21,7 @@ from offload.lowering.chunks import chunk_tasks
 from offload.lowering.host_updates import CHOICES
 from offload.lowering.host_updates import variants as host_variants
 from offload.lowering.micro_batches import list_orders
+from offload.lowering.placing import place_tasks
 from offload.planning.simulator import Bound, Simulation, least_seconds
 from offload.planning.verify import verify
 from offload.planning.wanted import FoundPlan, Wanted, peak_bytes
@@ -161,6 +162,11 @@ class Plan:
         It keeps the budget. Persistent tensors stay where they are, even those that the graph does
         not use. If those on a device leave too little room, the new plan has them elsewhere, and
         they move whenever the two steps alternate."""
+        if len(graph.devices) != len(self.budget):
+            raise GraphError(
+                f"this plan has {len(self.budget)} devices and the graph {len(graph.devices)}:"
+                " plan it anew, with a runner of its own"
+            )
         if self.graph.program is not None:
             graph = rename_as(graph, self.graph.program.tensors)
         graph = add_idle(graph, self.graph)
@@ -199,6 +205,7 @@ def plan(
     proven: bool = True,
     tails: bool = False,
     cache: PlanCache | None = None,
+    devices: int = 1,
 ) -> Plan:
     """Fit a step into `budget` bytes of every device, and `host_budget` bytes of the host.
 
@@ -207,7 +214,8 @@ def plan(
     run, device or host; auto plans both and takes the faster. `proven`: verify the plan, which
     takes a part of the planning's time. `tails`: for a stage that several jobs share. The device is
     done earlier, before updates on the host are, and the host's memory is used more. `cache`: where
-    it is kept what is chosen, so that the next start of the same run does not search again."""
+    it is kept what is chosen, so that the next start of the same run does not search again.
+    `devices`: spread the step over so many, to the same bits."""
     if placement not in PLACEMENTS:
         raise GraphError(
             f"placement={placement!r} is unknown; choose one of {', '.join(PLACEMENTS)}"
@@ -215,10 +223,12 @@ def plan(
     if optimizer not in CHOICES:
         raise GraphError(f"optimizer={optimizer!r} is unknown; choose one of {', '.join(CHOICES)}")
     graph.check()
+    costs = costs or Costs()
+    graph = place_tasks(graph, devices, costs)
     options = PlanningOptions(
         _budgets(budget, graph.devices),
         None if host_budget is None else _size("host_budget", host_budget),
-        costs or Costs(),
+        costs,
         _placement(placement, graph),
         recompute,
         optimizer,

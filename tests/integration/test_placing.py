@@ -15,6 +15,7 @@ from support.products import every_value
 
 import offload
 from offload import Costs, Plan, TaskGraph
+from offload.errors import GraphError
 from offload.graph.builder import GraphBuilder
 from offload.graph.taskgraph import Role
 from offload.lowering.placing import place_tasks
@@ -107,3 +108,23 @@ def test_devices_work_at_the_same_time() -> None:
     alone = offload.plan(graph, None, COSTS).predicted_seconds
     both = offload.plan(place_tasks(graph, 2, COSTS, chunks=2), None, COSTS).predicted_seconds
     assert both < 0.75 * alone, "two micro-batches overlap"
+
+
+def test_a_plan_may_be_asked_for_several_devices() -> None:
+    made = offload.plan(layers(8), 4096, COSTS, devices=2)
+    made.verify()
+    assert made.graph.devices == [0, 1]
+    assert "placed on 2 devices" in made.explain()
+    whole = offload.plan(layers(1), None, COSTS, devices=2)
+    assert whole.graph.devices == [0]
+    assert "1 device of 2 asked, because it cannot be cut further" in whole.explain()
+
+
+def test_what_cannot_be_placed_is_refused() -> None:
+    with pytest.raises(GraphError, match="devices=0: give 1 or more"):
+        offload.plan(layers(2), devices=0)
+    placed = place_tasks(layers(8), 2, COSTS)
+    with pytest.raises(GraphError, match=r"the tasks name devices \[0, 1\] already"):
+        offload.plan(placed, devices=2)
+    with pytest.raises(GraphError, match="has 2 devices and the graph 1: plan it anew"):
+        offload.plan(placed).replan(layers(8))
