@@ -18,10 +18,10 @@ from offload.graph.memgraph import MemGraph, Place, places_of
 from offload.graph.remarks import Remarks
 from offload.graph.taskgraph import HOST, TaskGraph
 from offload.lowering.chunks import chunk_tasks
+from offload.lowering.device_placing import place_tasks
 from offload.lowering.host_updates import CHOICES
 from offload.lowering.host_updates import variants as host_variants
 from offload.lowering.micro_batches import list_orders
-from offload.lowering.placing import place_tasks
 from offload.planning.simulator import Bound, Simulation, least_seconds
 from offload.planning.verify import verify
 from offload.planning.wanted import FoundPlan, Wanted, peak_bytes

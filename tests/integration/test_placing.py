@@ -18,7 +18,7 @@ from offload import Costs, Plan, TaskGraph
 from offload.errors import GraphError
 from offload.graph.builder import GraphBuilder
 from offload.graph.taskgraph import Role
-from offload.lowering.placing import place_tasks
+from offload.lowering.device_placing import place_tasks
 
 COSTS = Costs(flops=1e12, memory=1e12, launch=1e-7, h2d=2e10, d2h=2e10, d2d=2e10, copy=1e-7)
 
