@@ -24,7 +24,7 @@ from offload.graph.taskgraph import BACKWARD, FORWARD, UPDATE, Role, Task, TaskG
 
 SLACK = 0.3
 """By how much of a chunk's seconds its end may be elsewhere, so that less goes on there."""
-FIRST = {UPDATE: 0, BACKWARD: 1, FORWARD: 2}
+FIRST = (UPDATE, BACKWARD, FORWARD)
 """What a device does first: what frees the most."""
 
 
@@ -201,7 +201,7 @@ def _list_schedule(graph: TaskGraph, costs: Costs) -> Iterator[int]:
 
     def push(number: int) -> None:
         task = graph.tasks[number]
-        heappush(ready.setdefault(lane(number), []), (FIRST[task.phase], task.turn, number))
+        heappush(ready.setdefault(lane(number), []), (FIRST.index(task.phase), task.turn, number))
 
     for number, count in enumerate(waits):
         if not count:
