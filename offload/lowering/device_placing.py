@@ -69,18 +69,16 @@ def _devices(graph: TaskGraph, devices: int, costs: Costs, chunks: int) -> list[
 def _device_of(
     graph: TaskGraph, task: Task, homes: dict[int, int], at: dict[int, int], before: int
 ) -> int:
-    fixed = {homes[b] for b in task.writes if b in homes}
-    if len(fixed) > 1:
-        raise GraphError(
-            f"task {task.name} changes what has its home on devices {sorted(fixed)}: place a step"
-            " before updates of several layers are merged"
-        )
-    if fixed:
-        return fixed.pop()
+    """What outlives the step is changed at its one home, a sum at the home of most of its bytes."""
+    kept = {homes[b] for b in task.writes if graph.buffers[b].persistent and b in homes}
+    if kept:
+        (home,) = kept
+        return home
+    homes_of_sums = {b: homes[b] for b in task.writes if b in homes}
+    where = homes_of_sums or {b: at[b] for b in task.reads if b in at}
     weight: dict[int, int] = {}
-    for b in task.reads:
-        if b in at:
-            weight[at[b]] = weight.get(at[b], 0) + graph.buffers[b].nbytes
+    for b, device in where.items():
+        weight[device] = weight.get(device, 0) + graph.buffers[b].nbytes
     return max(weight, key=lambda d: (weight[d], d == before), default=before)
 
 
@@ -93,7 +91,12 @@ def _find_homes(graph: TaskGraph, forward: dict[int, int]) -> dict[int, int]:
     together = _Groups(len(graph.buffers))
     read: dict[int, int] = {}
     for number, task in enumerate(graph.tasks):
-        kept = [b for b in task.writes if graph.buffers[b].persistent or b in task.reads]
+        kept = [
+            b
+            for b in task.writes
+            if graph.buffers[b].persistent
+            or (b in task.reads and graph.buffers[b].role is Role.GRADIENT)
+        ]
         for b in kept[1:]:
             together.join(kept[0], b)
         for b in task.touches if number in forward else ():
