@@ -1,7 +1,7 @@
-"""A strategy of Lightning's that trains on the one device of the trainer."""
+"""A strategy of Lightning's that trains in one process on the devices of the trainer."""
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
@@ -23,10 +23,10 @@ class OneDeviceStrategy(SingleDeviceStrategy):
     @parallel_devices.setter
     def parallel_devices(self, devices: Sequence[torch.device]) -> None:
         if len(devices) > 1:
-            self._refuse_devices(len(devices))
+            self._take_several(devices)
         if devices and not self._has_device:
             self._root_device = torch.device(devices[0])
 
-    def _refuse_devices(self, count: int) -> NoReturn:
-        """Say why the strategy does not train on several devices, and what to do."""
+    def _take_several(self, devices: Sequence[torch.device]) -> None:
+        """Take all devices of the trainer, or raise an error that says what to do."""
         raise NotImplementedError

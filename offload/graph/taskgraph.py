@@ -14,7 +14,7 @@ They add buffers at the end and leave some without a user.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -139,6 +139,10 @@ class TaskGraph:
     kept: tuple[int, ...] = ()
     """Persistent buffers that no task touches and that have a place all the same, because other
     steps of the same runner use them."""
+    device_count: int = 1
+    """How many devices the step was placed on. Some may have no task of it."""
+    homes: Mapping[str, int] = field(default_factory=dict[str, int])
+    """By tensor: the device where other steps of the same runner have left it."""
 
     def __repr__(self) -> str:
         return f"<TaskGraph: {len(self.tasks)} tasks over {len(self.buffers)} buffers>"
@@ -146,7 +150,7 @@ class TaskGraph:
     @property
     def devices(self) -> list[int]:
         """The devices that need an arena."""
-        return sorted({task.device for task in self.tasks} or {0})
+        return sorted({*range(self.device_count), *(task.device for task in self.tasks)})
 
     @property
     def alignment(self) -> int:
@@ -247,17 +251,21 @@ class TaskGraph:
                 raise GraphError(f"buffer {b} is kept for other steps, but it is not persistent")
 
     def home_devices(self) -> list[int]:
-        """By buffer: the device that changes it, or the first one that reads it, or else any."""
+        """By buffer: the device that changes it, or where other steps have left it, or the first
+        one that reads it, or else any."""
         changed: dict[int, int] = {}
-        read: dict[int, int] = {}
+        first_read: dict[int, int] = {}
         for task in self.tasks:
             if task.lane == "compute":
                 for b in task.writes:
                     changed.setdefault(b, task.device)
                 for b in task.reads:
-                    read.setdefault(b, task.device)
+                    first_read.setdefault(b, task.device)
         first = self.devices[0]
-        return [changed.get(b, read.get(b, first)) for b in range(len(self.buffers))]
+        tensors = enumerate(buffer.tensor for buffer in self.buffers)
+        left = {b: self.homes[tensor] for b, tensor in tensors if tensor in self.homes}
+        where = first_read | left | changed
+        return [where.get(b, first) for b in range(len(self.buffers))]
 
     def live_bytes(self) -> list[int]:
         """For every task, the bytes on the devices while it runs if nothing is ever offloaded.

@@ -20,7 +20,7 @@ from offload.live.runner_plans import RunnerPlans
 from offload.live.tape_calls import TapeReader
 from offload.live.tried_costs import costs_without_moves
 from offload.live.weights import LiveWeights
-from offload.lowering.passes import PASSES
+from offload.lowering.passes import MERGES, PASSES
 from offload.lowering.pointwise_groups import group_tasks
 from offload.lowering.update_splits import split_updates
 from offload.lowering.whole_updates import merge_whole_updates
@@ -116,6 +116,8 @@ class PlannedTapes:
             split_updates,
             self.measure_kernels,
             *PASSES,
+            self._plans.place,
+            *MERGES,
             group_small_kernels,
         )
         """They run in this order. `perfect-step bisect` leaves out the last ones."""

@@ -7,7 +7,7 @@ budget None   every part has a plan as fast as it can be
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import ceil
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ from offload.caching.plan_cache import PlanCache
 from offload.errors import BudgetTooSmall
 from offload.graph.costs import Costs
 from offload.graph.taskgraph import BACKWARD, FORWARD, UPDATE, TaskGraph
+from offload.lowering.device_placing import place_tasks
 from offload.plans.plan import Budget, Plan, largest_peak, plan, reserve_of
 from offload.running.runner import Runner
 from offload.running.runner_memory import Migration
@@ -32,6 +33,10 @@ class TapePlanner(Protocol):
     @property
     def cache(self) -> PlanCache | None:
         """Where it is kept what kernels cost."""
+        ...
+
+    def place(self, graph: TaskGraph, homes: Mapping[str, int]) -> TaskGraph:
+        """Spread a graph over the devices. `homes`: where its tensors are by now."""
         ...
 
     def plan(self, graph: TaskGraph, budget: Budget) -> Plan: ...
@@ -52,9 +57,13 @@ class PlainPlanner:
 
     cache = None
 
-    def __init__(self, costs: Costs | None = None, **options: Any) -> None:
+    def __init__(self, costs: Costs | None = None, devices: int = 1, **options: Any) -> None:
         self._costs = costs
+        self._devices = devices
         self._options = options
+
+    def place(self, graph: TaskGraph, homes: Mapping[str, int]) -> TaskGraph:
+        return place_tasks(graph, self._devices, self._costs or Costs(), homes=homes)
 
     def plan(self, graph: TaskGraph, budget: Budget) -> Plan:
         return plan(graph, budget, self._costs, **self._options)
@@ -83,6 +92,7 @@ class RunnerPlans:
         """Of each graph: the bytes it has at once, and the reserve beside them."""
         self.runner: Runner | None = None
         self._homes: set[str] = set()
+        self._home_devices: dict[str, int] = {}
         self._planned_with: Budget = None
         self._plans: dict[Hashable, Plan] = {}
         self._runs: Counter[Hashable] = Counter()
@@ -103,6 +113,10 @@ class RunnerPlans:
     def refused(self) -> bool:
         """Whether the first graph has got no plan, or no runner."""
         return self.runner is None and bool(self._graphs)
+
+    def place(self, graph: TaskGraph) -> TaskGraph:
+        """Spread a graph over the devices. What has a home keeps it."""
+        return self._planner.place(graph, self._home_devices)
 
     def add(self, key: Hashable, graph: TaskGraph) -> None:
         self._graphs[key] = graph
@@ -169,6 +183,10 @@ class RunnerPlans:
 
     def _note(self, key: Hashable, plan: Plan) -> None:
         self._plans[key] = plan
+        used = {b for task in plan.graph.tasks for b in task.touches}
+        for b, device in enumerate(plan.graph.home_devices()):
+            if plan.graph.buffers[b].persistent and b in used:
+                self._home_devices.setdefault(plan.graph.buffers[b].tensor, device)
         self._planner.note_plan(key, plan)
 
     def _plan_of(self, graph: TaskGraph, budget: Budget, planner: TapePlanner) -> Plan:
@@ -223,6 +241,7 @@ class RunnerPlans:
         if self.runner is not None:
             for key in self._plans:
                 self.runner.forget(key)
+        self._home_devices.clear()
         for known in (self._plans, self._graphs, self._homes_of, self._needs, self._runs):
             known.clear()
 

@@ -75,6 +75,7 @@ class LiveSession:
         planner: TapePlanner | None = None,
         runs: bool = True,
         overlaps: bool = False,
+        devices: int = 1,
     ) -> None:
         """`budget`: as `offload.plan` takes it, or a share such as 60% of what the largest part of
         a step needs without one. `device`: where the steps run; a module that is elsewhere stays
@@ -82,11 +83,13 @@ class LiveSession:
         and runs the plans; one with these `costs` if not given. `runs`: whether plans run; without
         it every step is only planned, what it makes is zeros, and states that it gives to the
         optimizers are dropped at the end. `overlaps`: whether the kernels of a step may run in
-        another thread while Python is at the next one. On a GPU they do so by themselves."""
+        another thread while Python is at the next one. On a GPU they do so by themselves.
+        `devices`: of so many devices from `device` on, if no planner is given; on the CPU each of
+        them is a part of its memory."""
         self._core = load_core()
         self.weights = LiveWeights(self._core, module, optimizers, device_of(device, (), ()))
         kind = RunnerPlans if runs else UnrunPlans
-        self.plans = kind(planner or PlainPlanner(costs), budget)
+        self.plans = kind(planner or PlainPlanner(costs, devices), budget)
         self.tapes = PlannedTapes(self._core, self.weights, self.plans)
         self._policy = PlanPolicy(plans_first_steps=budget is not None or not runs)
         self._open, self._tensors = ExitStack(), ExitStack()

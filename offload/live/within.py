@@ -33,6 +33,7 @@ class BudgetedLoop:
         *optimizers: Any,
         device: torch.device | str | None,
         keep_gradients: bool,
+        devices: int,
     ) -> None:
         self._model = model
         self._parameters = tuple(model.parameters())
@@ -41,7 +42,7 @@ class BudgetedLoop:
         self._keeps_gradients = keep_gradients
         there = device or next((p.device for p in model.parameters()), "cpu")
         self._session = LiveSession(
-            model, *self._optimizers, budget=budget, device=there, overlaps=True
+            model, *self._optimizers, budget=budget, device=there, overlaps=True, devices=devices
         )
         self._open = ExitStack()
         self._calls = 0
@@ -121,11 +122,20 @@ def within(
     *optimizers: Any,
     device: torch.device | str | None = None,
     keep_gradients: bool = False,
+    devices: int = 1,
 ) -> BudgetedLoop:
     """Keep the steps of a loop within `budget` bytes of the model's device.
 
     `budget`: bytes, a size such as 8GiB, or a share of what the step needs such as 60%. `device`:
     where the steps run, if the model is elsewhere because there is no room for it: until the end it
     looks as if it were there. `keep_gradients`: `.grad` can be read after an update; it costs the
-    gradients' bytes."""
-    return BudgetedLoop(budget, model, *optimizers, device=device, keep_gradients=keep_gradients)
+    gradients' bytes. `devices`: spread the steps over so many, from that one on, each of which has
+    the budget; all bits stay."""
+    return BudgetedLoop(
+        budget,
+        model,
+        *optimizers,
+        device=device,
+        keep_gradients=keep_gradients,
+        devices=devices,
+    )

@@ -3,17 +3,18 @@
     device 0   F0 F1 | f0 f1 | . . . . B1 B0 | b1 b0        layers 0 and 1, their weights and states
     device 1         | F2 F3 | f2 f3 B3 B2 | b3 b2          layers 2 and 3
 
-The forward tasks of the first micro-batch are cut where the fewest bytes go on, into chunks of
-about equally many seconds; chunk c is of device c mod k. What outlives the step has its home where
-it is read first, and what one update changes together has one home. A task that changes such a
-buffer runs at its home, another one where most of what it reads is. So every sum is made on one
-device, in the order of the micro-batches: all bits are those of one device.
+The forward tasks of each micro-batch are cut where the fewest bytes go on, into chunks of about
+equally many seconds; chunk c is of device c mod k. A backward task is of the chunk whose weights
+and activations it reads. What outlives the step has its home where it is read first, and what one
+update changes together has one home; a task that changes such a buffer runs there. So every sum is
+made on one device, in the order of the micro-batches: all bits are those of one device.
 
 The tasks are then listed in the order in which the devices would begin them, because a plan is made
 in the order of the list.
 """
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import accumulate
@@ -28,80 +29,97 @@ FIRST = (UPDATE, BACKWARD, FORWARD)
 """What a device does first: what frees the most."""
 
 
-def place_tasks(graph: TaskGraph, devices: int, costs: Costs, chunks: int = 1) -> TaskGraph:
+def place_tasks(
+    graph: TaskGraph,
+    devices: int,
+    costs: Costs,
+    chunks: int = 1,
+    homes: Mapping[str, int] | None = None,
+) -> TaskGraph:
     """The same step on so many devices, or on as many as it can be cut for. `chunks`: of each
-    device."""
+    device. `homes`: the devices where other steps have left tensors, which stay there."""
     if devices < 1:
         raise GraphError(f"devices={devices}: give 1 or more")
     if devices == 1:
         return graph
-    if len(graph.devices) > 1:
+    if graph.device_count > 1 or len(graph.devices) > 1:
         raise GraphError(f"devices={devices}: the tasks name devices {graph.devices} already")
-    placed = graph.with_tasks(
-        [
-            replace(task, device=device)
-            for task, device in zip(
-                graph.tasks, _devices(graph, devices, costs, chunks), strict=True
-            )
-        ]
-    )
+    homes = homes or {}
+    places = _place_each(graph, devices, costs, chunks, homes)
+    tasks = [replace(task, device=device) for task, device in zip(graph.tasks, places, strict=True)]
+    placed = replace(graph.with_tasks(tasks), device_count=devices, homes=homes)
     placed.check()
     order = list(_list_schedule(placed, costs))
-    used = len(placed.devices)
+    used = len({*places})
     fewer = f" of {devices} asked, because it cannot be cut further" if used < devices else ""
     on = "1 device" if used == 1 else f"{used} devices"
     return placed.reorder(order, f"placed on {on}{fewer}")
 
 
-def _devices(graph: TaskGraph, devices: int, costs: Costs, chunks: int) -> list[int]:
+def _place_each(
+    graph: TaskGraph, devices: int, costs: Costs, chunks: int, known: Mapping[str, int]
+) -> list[int]:
     """The device of every task."""
-    homes = _find_homes(graph, _cut_forward(graph, devices, costs, chunks))
+    chunk_of = _cut_forward(graph, devices * chunks, costs)
+    _add_backward(graph, chunk_of)
+    near = {number: chunk % devices for number, chunk in chunk_of.items()}
+    homes = _find_homes(graph, near, known)
     at = dict(homes)
     """Where the newest content of each buffer was made."""
     placed: list[int] = []
-    for task in graph.tasks:
-        device = _device_of(graph, task, homes, at, placed[-1] if placed else 0)
+    for number, task in enumerate(graph.tasks):
+        device = _find_home_of(graph, task, homes)
+        if device is None:
+            device = near.get(number)
+        if device is None:
+            sources = {b: at[b] for b in task.reads if b in at}
+            device = _device_of_most(graph, sources, placed[-1] if placed else 0)
         placed.append(device)
         at.update(dict.fromkeys(task.writes, device))
+        for b in task.writes:
+            if graph.buffers[b].persistent:
+                homes.setdefault(b, device)
     return placed
 
 
-def _device_of(
-    graph: TaskGraph, task: Task, homes: dict[int, int], at: dict[int, int], before: int
-) -> int:
+def _find_home_of(graph: TaskGraph, task: Task, homes: Mapping[int, int]) -> int | None:
     """What outlives the step is changed at its one home, a sum at the home of most of its bytes."""
-    kept = {homes[b] for b in task.writes if graph.buffers[b].persistent and b in homes}
-    if kept:
-        (home,) = kept
-        return home
-    homes_of_sums = {b: homes[b] for b in task.writes if b in homes}
-    where = homes_of_sums or {b: at[b] for b in task.reads if b in at}
-    weight: dict[int, int] = {}
+    written = {b: homes[b] for b in task.writes if b in homes}
+    kept = {b: home for b, home in written.items() if graph.buffers[b].persistent}
+    return _device_of_most(graph, kept or written, 0) if written else None
+
+
+def _device_of_most(graph: TaskGraph, where: Mapping[int, int], default: int) -> int:
+    """The device of most bytes of these buffers; the default one if it has as many."""
+    weight = {default: 0}
     for b, device in where.items():
         weight[device] = weight.get(device, 0) + graph.buffers[b].nbytes
-    return max(weight, key=lambda d: (weight[d], d == before), default=before)
+    return max(weight, key=lambda device: (weight[device], device == default))
 
 
 # ---- where what outlives the step has its home --------------------------------------------------
 
 
-def _find_homes(graph: TaskGraph, forward: dict[int, int]) -> dict[int, int]:
-    """The device of each buffer that outlives the step or sums up over micro-batches. `forward`:
-    the devices of the forward tasks of the first micro-batch."""
+def _find_homes(
+    graph: TaskGraph, near: Mapping[int, int], known: Mapping[str, int]
+) -> dict[int, int]:
+    """The device of each buffer that outlives the step or sums up over micro-batches. `near`: the
+    devices of forward and backward tasks."""
     together = _Groups(len(graph.buffers))
+    pieces: dict[str, int] = {}
     read: dict[int, int] = {}
+    for b, buffer in enumerate(graph.buffers):
+        if buffer.persistent and buffer.tensor:
+            together.join(b, pieces.setdefault(buffer.tensor, b))
+            if buffer.tensor in known:
+                read[b] = known[buffer.tensor]
     for number, task in enumerate(graph.tasks):
-        kept = [
-            b
-            for b in task.writes
-            if graph.buffers[b].persistent
-            or (b in task.reads and graph.buffers[b].role is Role.GRADIENT)
-        ]
+        kept = [b for b in task.writes if _has_home(graph, task, b)]
         for b in kept[1:]:
             together.join(kept[0], b)
-        for b in task.touches if number in forward else ():
-            if graph.buffers[b].persistent or graph.buffers[b].role is Role.INPUT:
-                read.setdefault(b, forward[number])
+        for b in task.touches if number in near else ():
+            if graph.buffers[b].persistent:
+                read.setdefault(b, near[number])
         if task.phase == UPDATE and kept:
             for b in task.reads:
                 if b not in kept and graph.buffers[b].role is Role.GRADIENT:
@@ -109,11 +127,14 @@ def _find_homes(graph: TaskGraph, forward: dict[int, int]) -> dict[int, int]:
     homes: dict[int, int] = {}
     for b, device in read.items():
         homes.setdefault(together.first(b), device)
-    return {
-        b: homes[together.first(b)]
-        for b in range(len(graph.buffers))
-        if together.first(b) in homes and graph.buffers[b].role is not Role.INPUT
-    }
+    firsts = ((b, together.first(b)) for b in range(len(graph.buffers)))
+    return {b: homes[first] for b, first in firsts if first in homes}
+
+
+def _has_home(graph: TaskGraph, task: Task, b: int) -> bool:
+    """Whether a task changes what outlives the step, or adds to a sum."""
+    buffer = graph.buffers[b]
+    return buffer.persistent or (buffer.role is Role.GRADIENT and b in task.reads)
 
 
 class _Groups:
@@ -136,28 +157,50 @@ class _Groups:
 # ---- chunks -------------------------------------------------------------------------------------
 
 
-def _cut_forward(graph: TaskGraph, devices: int, costs: Costs, chunks: int) -> dict[int, int]:
-    """The device of each forward task of the first micro-batch."""
-    forward = [n for n, t in enumerate(graph.tasks) if t.turn == 0 and t.phase == FORWARD]
-    seconds = [costs.of_task(graph.tasks[n]) for n in forward]
-    crossing = _bytes_that_go_on(graph, forward)
-    until = [0.0, *accumulate(seconds)]
-    share = until[-1] / (devices * chunks)
+def _cut_forward(graph: TaskGraph, chunks: int, costs: Costs) -> dict[int, int]:
+    """The chunk of each forward task."""
+    forward: dict[int, list[int]] = {}
+    for number, task in enumerate(graph.tasks):
+        if task.phase == FORWARD:
+            forward.setdefault(task.turn, []).append(number)
+    chunk_of: dict[int, int] = {}
+    for tasks in forward.values():
+        ends = _find_ends(graph, tasks, chunks, costs)
+        chunk_of |= {number: bisect_right(ends, place) for place, number in enumerate(tasks)}
+    return chunk_of
+
+
+def _find_ends(graph: TaskGraph, tasks: Sequence[int], chunks: int, costs: Costs) -> list[int]:
+    """Where a chunk of these tasks ends and the next one begins."""
+    crossing = _bytes_that_go_on(graph, tasks)
+    until = [0.0, *accumulate(costs.of_task(graph.tasks[number]) for number in tasks)]
+    share = until[-1] / chunks
     ends: list[int] = []
-    for number in range(1, devices * chunks):
+    for number in range(1, chunks):
         first = ends[-1] + 1 if ends else 1
-        near = [at for at in range(first, len(forward)) if abs(until[at] / share - number) < SLACK]
+        off = {place: abs(until[place] / share - number) for place in range(first, len(tasks))}
+        near = [place for place in off if off[place] < SLACK]
         if near:
-            ends.append(
-                min(near, key=lambda at: (crossing[at - 1], abs(until[at] / share - number)))
-            )
-    placed: dict[int, int] = {}
-    chunk = 0
-    for place, number in enumerate(forward):
-        while chunk < len(ends) and place >= ends[chunk]:
-            chunk += 1
-        placed[number] = chunk % devices
-    return placed
+            ends.append(min(near, key=lambda place: (crossing[place - 1], off[place])))
+    return ends
+
+
+def _add_backward(graph: TaskGraph, chunk_of: dict[int, int]) -> None:
+    """Add the chunk of each backward task: that of the weights and activations which it reads and
+    which no other chunk has touched. Tasks that read none are of the chunk of the one before."""
+    touched: dict[int, set[int]] = {}
+    for number, chunk in chunk_of.items():
+        for b in graph.tasks[number].touches:
+            touched.setdefault(b, set()).add(chunk)
+    last: dict[int, int] = {}
+    """By micro-batch: the chunk of its latest task."""
+    for number, task in enumerate(graph.tasks):
+        if task.phase == FORWARD:
+            last[task.turn] = chunk_of[number]
+        if task.phase != BACKWARD or task.turn not in last:
+            continue
+        own = {b: min(touched[b]) for b in task.reads if len(touched.get(b, ())) == 1}
+        last[task.turn] = chunk_of[number] = _device_of_most(graph, own, last[task.turn])
 
 
 def _bytes_that_go_on(graph: TaskGraph, tasks: Sequence[int]) -> list[int]:

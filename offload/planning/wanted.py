@@ -123,7 +123,8 @@ def graph_digest(graph: TaskGraph) -> str:
     digest.update(b"tasks")
     for task in graph.tasks:
         digest.update(repr(tasks(task)).encode())
-    digest.update(repr((graph.outputs, graph.kept, graph.alignment)).encode())
+    rest = graph.outputs, graph.kept, graph.alignment, graph.devices, sorted(graph.homes.items())
+    digest.update(repr(rest).encode())
     return digest.hexdigest()
 
 

@@ -162,10 +162,10 @@ class Plan:
         It keeps the budget. Persistent tensors stay where they are, even those that the graph does
         not use. If those on a device leave too little room, the new plan has them elsewhere, and
         they move whenever the two steps alternate."""
-        if len(graph.devices) != len(self.budget):
+        if more := {*graph.devices} - {*self.budget}:
             raise GraphError(
-                f"this plan has {len(self.budget)} devices and the graph {len(graph.devices)}:"
-                " plan it anew, with a runner of its own"
+                f"the graph has tasks on devices {sorted(more)}, and this plan is for devices"
+                f" {sorted(self.budget)}: plan it anew, with a runner of its own"
             )
         if self.graph.program is not None:
             graph = rename_as(graph, self.graph.program.tensors)
@@ -174,12 +174,14 @@ class Plan:
         for buffer in graph.buffers:
             size = buffer.start + buffer.nbytes
             sizes[buffer.tensor] = max(size, sizes.get(buffer.tensor, 0))
+        changed = {b: task.device for task in graph.tasks for b in task.writes}
         homes = {
             b: Place(home.arena, home.offset + buffer.start, buffer.nbytes)
             for b, buffer in enumerate(graph.buffers)
             if buffer.persistent
             and (home := places.get(buffer.tensor)) is not None
             and sizes[buffer.tensor] <= home.nbytes  # a tensor that has grown needs another one
+            and home.arena in (HOST, changed.get(b, home.arena))
         }
         options = PlanningOptions.from_plan(self)
         try:

@@ -8,7 +8,7 @@ from support import live_features, live_holders, live_hooks, live_modules, live_
 from support import offload_lightning as ol
 from support.live_modules import Case
 
-from offload import OffloadError
+from offload import BudgetTooSmall, OffloadError
 from trainers.offloading.strategy import OffloadStrategy
 
 OTHERS = (
@@ -55,6 +55,30 @@ def test_a_case_has_the_bits_of_plain_lightning(
     live = trained(case, OffloadStrategy(budget=budget), tmp_path / "live")
     assert ol.differences(plain, live) == []
     assert repr(plain.module.seen) == repr(live.module.seen)
+
+
+@pytest.mark.parametrize(
+    ("case", "budget", "devices"),
+    [
+        pytest.param(
+            *row.values,
+            2 + n % 3,
+            id=f"{row.id}-{2 + n % 3}",
+            marks=pytest.mark.full if n % 4 else (),
+        )
+        for n, row in enumerate(ROWS)
+    ],
+)
+def test_a_case_on_several_devices_has_the_bits_of_plain_lightning(
+    case: type[Case], budget: Any, devices: int, tmp_path: Path
+) -> None:
+    plain = trained(case, "auto", tmp_path / "plain")
+    try:
+        live = trained(case, OffloadStrategy(budget=budget, devices=devices), tmp_path / "live")
+    except BudgetTooSmall as refused:  # a device's share is smaller, and the largest task is not
+        strategy = OffloadStrategy(budget=refused.needed, devices=devices)
+        live = trained(case, strategy, tmp_path / "least")
+    assert ol.differences(plain, live) == []
 
 
 def test_compiled_kernels_that_keep_no_budget_are_refused_by_name(tmp_path: Path) -> None:

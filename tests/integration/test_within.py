@@ -155,11 +155,11 @@ LOOPS: dict[Run, int] = {
 """How many steps are planned at least."""
 
 
-def compared(loop: Run, device: str, budget: str = "100%") -> BudgetedLoop:
+def compared(loop: Run, device: str, budget: str = "100%", devices: int = 1) -> BudgetedLoop:
     opened: list[BudgetedLoop] = []
 
     def within(model: nn.Module, *optimizers: Any, **more: Any) -> BudgetedLoop:
-        opened.append(offload.within(budget, model, *optimizers, **more))
+        opened.append(offload.within(budget, model, *optimizers, **more, devices=devices))
         return opened[0]
 
     plain = loop(device, lambda *_, **__: nullcontext())
@@ -171,6 +171,15 @@ def compared(loop: Run, device: str, budget: str = "100%") -> BudgetedLoop:
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_loop_has_its_own_bits_and_runs_by_plans(loop: Run, device: str) -> None:
     assert compared(loop, device).planned_steps >= LOOPS[loop]
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_loop_on_several_devices_has_its_own_bits(loop: Run, devices: int) -> None:
+    within = compared(loop, "cpu", devices=devices)
+    assert within.planned_steps >= LOOPS[loop]
+    assert within.plan is not None
+    assert len({task.device for task in within.plan.graph.tasks}) > 1
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -1,7 +1,7 @@
 """A training step whose Python runs every time, and whose kernels run by a plan of the test's."""
 
 import copy
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
@@ -26,6 +26,10 @@ class TestPlanner:
         self.made: Runner | None = None
         self.plans: list[Plan] = []
         self.open = ExitStack()
+
+    def place(self, graph: TaskGraph, homes: Mapping[str, int]) -> TaskGraph:
+        del homes
+        return graph
 
     def plan(self, graph: TaskGraph, budget: Any) -> Plan:
         self.graph = graph

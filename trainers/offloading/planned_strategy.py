@@ -67,18 +67,28 @@ class PlannedStrategy(Strategy):
         verify: bool = True,
         plan_cache: str | Path | None = None,
         host_dir: str | Path | None = None,
+        devices: int = 1,
         **more: Any,
     ) -> None:
         """`budget` is a number of bytes, a size (8GiB), or a share of what the step needs without
         offloading (80%); None sets no limit. `plan_cache`: a folder in which plans and measurements
         are kept, so that the next start of the same run neither measures nor searches again; None
         writes nothing. `host_dir`: a folder for files that are the host's memory, on a CPU (docs).
-        `more` is given to Lightning's strategy."""
+        `devices`: spreads each step over so many, from the trainer's one on. Each has the budget;
+        on the CPU they are parts of its memory. `more` is given to Lightning's strategy."""
         super().__init__(**more)
         cache = None if plan_cache is None else PlanCache(plan_cache)
         folder = None if host_dir is None else check_folder(host_dir)
         request = PlanRequest(
-            budget, host_budget, recompute, optimizer, engine, verify, cache=cache, host_dir=folder
+            budget,
+            host_budget,
+            recompute,
+            optimizer,
+            engine,
+            verify,
+            cache=cache,
+            host_dir=folder,
+            devices=devices,
         )
         check_engine(engine)
         self._start_run(request)

@@ -4,6 +4,7 @@
 `step_planner.py` makes and runs their plans, `meter.py` counts their time, and `interrupt.py`
 delays a Ctrl-C to the end of a step.
 
-May import: offload, offload.gate, offload.graph, offload.live, offload.measuring, offload.memory,
-    offload.plans, offload.program, offload.running, offload.running.drivers, offload.sizes.
+May import: offload, offload.gate, offload.graph, offload.live, offload.lowering, offload.measuring,
+    offload.memory, offload.plans, offload.program, offload.running, offload.running.drivers,
+    offload.sizes.
 """

@@ -37,6 +37,8 @@ class PlanRequest:
     """Where plans and measurements are kept for later starts of the same run."""
     host_dir: Path | None = None
     """A folder for the files that are the host's memory; None: it is RAM."""
+    devices: int = 1
+    """Over how many devices a step is spread. Each of them has the budget."""
     default_budget: str | None = None
     """The budget of the steps of a fleet's job whose `budget` is None."""
 
@@ -48,6 +50,8 @@ class PlanRequest:
         ):
             if given not in known:
                 raise ValueError(f"{name}={given!r} is not known: give one of {', '.join(known)}")
+        if self.devices < 1:
+            raise ValueError(f"devices={self.devices}: give 1 or more")
         if self.budget is not None:
             _check("budget", parse_share if is_share(self.budget) else parse_size, self.budget)
         if self.host_budget is not None:

@@ -1,12 +1,13 @@
 """Makes the plans of a live session with the user's options, and measures their runs."""
 
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from offload import Plan, PlanCache, Runner, TaskGraph
+from offload import Costs, Plan, PlanCache, Runner, TaskGraph
+from offload.lowering.device_placing import place_tasks
 from offload.plans.plan import Budget
 from trainers.steps.meter import Meter
 from trainers.steps.plan_request import PlanRequest
@@ -37,6 +38,10 @@ class StepPlanner:
     @property
     def cache(self) -> PlanCache | None:
         return self.request.cache
+
+    def place(self, graph: TaskGraph, homes: Mapping[str, int]) -> TaskGraph:
+        request = self.request
+        return place_tasks(graph, request.devices, request.target.costs or Costs(), homes=homes)
 
     def plan(self, graph: TaskGraph, budget: Budget) -> Plan:
         assert budget is None or isinstance(budget, str | int)

@@ -9,7 +9,7 @@ and equal at every peer: `global_step`, schedulers, validation, checkpoints, cal
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NoReturn, get_args
 
@@ -96,9 +96,9 @@ class ElasticFit(OneDeviceStrategy):
         """Return where this run's commits come from."""
         raise NotImplementedError
 
-    def _refuse_devices(self, count: int) -> NoReturn:
+    def _take_several(self, devices: Sequence[torch.device]) -> NoReturn:
         raise CannotBeElastic(
-            f"devices={count}: a peer trains on one device; start a peer for each"
+            f"devices={len(devices)}: a peer trains on one device; start a peer for each"
         )
 
     @property
