@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
-from itertools import accumulate
+from itertools import accumulate, chain
 
 from offload.errors import GraphError
 from offload.graph.costs import Costs
@@ -158,16 +158,32 @@ class _Groups:
 
 
 def _cut_forward(graph: TaskGraph, chunks: int, costs: Costs) -> dict[int, int]:
-    """The chunk of each forward task."""
-    forward: dict[int, list[int]] = {}
-    for number, task in enumerate(graph.tasks):
-        if task.phase == FORWARD:
-            forward.setdefault(task.turn, []).append(number)
+    """The chunk of each task of a forward pass."""
     chunk_of: dict[int, int] = {}
-    for tasks in forward.values():
+    for tasks in _list_forward_passes(graph):
         ends = _find_ends(graph, tasks, chunks, costs)
         chunk_of |= {number: bisect_right(ends, place) for place, number in enumerate(tasks)}
     return chunk_of
+
+
+def _list_forward_passes(graph: TaskGraph) -> list[list[int]]:
+    """The tasks of each micro-batch's forward pass. What follows the last backward pass measures
+    or clips gradients, and is of none."""
+    passes: dict[int, list[list[int]]] = {}
+    before: dict[int, str] = {}
+    """By turn: the phase of its latest task."""
+    for number, task in enumerate(graph.tasks):
+        if task.phase == FORWARD:
+            of_turn = passes.setdefault(task.turn, [])
+            if before.get(task.turn) != FORWARD:
+                of_turn.append([])
+            of_turn[-1].append(number)
+        if task.phase in (FORWARD, BACKWARD):
+            before[task.turn] = task.phase
+    for turn, of_turn in passes.items():
+        if len(of_turn) > 1 and before[turn] == FORWARD:
+            of_turn.pop()
+    return list(chain(*passes.values()))
 
 
 def _find_ends(graph: TaskGraph, tasks: Sequence[int], chunks: int, costs: Costs) -> list[int]:
@@ -195,7 +211,7 @@ def _add_backward(graph: TaskGraph, chunk_of: dict[int, int]) -> None:
     last: dict[int, int] = {}
     """By micro-batch: the chunk of its latest task."""
     for number, task in enumerate(graph.tasks):
-        if task.phase == FORWARD:
+        if number in chunk_of:
             last[task.turn] = chunk_of[number]
         if task.phase != BACKWARD or task.turn not in last:
             continue
