@@ -2,6 +2,8 @@
 
 from typing import NoReturn
 
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+
 from offload import OffloadError
 from trainers.offloading.planned_strategy import PlannedStrategy
 from trainers.one_device import OneDeviceStrategy
@@ -34,8 +36,18 @@ class OffloadStrategy(PlannedStrategy, OneDeviceStrategy):
             f" engine={request.engine!r})"
         )
 
+    def setup_environment(self) -> None:
+        launcher = TorchElasticEnvironment()
+        if launcher.detect() and launcher.world_size() > 1:
+            raise OffloadError(
+                "OffloadStrategy trains in one process, and torchrun has started"
+                f" {launcher.world_size()}, each of which would train the same run by itself:"
+                " start one without torchrun, or train on several machines with ElasticStrategy"
+            )
+        super().setup_environment()
+
     def _refuse_devices(self, count: int) -> NoReturn:
         raise OffloadError(
             f"OffloadStrategy runs on one device, and the trainer has {count}: give"
-            " Trainer(devices=1), or OffloadDDPStrategy"
+            " Trainer(devices=1), or train on several machines with ElasticStrategy"
         )
