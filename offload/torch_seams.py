@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import distributed
 
 TESTED = "torch>=2.11,<2.16"
 
@@ -44,7 +43,6 @@ def _of_cuda_builds(name: str) -> Callable[..., Any]:
 
 
 try:
-    from torch.distributed import utils as _ranks
     from torch.utils import _python_dispatch
     from torch.utils import _pytree as pytree  # noqa: F401
 
@@ -72,15 +70,9 @@ try:
     # The kernel of AdamW(fused=True), without an optimizer around it: to time one update.
     fused_adamw_op = torch.ops.aten._fused_adamw_.default
 
-    # Waits for the result of a collective that returns at once. Its public caller waits when the
-    # result is looked at, which no plan can see.
-    wait_tensor = torch.ops._c10d_functional.wait_tensor.default
-
     # ---- autograd -------------------------------------------------------------------------------
     # What `torch.no_grad()` calls; a plain call in C, which a Ctrl-C cannot cut in two.
     set_grad_enabled = torch._C._set_grad_enabled
-    # Has a function called at the end of the backward pass that runs, as torch's DDP does.
-    at_end_of_backward = torch.autograd.Variable._execution_engine.queue_callback
 
     # ---- modes of libraries ---------------------------------------------------------------------
     # `torch.backends.cudnn.benchmark = x` is Python, which a Ctrl-C can cut in two.
@@ -128,16 +120,6 @@ try:
     # ---- kernels on lists of tensors ------------------------------------------------------------
     # torch.optim is made of them; whoever wants their bits calls them too.
     foreach_lerp_ = torch._foreach_lerp_  # pyright: ignore[reportPrivateImportUsage]
-
-    # ---- modules and ranks ----------------------------------------------------------------------
-    # The three that DDP's constructor and forward call before its reducer comes in.
-    sync_module_states = _ranks._sync_module_states
-    sync_params_and_buffers = _ranks._sync_params_and_buffers
-    verify_param_shapes = _ranks._verify_param_shape_across_processes
-    # Those three want a group, and None does not do for "all ranks".
-    default_group = distributed.distributed_c10d._get_default_group
-    # What the ranks write to each other without a collective.
-    default_store = distributed.distributed_c10d._get_default_store
 except (ImportError, AttributeError) as error:
     raise ImportError(_describe_missing(str(error))) from error
 
@@ -164,11 +146,6 @@ def schema_of(op: Any) -> Any:
 def name_of(op: Any) -> str:
     """`mm` of `aten.mm.default`."""
     return _attribute(op, "_opname")
-
-
-def wait_for_work(work: Any) -> None:
-    """Wait for what an op of `torch.distributed` returned to the dispatcher."""
-    distributed.Work.unbox(work).wait()  # pyright: ignore[reportPrivateImportUsage]
 
 
 def is_held_by_others(tensors: Sequence[torch.Tensor]) -> bool:
@@ -203,11 +180,6 @@ def is_set_up_by_a_call(module: torch.nn.Module) -> bool:
 
 
 CONVERSION = "_apply"  # of a Module: `to()` and `half()` call it, and no hook sees gradients there
-
-
-def left_to_each_rank(module: torch.nn.Module) -> Any:
-    """Names of tensors that DDP is to leave alone, where a user has set some."""
-    return getattr(module, "_ddp_params_and_buffers_to_ignore", None)
 
 
 def float32_precisions() -> tuple[str, ...]:

@@ -5,12 +5,11 @@ from perfect.callbacks.loader_callback import LoaderCallback
 from perfect.callbacks.phase_switch import PhaseSwitch
 from perfect.method.phases import Phase, PlateauDetector, PlateauRule
 from perfect.method.schedule import Schedule
-from trainers import ElasticStrategy, OffloadDDPStrategy, OffloadStrategy, SaveStep
+from trainers import ElasticStrategy, OffloadStrategy, SaveStep
 
 __all__ = [
     "ElasticStrategy",
     "LoaderCallback",
-    "OffloadDDPStrategy",
     "OffloadStrategy",
     "Phase",
     "PhaseSwitch",

@@ -46,11 +46,10 @@ SMOKE = (
     "e2e/test_train.py::test_own_module_and_own_data_run_from_the_yaml",
     "e2e/test_grid.py::test_a_grid_leaves_its_results_and_a_page_over_all_jobs",
     "e2e/test_offload.py::test_check_explains_a_plan_for_every_batch_size_and_trains_nothing",
-    # a step within a budget: on the host's engines, a rank, its peak, its picture
+    # a step within a budget: on the host's engines, its peak, its picture
     "integration/test_offload_models.py::"
     "test_five_steps_in_random_order_leave_the_bits_of_eager[gpt]",
     "integration/test_offload_models.py::test_the_real_peak_is_no_more_than_the_planned_one[vit]",
-    "integration/test_offload_ranks.py::test_a_plan_counts_and_tells_what_goes_to_the_other_ranks",
     "integration/test_offload_explain.py::test_a_captured_step_is_explained_and_drawn",
     # private names of torch and Lightning
     "integration/test_seams.py",

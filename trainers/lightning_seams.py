@@ -139,20 +139,6 @@ def is_validation_due(trainer: L.Trainer) -> bool:
     return _attribute(trainer.fit_loop.epoch_loop, "_should_check_val_fx")(fetcher)
 
 
-# ---- DDPStrategy: what the user gave it ---------------------------------------------------------
-
-
-def ddp_arguments(strategy: Any) -> dict[str, Any]:
-    """Those for torch's DistributedDataParallel. The constructor keeps them here only."""
-    return _attribute(strategy, "_ddp_kwargs")
-
-
-def has_communication_hook(strategy: Any) -> bool:
-    """Whether `ddp_comm_hook`, `_wrapper` or `_state` was given."""
-    names = ("_ddp_comm_hook", "_ddp_comm_wrapper", "_ddp_comm_state")
-    return any(_attribute(strategy, name) for name in names)
-
-
 # ---- a checkpoint in memory ---------------------------------------------------------------------
 
 

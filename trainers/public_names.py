@@ -1,8 +1,7 @@
 """The public names of trainers, each imported from where it is."""
 
 from trainers.elastic.peer.elastic_strategy import ElasticStrategy
-from trainers.offloading.ddp_strategy import OffloadDDPStrategy
 from trainers.offloading.save_step import SaveStep
 from trainers.offloading.strategy import OffloadStrategy
 
-__all__ = ["ElasticStrategy", "OffloadDDPStrategy", "OffloadStrategy", "SaveStep"]
+__all__ = ["ElasticStrategy", "OffloadStrategy", "SaveStep"]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from offload.graph.taskgraph import RANKS, Task
+from offload.graph.taskgraph import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,6 @@ class Costs:
     """From one device to another."""
     copy: float = 1e-5
     """The least seconds that a copy takes."""
-    ranks: float = 1e9
-    """Bytes per second that all processes add up together."""
     host_memory: float = 8e9
     """Bytes per second that a host worker reads and writes."""
     host_workers: int = 1
@@ -33,8 +31,6 @@ class Costs:
     def of_task(self, task: Task) -> float:
         if task.seconds is not None:
             return task.seconds
-        if task.lane == RANKS:
-            return self.copy + task.traffic / self.ranks
         if task.lane == "host":
             return self.launch + task.traffic / self.host_memory
         return self.launch + max(task.flops / self.flops, task.traffic / self.memory)

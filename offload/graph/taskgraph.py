@@ -24,8 +24,6 @@ ALIGNMENT = 64
 """Every offset in an arena is a multiple of it, unless the program needs more."""
 HOST = -1
 """The arena number of the host."""
-RANKS = "ranks"
-"""The lane for work that several processes do together."""
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 """Phases of a step."""
 
@@ -76,8 +74,7 @@ class Task:
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     lane: str = "compute"
-    """compute; host: works on the buffers' host copies; ranks: all processes do it together, one
-    such task after the other."""
+    """compute; host: works on the buffers' host copies."""
     device: int = 0
     """Where it runs, so where its operands are needed. The plan copies them there."""
     after: tuple[int, ...] = ()

@@ -5,23 +5,14 @@ inputs    what else the step is given            copied to the plan's place for 
 outputs   what somebody holds after the step     given to the shadows that stand for it
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from offload.graph.builder import GraphBuilder
-from offload.graph.taskgraph import (
-    ALIGNMENT,
-    BACKWARD,
-    FORWARD,
-    RANKS,
-    UPDATE,
-    Role,
-    TaskGraph,
-)
-from offload.live.collectives import Collective
+from offload.graph.taskgraph import ALIGNMENT, BACKWARD, FORWARD, UPDATE, Role, TaskGraph
 from offload.live.lanes import BEGINS, lanes_of
 from offload.live.list_calls import are_apart, cut_call, find_cuts, list_length, works_on_lists
 from offload.live.tape_calls import Slots, TapeCall, TapeReader
@@ -136,8 +127,7 @@ def _add_tasks(
     late = {slot: start for slot, start in starts.items() if start}
     trained = {s for s, w in weights.items() if w.role in (Role.PARAMETER, Role.STATE)}
     chains: dict[str, int] = {}
-    """The latest draw of each lane, its beginning, and the latest task that all ranks do
-    together."""
+    """The latest draw of each lane, and its beginning."""
     lanes, done = [*lanes_of(calls)], 0
     for run in _find_runs(calls):
         turn = lanes[done]
@@ -154,19 +144,16 @@ def _add_tasks(
             unborn = dict.fromkeys(slot for slot in reads if slot not in there)
             kernels = tuple(_move_starts(call.call, late) for call in group)
             phase = BACKWARD if node.backward else FORWARD
-            shared = isinstance(group[0].call.op, Collective)
-            chain = [RANKS] if shared else [f"draws {turn}"] if node.random else []
+            chain = [f"draws {turn}"] if node.random else []
             chain += [BEGINS] if group[0].op == BEGINS else []
             number = builder.task(
                 group[-1].op.split("::")[1],
                 [slot for slot in reads if slot in there],
                 writes | unborn,
                 kernel=kernels[0] if len(kernels) == 1 else Calls(kernels),
-                lane=RANKS if shared else "compute",
                 phase=phase if trained.isdisjoint(writes) else UPDATE,
                 after=tuple(sorted({chains[name] for name in chain if name in chains})),
-                unplaced=sum(builder.buffers[slot].nbytes for slot in fresh) if shared else 0,
-                traffic=_count_traffic(builder, group[0].op, reads, () if shared else writes),
+                traffic=sum(builder.buffers[slot].nbytes for slot in (*reads, *writes)),
                 repeatable=not chain
                 and fresh.issuperset(writes)
                 and weights.keys().isdisjoint(writes),
@@ -177,13 +164,6 @@ def _add_tasks(
             )
             there.update(writes, unborn)
             chains |= dict.fromkeys(chain, number)
-
-
-def _count_traffic(builder: GraphBuilder, op: str, reads: Slots, writes: Iterable[int]) -> int:
-    """The bytes that are read and written, or that a rank has for the others; what only compares,
-    has none."""
-    compares = op.startswith("offload_ranks::")
-    return 0 if compares else sum(builder.buffers[slot].nbytes for slot in (*reads, *writes))
 
 
 def _find_runs(calls: Sequence[TapeCall]) -> Iterator[list[TapeCall]]:

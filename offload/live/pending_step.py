@@ -20,7 +20,7 @@ from functools import cache, partial
 from typing import Any, TypeVar
 
 import torch
-from torch import distributed, set_num_threads  # a session replaces `torch.set_num_threads`
+from torch import set_num_threads  # a session replaces `torch.set_num_threads`
 
 from offload.live.planned_tapes import PlannedRun
 
@@ -80,7 +80,7 @@ class KernelThread:
             self._paused_steps -= 1
             return False
         with self._lock:
-            if not self._may_overlap or _has_ranks():
+            if not self._may_overlap:
                 return False
             run = prepare()
             if run is None or not run.is_bound:
@@ -149,11 +149,6 @@ def _wait_for(result: "Future[Any]") -> None:
         wait([result])
     finally:
         wait([result])
-
-
-def _has_ranks() -> bool:
-    """Whether other processes expect an order of collectives: then Python may not overtake one."""
-    return distributed.is_available() and distributed.is_initialized()
 
 
 @cache

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from offload.errors import CaptureError
-from offload.live.collectives import check_own_bytes
 from offload.program.kernels import CPU
+from offload.torch_seams import is_wrapper_subclass
 
 Device = torch.device | str | None
 
@@ -64,7 +64,7 @@ def place_tensors(
     everything = dict.fromkeys((*module.parameters(), *module.buffers(), *states))
     tensors = [tensor for tensor in everything if tensor.device.type != device.type]
     for tensor in tensors:
-        check_own_bytes(tensor, f"the module has a tensor that is not on {device}")
+        _check_own_bytes(tensor, f"the module has a tensor that is not on {device}")
     before = {tensor: tensor.device for tensor in tensors}
     places = dict(zip(tensors, core.place([t.data for t in tensors], str(device)), strict=True))
     for tensor, place in places.items():
@@ -80,6 +80,16 @@ def place_tensors(
             and core.identity(tensor) == core.identity(place.tensor)
         )
         tensor.data = _bytes_at_home(place) if at_home else tensor.data.to(where)
+
+
+def _check_own_bytes(tensor: torch.Tensor, what: str) -> None:
+    """Raise `CaptureError` for a DTensor and its like."""
+    if is_wrapper_subclass(tensor):
+        raise CaptureError(
+            f"{what}, which is a {type(tensor).__name__} without bytes of its own, and a plan"
+            " places bytes. Give the step plain tensors (of a DTensor: .to_local()), or train this"
+            " module without offloading"
+        )
 
 
 def _list_states(

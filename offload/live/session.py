@@ -116,6 +116,14 @@ class LiveSession:
         )
         wait_before_forks(self._core)
         self._open.callback(self._handle.close)
+        with ExitStack() as after_an_error:
+            after_an_error.callback(self._open.close)
+            after_an_error.callback(self._tensors.close)
+            self._take_over()
+            after_an_error.pop_all()
+        return self
+
+    def _take_over(self) -> None:
         self.kernels.open(self._handle.serve)
         self.tapes.begin()
         self._open.enter_context(ENTRANCES.watch(self._core))
@@ -127,7 +135,6 @@ class LiveSession:
         if isinstance(self.plans, UnrunPlans):
             self._tensors.callback(self.weights.put_states_back, self.weights.copy_states())
         self._tensors.callback(self._close_tapes)
-        return self
 
     def __exit__(self, *error: object) -> None:
         self._handle.check_here()

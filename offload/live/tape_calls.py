@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from offload.errors import CaptureError
-from offload.live.collectives import Collective, is_collective
 from offload.live.tape_kernel import TapeKernel, WithAutograd
 from offload.program.kernels import Call, Value, values_in
 from offload.torch_seams import ASKING_AUTOGRAD, schema_of
@@ -109,18 +108,16 @@ class TapeReader:
             return None
         given = [self._argument(value) for value in node.arguments]
         first = len(given) - len(named.keywords)
-        kernel: Any = Collective(op)
-        if not is_collective(op):
-            asks = node.grad and named.name in ASKING_AUTOGRAD
-            kernel = TapeKernel(
-                WithAutograd(op) if asks else op,
-                self._core,
-                node,
-                self.numbers,
-                tuple(self._varying_of(node.arguments)),
-                self.device,
-                _is_elementwise(named.name),
-            )
+        asks = node.grad and named.name in ASKING_AUTOGRAD
+        kernel = TapeKernel(
+            WithAutograd(op) if asks else op,
+            self._core,
+            node,
+            self.numbers,
+            tuple(self._varying_of(node.arguments)),
+            self.device,
+            _is_elementwise(named.name),
+        )
         fresh = dict.fromkeys(value.buffer for value in made if value is not None)
         kwargs = dict(zip(named.keywords, given[first:], strict=True))
         call = Call(kernel, tuple(given[:first]), kwargs, made if fresh else ())

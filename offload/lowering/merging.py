@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any
 
 from offload.errors import GraphError
-from offload.graph.taskgraph import RANKS, UPDATE, Task, TaskGraph
+from offload.graph.taskgraph import UPDATE, Task, TaskGraph
 from offload.program.kernels import Calls
 
 Function = Callable[[Sequence[Any], Sequence[Any]], Any]
@@ -40,12 +40,11 @@ def merge_key(task: Task) -> tuple[object, ...]:
 
 
 def is_ordered(task: Task) -> bool:
-    return bool(task.after) or task.random or task.lane == RANKS
+    return bool(task.after) or task.random
 
 
 def find_ordered_tasks(graph: TaskGraph) -> frozenset[int]:
-    """Tasks that buffers alone do not order: they draw random numbers, are done together with
-    other ranks, or are in an `after`."""
+    """Tasks that buffers alone do not order: they draw random numbers, or are in an `after`."""
     return frozenset(
         number
         for at, task in enumerate(graph.tasks)

@@ -27,7 +27,7 @@ from torch.autograd.profiler import profile, record_function
 from offload.errors import CaptureError, OffloadError
 from offload.gate import only_python, stand_aside
 from offload.graph.memgraph import TASK, Access, Node, Place
-from offload.graph.taskgraph import RANKS, Task, TaskGraph
+from offload.graph.taskgraph import Task, TaskGraph
 from offload.measuring.allocation_log import MARK, peaks_of, round_up
 from offload.measuring.distinct_calls import end_of, move_to_zero, signature, sizes, values_of
 from offload.measuring.kept_costs import Cost, KeptCosts, MeasuredCosts, cost_of
@@ -127,9 +127,8 @@ def _restore_random(device: torch.device, generators: Sequence[torch.Generator])
 def _add_calls(
     task: Task, calls: dict[int, Call], known: dict[Any, int], where: torch.device, alignment: int
 ) -> list[int]:
-    """Add a task's calls to `calls`, and return their keys. Equal calls have equal keys. A
-    collective has none, because the other ranks would have to make it as well."""
-    if not isinstance(task.kernel, Call | Calls) or task.lane == RANKS:
+    """Add a task's calls to `calls`, and return their keys. Equal calls have equal keys."""
+    if not isinstance(task.kernel, Call | Calls):
         return []
     keys = []
     for call in task.kernel.calls:

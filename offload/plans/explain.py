@@ -12,7 +12,7 @@ are cut, so that a line has at most `WIDTH` columns.
 from typing import TYPE_CHECKING
 
 from offload.graph.memgraph import OFFLOAD, RELOAD, SEND, TASK, MemGraph
-from offload.graph.taskgraph import RANKS, Role, Task
+from offload.graph.taskgraph import Role, Task
 from offload.lowering.host_updates import is_update, move_updates_to_host, weigh_moves
 from offload.lowering.micro_batches import ONCE
 from offload.planning.refusal import smallest_budget
@@ -54,7 +54,6 @@ def explain(plan: "Plan") -> str:
         ("recomputed", _recomputing(plan)),
         *_updates(plan),
         *_micro_batches(plan),
-        *_collectives(plan),
         ("outputs", _outputs(plan)),
         ("bits", _bits(plan)),
     ]
@@ -242,17 +241,6 @@ def _micro_batches(plan: "Plan") -> list[tuple[str, str]]:
         return []
     how = next((note for note in plan.graph.notes if note.startswith(ONCE)), f"{ONCE} each")
     return [("weights", f"{count} micro-batches in one step, {how}")]
-
-
-def _collectives(plan: "Plan") -> list[tuple[str, str]]:
-    """What all ranks do together, such as averaging gradients."""
-    sums = [task for task in plan.graph.tasks if task.lane == RANKS and task.traffic]
-    if not sums:
-        return []
-    size = format_size(sum(task.traffic for task in sums))
-    rate = format_size(int(plan.costs.ranks))
-    times = format_count(len(sums), "collective")
-    return [("ranks", f"{size} of each rank in {times}, taken to be {rate}/s")]
 
 
 def _outputs(plan: "Plan") -> str:

@@ -21,7 +21,7 @@ import numpy as np
 
 from offload.errors import GraphError
 from offload.graph.memgraph import TASK
-from offload.graph.taskgraph import HOST, RANKS, Role
+from offload.graph.taskgraph import HOST, Role
 from offload.planning.wanted import peak_bytes
 from offload.plans.account import (
     ROLES,
@@ -326,7 +326,7 @@ class _PlanPicture:
     # ---- facts -------------------------------------------------------------------------------
 
     def _lanes(self) -> list[str]:
-        kinds = ("compute", "h2d", "d2h", "d2d", "host", RANKS)
+        kinds = ("compute", "h2d", "d2h", "d2d", "host")
 
         def rank(lane: str) -> tuple[int, str]:
             return next((n for n, kind in enumerate(kinds) if lane.startswith(kind)), 9), lane

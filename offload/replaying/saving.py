@@ -6,10 +6,8 @@ from typing import Any
 import torch
 
 from offload.errors import OffloadError
-from offload.live.collectives import is_collective
 from offload.live.core import load_core
 from offload.live.session import LiveSession
-from offload.live.tape_calls import find_op
 from offload.live.weights import LiveWeights
 from offload.program.kernels import Value
 from offload.replaying.step_file import NamedTensor, NumberTensor, SavedOp, SavedPart
@@ -79,11 +77,6 @@ class _OpReader:
         for node, ran in list(zip(tape.nodes, tape.ran, strict=True))[tape.begin :]:
             if not node.deferred or ran:
                 continue
-            if is_collective(find_op(node.op).op):
-                raise OffloadError(
-                    f"a step with {node.op}, which all ranks do together, cannot be saved: save one"
-                    " of a run on one device"
-                )
             args = tuple(self._argument(each) for each in node.arguments)
             made = tuple(None if value is None else self._value(value) for value in node.made)
             yield SavedOp(node.op, args, made, node.grad, node.backward, node.where)

@@ -28,7 +28,7 @@ from perfect.config.schema import RunConfig, dump_config
 from perfect.errors import BuildError
 from perfect.runs.checkpoint import StopSignal
 from perfect.runs.folder import RunFolder
-from trainers import OffloadDDPStrategy, OffloadStrategy
+from trainers import OffloadStrategy
 from trainers.elastic.errors import CannotBeElastic
 from trainers.elastic.peer.elastic_strategy import ElasticStrategy
 from trainers.elastic.peer.replay_strategy import LanePlanStrategy, ReplayStrategy
@@ -46,9 +46,13 @@ def build_strategy(config: RunConfig) -> Strategy | str:
         return LanePlanStrategy(None, lanes, sums, config.offload.budget)
     if config.offload is None:
         return "ddp" if config.trainer.devices > 1 else "auto"
-    kind = OffloadDDPStrategy if config.trainer.devices > 1 else OffloadStrategy
+    if config.trainer.devices > 1:
+        why = (
+            f"is {config.trainer.devices}, but a process trains on each of them, and offload plans"
+        )
+        raise BuildError("trainer.devices", f"{why} one process: give offload.devices instead")
     try:
-        return kind(**config.offload.model_dump())
+        return OffloadStrategy(**config.offload.model_dump())
     except (OffloadError, ValueError) as error:  # the schema has checked all but this machine
         raise BuildError(_key(error, "offload.engine"), str(error)) from error
 

@@ -33,6 +33,7 @@ FIXED_FOR_PEERS: Mapping[str, tuple[Any, ...]] = MappingProxyType({
     "verify": (True,),
     "plan_cache": (None,),
     "host_dir": (None,),
+    "devices": (1,),
 })  # fmt: skip
 """The keys of `offload` that a peer of a swarm does not use, each with the only value allowed."""
 
@@ -103,16 +104,13 @@ def _model_and_data(raw: Raw) -> Iterator[tuple[Place, str]]:
 
 def _offload_conflicts(raw: Raw) -> Iterator[tuple[Place, str]]:
     engine = value_at(raw, "offload", "engine")
-    accelerator, devices = (value_at(raw, "trainer", key) for key in ("accelerator", "devices"))
+    accelerator = value_at(raw, "trainer", "accelerator")
     if engine in ("cuda", "cudagraph") and accelerator == "cpu":
         why = f"{engine} runs on a GPU, but trainer.accelerator is cpu: give auto or threads"
         yield ("offload", "engine"), why
     if engine == "threads" and accelerator == "gpu":
         why = "threads runs on the CPU, but trainer.accelerator is gpu: give auto, cuda or"
         yield ("offload", "engine"), f"{why} cudagraph"
-    if accelerator == "gpu" and type(devices) is int and devices > 1:
-        why = f"is {devices}, but offload runs on one GPU so far: give 1, or remove offload"
-        yield ("trainer", "devices"), why
 
 
 def _elastic_conflicts(raw: Raw) -> Iterator[tuple[Place, str]]:

@@ -316,6 +316,8 @@ class OffloadConfig(Section):
     measure again. None: nothing is kept."""
     host_dir: str | None = None
     """A folder for files that are the memory of the host, on the CPU. None: it is RAM."""
+    devices: Count = 1
+    """Over how many devices one process spreads each step. Each of them has the budget."""
 
     @model_validator(mode="after")
     def _check_keys_of_budget(self) -> "OffloadConfig":

@@ -262,3 +262,16 @@ def test_an_engine_that_is_not_here_is_refused_with_its_line(
         said = capfd.readouterr().err
         assert re.search(rf"recipe.yaml:\d+: offload.engine: {why}", said)
         assert "Traceback" not in said
+
+
+def test_several_devices_within_a_budget_are_refused_with_their_line(
+    train: Train, phased: Recipe, capfd: pytest.CaptureFixture[str]
+) -> None:
+    phased["trainer"]["devices"] = 2
+    for options in ((), ("--check",)):
+        code, folder = train(within("70%", phased), *options)
+        assert code == 2
+        assert not folder.exists()
+        said = capfd.readouterr().err
+        assert re.search(r"recipe.yaml:\d+: trainer.devices: is 2, but offload runs on one", said)
+        assert "Traceback" not in said

@@ -12,7 +12,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import SingleDeviceStrategy
 
 import trainers.lightning_seams as s
 
@@ -68,15 +68,6 @@ OUTSIDE: dict[str, Callable[[], bool]] = {
     "DeviceHolder": lambda: issubclass(L.LightningModule, s.DeviceHolder),
     "set_module_device": lambda: _module_device() == torch.device("meta"),
     "begin_with_checkpoint": lambda: _begun_with_checkpoint() == 3,
-    "ddp_arguments": lambda: (
-        s.ddp_arguments(DDPStrategy(static_graph=True)) == {"static_graph": True}
-    ),
-    "has_communication_hook": lambda: (
-        s.has_communication_hook(DDPStrategy(ddp_comm_state=object()))
-        and s.has_communication_hook(DDPStrategy(ddp_comm_hook=abs))
-        and s.has_communication_hook(DDPStrategy(ddp_comm_wrapper=abs))
-        and not s.has_communication_hook(DDPStrategy())
-    ),
 }
 
 

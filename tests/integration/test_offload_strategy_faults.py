@@ -50,6 +50,20 @@ def test_engines_of_cuda_need_a_device(engine: str) -> None:
         OffloadStrategy(engine=engine)
 
 
+def test_several_devices_and_processes_of_torchrun_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(OffloadError, match="on one device, and the trainer has 2"):
+        ol.train(planned(), devices=2)
+    launched = {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}
+    for name, value in launched.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(OffloadError, match="in one process, and torchrun has started 2"):
+        ol.train(planned())
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert ol.train(planned(), max_epochs=1).module is not None
+
+
 def test_a_budget_under_the_minimum_says_the_minimum_and_the_task() -> None:
     with pytest.raises(
         BudgetTooSmall, match=r"are needed at task .*raise the budget to"

@@ -19,7 +19,7 @@ from support.products import every_value
 from torch import nn
 
 from offload import DeviceLost, OffloadError
-from trainers import OffloadDDPStrategy, OffloadStrategy
+from trainers import OffloadStrategy
 
 pytestmark = [
     pytest.mark.gpu,
@@ -109,8 +109,6 @@ def test_engines_and_devices_that_do_not_fit_are_refused() -> None:
         train(OffloadStrategy(engine="threads"))
     with pytest.raises(OffloadError, match="engine='cuda' runs on a GPU"):
         ol.train(OffloadStrategy(engine="cuda"), accelerator="cpu")
-    with pytest.raises(OffloadError, match="OffloadDDPStrategy runs on the CPU so far"):
-        train(OffloadDDPStrategy())
 
 
 def test_more_memory_than_the_device_has_is_refused_before_the_run() -> None:

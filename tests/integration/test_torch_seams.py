@@ -56,12 +56,6 @@ def _held_by_others() -> bool:
     return t.is_held_by_others([x]) and not alone and both == (False, False)
 
 
-def _raises(kind: type[BaseException], run: Callable[[], object]) -> bool:
-    with pytest.raises(kind):
-        run()
-    return True
-
-
 def _grad_mode() -> bool:
     before = torch.is_grad_enabled()
     try:
@@ -105,21 +99,6 @@ def _versions() -> bool:
     before = loaders.torch_seams.version_of(x)
     x.add_(1)
     return loaders.torch_seams.version_of(x) == before + 1
-
-
-def _left_alone() -> bool:
-    """The name that torch's own setter writes."""
-    module = torch.nn.Linear(1, 1)
-    ddp = torch.nn.parallel.DistributedDataParallel
-    ddp._set_params_and_buffers_to_ignore_for_model(module, ["weight"])
-    return [*t.left_to_each_rank(module)] == ["weight"]
-
-
-def _called_after_backward() -> bool:
-    x, said = torch.ones(1, requires_grad=True), []
-    x.register_hook(lambda g: t.at_end_of_backward(lambda: said.append(x.grad)))
-    (x * 2).backward()
-    return said == [x.grad]
 
 
 PLAIN = loaders.torch_seams.plain_results
@@ -192,14 +171,10 @@ TORCH: dict[str, Callable[[], bool]] = {
     "clear_cublas_workspaces": lambda: callable(t.clear_cublas_workspaces),
     "empty_host_cache": lambda: callable(t.empty_host_cache),
     "foreach_lerp_": lambda: _one(lambda x: t.foreach_lerp_(x, [torch.zeros(1)], 0.5)) == 1,
-    "default_group": lambda: _raises(ValueError, t.default_group),  # no process group was made
-    "default_store": lambda: _raises(ValueError, t.default_store),
-    "at_end_of_backward": _called_after_backward,
     "schema_of": lambda: t.schema_of(aten.add_.Tensor).is_mutable,
     "name_of": lambda: t.name_of(aten.mm.default) == "mm",
     "version_of": _versions,
     "is_held_by_others": _held_by_others,
-    "left_to_each_rank": _left_alone,
     "address_of": lambda: t.address_of(one := torch.ones(2)) == one.data_ptr(),
     "HigherOrderOperator": _higher_order,
     "higher_order_operators": _higher_order,
@@ -258,47 +233,24 @@ def test_precisions_of_float32_are_read_and_put_back_whichever_way_they_were_set
 
 
 @pytest.fixture
-def alone(tmp_path: Path) -> Iterator[Any]:
+def alone(tmp_path: Path) -> Iterator[None]:
     """A process group, in which this process is alone."""
     store = distributed.FileStore(str(tmp_path / "store"), 1)
     distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
-        yield t.default_group()
+        yield
     finally:
         distributed.destroy_process_group()
 
 
-def test_ddps_three_calls_take_what_we_give_them(alone: Any) -> None:
-    module = torch.nn.BatchNorm1d(2)
-    t.verify_param_shapes(alone, [*module.parameters()])
-    t.sync_module_states(module, alone, 1 << 20, 0, {*()}, broadcast_buffers=True)
-    t.sync_params_and_buffers(alone, [b.detach() for b in module.buffers()], 1 << 20, 0)
-    assert module.weight.tolist() == [1, 1]
-
-
-def test_ops_of_torch_distributed_return_a_work(alone: Any) -> None:
-    class Noting(t.TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
-            result = func(*args, **(kwargs or {}))
-            calls.append((t.schema_of(func).name, result))
-            return result
-
-    calls: list[tuple[str, Any]] = []
-    with Noting():
-        distributed.all_reduce(torch.ones(2))
-    [(name, result)] = [call for call in calls if "c10d" in call[0]]
-    assert name == "c10d::allreduce_"
-    t.wait_for_work(result[-1])
-
-
-def test_a_functional_collective_returns_a_tensor_that_waits(alone: Any) -> None:
-    pending = functional.all_reduce(torch.ones(2), "sum", alone)
+@pytest.mark.usefixtures("alone")
+def test_a_tensor_that_waits_for_others_has_no_bytes_of_its_own() -> None:
+    pending = functional.all_reduce(torch.ones(2), "sum", distributed.group.WORLD)
     assert t.is_wrapper_subclass(pending) and not t.is_wrapper_subclass(torch.ones(2))
-    inner = torch.ops._c10d_functional.all_reduce.default(torch.ones(2), "sum", alone.group_name)
-    assert t.wait_tensor(inner).tolist() == pending.tolist() == [1, 1]
 
 
-def test_fsdp_sets_a_module_up_in_its_first_call(alone: Any) -> None:
+@pytest.mark.usefixtures("alone")
+def test_fsdp_sets_a_module_up_in_its_first_call() -> None:
     plain, sharded = torch.nn.Linear(2, 2), fully_shard(torch.nn.Linear(2, 2))
     assert [*map(t.is_set_up_by_a_call, (plain, sharded))] == [False, True]
     sharded(torch.ones(1, 2))

@@ -18,7 +18,7 @@ from offload.planning.cuts import Piece, cut_by_host
 from offload.planning.issue import Chart, Issue, Issued
 
 STREAMS = ("compute", "h2d", "d2h")
-HOST = ("host", "ranks")
+HOST = ("host",)
 
 
 @dataclass

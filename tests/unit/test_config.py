@@ -88,11 +88,6 @@ def test_a_file_that_is_not_there_or_no_text_is_an_error_that_names_it(tmp_path:
         ("{engine: cuda}", "{accelerator: cpu}", "offload.engine: cuda runs on a GPU"),
         ("{engine: cudagraph}", "{accelerator: cpu}", "offload.engine: cudagraph runs on a GPU"),
         ("{engine: threads}", "{accelerator: gpu}", "offload.engine: threads runs on the CPU"),
-        (
-            "{}",
-            "{accelerator: gpu, devices: 2}",
-            "trainer.devices: is 2, but offload runs on one GPU",
-        ),
     ],
 )
 def test_an_engine_that_cannot_run_on_the_accelerator_is_told_by_its_line(

@@ -1,7 +1,7 @@
 """`OffloadStrategy`: an unchanged LightningModule whose whole step is planned and offloaded.
 
-`strategy.py` and `ddp_strategy.py` have the public classes, `planned_strategy.py` the methods that
-Lightning calls. These begin and end the steps of a `StrategyRun` (`run.py`).
+`strategy.py` has the public class, `planned_strategy.py` the methods that Lightning calls.
+These begin and end the steps of a `StrategyRun` (`run.py`).
 
 May import: lightning_seams, offload, offload.gate, offload.live, offload.memory, offload.replaying,
     offload.running, offload.running.drivers, offload.sizes, offload.torch_seams, one_device,

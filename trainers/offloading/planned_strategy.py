@@ -22,7 +22,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.strategies import ParallelStrategy, Strategy
+from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
@@ -151,11 +151,6 @@ class PlannedStrategy(Strategy):
     def plan_for(self, batch: Any, batch_idx: int = 0) -> Plan | None:
         """Return the plan of an update with this batch, of which no kernel runs; None if this run
         trains eagerly. The trainer cannot go on afterwards, because its Python has run."""
-        if isinstance(self, ParallelStrategy):
-            raise OffloadError(
-                "there is no plan before the first step of several ranks, because they make their"
-                " plans together there: read strategy.plan after it"
-            )
         if self._run.is_eager:
             return None
         return self._run.plan_for(batch, batch_idx, self.optimizers, self.root_device)
@@ -288,13 +283,9 @@ class PlannedStrategy(Strategy):
         self._run.guests.check()
         super().setup(trainer)
         self._run.set_up(is_fit=trainer.state.fn == TrainerFn.FITTING)
-        if reason := self._eager_reason():
+        if reason := why_no_core():
             self._train_eagerly(reason)
         self._run.is_set_up = True
-
-    def _eager_reason(self) -> str:
-        """Return why this run cannot be planned; empty if it can."""
-        return why_no_core()
 
     def _train_eagerly(self, reason: str) -> None:
         self._run.request.check_eager(reason)
@@ -365,8 +356,6 @@ class PlannedStrategy(Strategy):
         Another budget: the plan is made here, and all bits stay the same. Another `device`: on a
         GPU like the one before all bits stay the same. On another kind of device the weights are
         equal at the move, and a warning says that later bits are the new device's."""
-        if isinstance(self, ParallelStrategy):
-            raise OffloadError("move_to() moves one process; the ranks of DDP must move together")
         return self._moves.add(budget, device, self.root_device, self.precision_plugin)
 
     def _make_moves(self) -> None:

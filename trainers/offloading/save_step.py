@@ -8,7 +8,6 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.strategies import ParallelStrategy
 
 from offload import OffloadError
 from offload.live.session import LiveSession
@@ -53,9 +52,9 @@ class SaveStep(L.Callback):
 
 def _planned_strategy(trainer: L.Trainer) -> PlannedStrategy:
     strategy = trainer.strategy
-    if not isinstance(strategy, PlannedStrategy) or isinstance(strategy, ParallelStrategy):
+    if not isinstance(strategy, PlannedStrategy):
         raise OffloadError(
-            f"SaveStep saves steps of OffloadStrategy on one device, not of"
-            f" {type(strategy).__name__}: give Trainer(strategy=OffloadStrategy())"
+            f"SaveStep saves steps of OffloadStrategy, not of {type(strategy).__name__}:"
+            " give Trainer(strategy=OffloadStrategy())"
         )
     return strategy

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 
 from offload import OffloadError
 from trainers.offloading.planned_strategy import PlannedStrategy
@@ -52,3 +53,13 @@ class OffloadStrategy(PlannedStrategy, OneDeviceStrategy):
                 f" {numbers}: hide the others with CUDA_VISIBLE_DEVICES"
             )
         self._run.request = replace(request, devices=count)
+
+    def setup_environment(self) -> None:
+        launcher = TorchElasticEnvironment()
+        if launcher.detect() and launcher.world_size() > 1:
+            raise OffloadError(
+                "OffloadStrategy trains in one process, and torchrun has started"
+                f" {launcher.world_size()}, each of which would train the same run by itself:"
+                " start one without torchrun, or train on several machines with ElasticStrategy"
+            )
+        super().setup_environment()

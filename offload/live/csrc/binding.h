@@ -43,7 +43,7 @@ inline DispatchKeySet keys_for(const Node& node, at::ArrayRef<IValue> given) {
 
 // The argument after this one, and after its elements.
 inline const Argument* after(const Argument* one) {
-  const int elements = one->kind == Arg::tensors || one->kind == Arg::lists ? one->count : 0;
+  const int elements = one->kind == Arg::tensors ? one->count : 0;
   one++;
   for (int n = 0; n < elements; n++) one = after(one);
   return one;

@@ -38,42 +38,16 @@ inline void run_now(const OperatorHandle& op, DispatchKeySet keys, Stack* stack)
   op.redispatchBoxed(keys_below(keys), stack);
 }
 
-// How an operation works together with other processes.
-enum class Ranks : uint8_t {
-  alone,
-  makes,    // new tensors
-  writes,   // what its schema says, or else its first argument
-  at_once,  // Python waits for it, or its schema does not say what it writes
-  over,     // waits for an operation that has ended by then
-  pairs,    // in no order that all ranks share
-};
-
-inline Ranks ranks_of(const c10::FunctionSchema& schema) {
-  using Names = std::unordered_set<std::string>;
-  static const Names AT_ONCE = {"_dtensor", "c10d_functional", "fsdp", "symm_mem"};
-  static const Names OVER = {"wait_tensor", "wait_tensors", "_wrap_tensor_autograd"};
-  static const Names PAIRS = {"send", "recv_", "recv_any_source_", "isend", "irecv", "batch_p2p_ops"};
-  const auto& name = schema.name();
-  const auto space = name.substr(0, name.find("::")), own = name.substr(space.size() + 2);
-  if (AT_ONCE.count(space)) return Ranks::at_once;
-  if (space == "offload_ranks") return Ranks::writes;  // trainers/offloading/ranks.py
-  if (space != "c10d" && space != "_c10d_functional") return Ranks::alone;
-  if (OVER.count(own)) return Ranks::over;
-  if (PAIRS.count(own)) return Ranks::pairs;
-  if (own.find("barrier") != std::string::npos) return Ranks::at_once;
-  return space == "c10d" || schema.is_mutable() ? Ranks::writes : Ranks::makes;
-}
-
 struct Operator {
   bool composite;     // its parts arrive here one by one
   bool synchronous;   // Python, or the shape of its result, needs a value: it cannot wait
   bool random;
   bool exact;         // its numbers decide the shape of its result
   bool inplace_view;  // it changes the shape of its argument, and no byte
-  bool unseen;        // it does nothing that counts
+  bool unseen;        // it does nothing that counts: it profiles, or waits for what other processes have sent
   bool looks;         // it reads no byte: its result is its argument once more
   bool keeps_seeds;   // on the host (seeds.h)
-  Ranks ranks;
+  bool collective;    // other processes do it, too
 };
 
 inline bool returns_tensors_only(const c10::FunctionSchema& schema) {
@@ -95,13 +69,20 @@ inline const Operator& traits_of(const OperatorHandle& op) {
       "aten::_pack_padded_sequence", "aten::_ctc_loss", "aten::set_", "aten::resize_", "aten::resize_as_",
       "aten::_linalg_check_errors",  // the user's `try` is around it
   };
+  static const std::unordered_set<std::string> COLLECTIVE = {
+      "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "c10d", "c10d_functional", "fsdp", "symm_mem",
+  };
+  static const std::unordered_set<std::string> WAITING = {
+      "_c10d_functional::_wrap_tensor_autograd", "_c10d_functional::wait_tensor", "_c10d_functional::wait_tensors",
+      "c10d_functional::wait_tensor",
+  };
   static const std::unordered_set<std::string> EXACT = {"aten::arange", "aten::range", "aten::linspace"};
   const auto& schema = op.schema();
   if (auto found = operators.find(&schema); found != operators.end()) return found->second;
   const auto& name = schema.name();
   Operator known{};
-  known.ranks = ranks_of(schema);
-  known.unseen = name.rfind("profiler::", 0) == 0 || known.ranks == Ranks::over;
+  known.unseen = name.rfind("profiler::", 0) == 0 || WAITING.count(name);
+  known.collective = !known.unseen && COLLECTIVE.count(name.substr(0, name.find("::")));
   known.looks = name == "aten::detach";
   known.composite = op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
       !op.hasKernelForDispatchKey(DispatchKey::CPU) && !op.hasKernelForDispatchKey(DispatchKey::CUDA) &&
@@ -115,7 +96,6 @@ inline const Operator& traits_of(const OperatorHandle& op) {
     return one.alias_info() && one.alias_info()->isWrite();
   });
   known.synchronous |= schema.returns().empty() && !writes && !known.random;  // all that it can do is raise
-  if (known.ranks != Ranks::alone) known.synchronous = known.ranks == Ranks::at_once;
   known.exact = EXACT.count(name) > 0;
   known.inplace_view = op.hasTag(at::Tag::inplace_view) && !known.synchronous;
   return operators.emplace(&schema, known).first->second;

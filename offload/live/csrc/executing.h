@@ -5,7 +5,6 @@
 
 #include <c10/core/AutogradState.h>
 
-#include "collectives.h"
 #include "seeds.h"
 
 namespace live {
@@ -102,13 +101,6 @@ inline IValue real_tensors(Pass& pass, const Argument*& next) {
   return holes ? IValue(std::move(some)) : IValue(std::move(all));
 }
 
-inline IValue real_lists(Pass& pass, const Argument*& next) {
-  const int count = (next++)->count;
-  c10::List<c10::List<at::Tensor>> lists;
-  for (int n = 0; n < count; n++) lists.push_back(real_tensors(pass, next).toTensorList());
-  return lists;
-}
-
 // Keep what a kernel has made. Its geometry was recorded from a kernel, so it is only checked.
 inline void take_output(Pass& pass, const Node& node, const Output& output, const at::Tensor& made) {
   if (output.kind == Out::alias && !pass.real[output.value->slot]) {
@@ -143,13 +135,11 @@ inline void execute_node(Pass& pass, const Node& node, Stack& stack) {
   const Argument* end = node.arguments.data() + node.arguments.size();
   for (const Argument* next = node.arguments.data(); next < end;) {
     if (next->kind == Arg::tensors) stack.push_back(real_tensors(pass, next));
-    else if (next->kind == Arg::lists) stack.push_back(real_lists(pass, next));
     else stack.push_back(real_argument(pass, node, *next++, numbers));
   }
   give_seeds(*node.op, stack);
   node.op->redispatchBoxed(node.keys, &stack);
   take_seeds(*node.op, stack);
-  wait_for_ranks(*node.op, stack);
   take_outputs(pass, node, stack);
 }
 

@@ -40,7 +40,6 @@ inline py::object argument_to_python(const Node& node, const Argument*& next, si
       }
       return list;
     }
-    case Arg::lists:
     case Arg::tensors: {
       py::list list;
       for (int n = 0; n < argument.count; n++) list.append(argument_to_python(node, next, number));

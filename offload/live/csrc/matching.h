@@ -138,7 +138,6 @@ class Match {
 
   bool matches_constant(const IValue& known, const IValue& value) const {
     if (value.tagKind() != known.tagKind()) return false;
-    if (value.isObject() && node_.kind == Kind::deferred) return same_object(known, value);
     if (value.isGenerator()) return value.toGenerator() == known.toGenerator();
     if (value.isStorage() || value.isObject() || value.isPyObject()) return true;  // runs at once, with these
     return value == known;
@@ -178,7 +177,6 @@ inline at::Tensor shadow_of(Pass& pass, const Node& node, const Output& output, 
 }
 
 inline void push_shadows(Pass& pass, const Node& node, Stack* stack, at::ArrayRef<IValue> given) {
-  if (node.in_place >= 0) return push_written(node, stack, given);
   if (node.returns == 1 && node.outputs.size() == 1 && node.outputs[0].kind != Out::other) {  // nearly all
     auto result = shadow_of(pass, node, node.outputs[0], given);
     torch::jit::drop(*stack, given.size());
@@ -233,7 +231,6 @@ inline void bind_results(Pass& pass, const Node& node, const Stack& stack) {
 inline void run_on_the_users_side(const Node& node, const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   auto& pass = *session().pass;
   run_now(op, keys, stack);
-  wait_for_ranks(op, *stack);
   bind_results(pass, node, *stack);
 }
 

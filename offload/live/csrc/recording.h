@@ -52,15 +52,11 @@ class Recording {
     const auto given = arguments_of(op, stack);
     if (known_.random) note_draw(schema_, given);
     each_tensor(given, [&](const at::Tensor& one) { on_device_ |= one.device().type() != c10::kCPU; });
-    for (size_t n = 0; n < given.size(); n++) add(given[n], schema_.arguments()[n], n);
+    for (size_t n = 0; n < given.size(); n++) add(given[n], schema_.arguments()[n]);
     slots_given_ = pass_.bound.size();
-    if (known_.ranks != Ranks::alone) {
-      synchronous_ |= on_host_ || session().device != c10::kCPU;  // C++ reads small numbers by their address
-      on_host_ = false;
-    }
     if (schema_.name() == "aten::index") check_masks();
     if (synchronous_) return false;
-    if (node_->in_place >= 0 || schema_.returns().empty()) {  // it makes nothing
+    if (schema_.returns().empty()) {  // it makes nothing
       settle_kind(false);
       return true;
     }
@@ -82,9 +78,8 @@ class Recording {
       try {
         const WithoutDraws kept(known_.random);
         const Watch watch(*tried);
-        const bool sends = known_.ranks != Ranks::alone;  // the kernel for tensors without bytes does not
         give_seeds(op, made);
-        op.redispatchBoxed(sends ? DispatchKeySet(DispatchKey::Meta) : keys_below(keys), &made);
+        op.redispatchBoxed(keys_below(keys), &made);
         take_seeds(op, made);
       } catch (const std::exception&) {
         return false;  // it raises with the real tensors, too, or it asks for their values
@@ -316,7 +311,7 @@ class Recording {
   bool is_read_now(const at::Tensor& tensor) const {
     if (!is_number(tensor)) return false;
     if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) return true;
-    if (!on_device_ || known_.synchronous || known_.ranks != Ranks::alone) return false;
+    if (!on_device_ || known_.synchronous) return false;
     if (!session().only_records) return true;
     const auto known = pass_.slot_of.find(storage_of(tensor));
     return known != pass_.slot_of.end() && pass_.on_host[known->second];
@@ -375,7 +370,7 @@ class Recording {
     } else if (!elements.empty() && elements[0].isTensorList()) {
       push(Arg::lists).count = static_cast<int>(elements.size());
       for (const auto& each : elements) add_list(each, written);
-      synchronous_ |= known_.ranks == Ranks::alone;
+      synchronous_ = true;
     } else if (!elements.empty() && all([](const IValue& each) { return each.isDouble(); })) {
       auto& argument = push(Arg::reals);
       argument.count = static_cast<int>(elements.size());
@@ -392,11 +387,9 @@ class Recording {
     }
   }
 
-  void add(const IValue& value, const c10::Argument& schema, size_t position) {
-    const bool shared = known_.ranks == Ranks::writes;
+  void add(const IValue& value, const c10::Argument& schema) {
     const bool written = (schema.alias_info() && schema.alias_info()->isWrite()) ||
-        is_statistic(schema_.name(), schema.name()) || (shared && position == 0 && !schema_.is_mutable());
-    if (written && shared) node_->in_place = static_cast<int>(position);
+        is_statistic(schema_.name(), schema.name());
     writes_ |= written;
     if (value.isTensor()) {
       add_tensor(value.toTensor(), written, !schema.alias_info());
@@ -415,8 +408,7 @@ class Recording {
       add_list(value, written);
     } else {
       // A generator of the user's own can be asked for its state at any time.
-      const bool is_object = value.isObject() && known_.ranks == Ranks::alone;
-      synchronous_ |= value.isStorage() || is_object || value.isPyObject() || value.isStream() ||
+      synchronous_ |= value.isStorage() || value.isObject() || value.isPyObject() || value.isStream() ||
           value.isGenerator();
       add_constant(push(Arg::constant), value);
     }
@@ -455,7 +447,7 @@ class Recording {
   // Whether it is the host's alone, in a step on a GPU, or brings the host's bytes there. No such operation
   // is ever deferred, so it depends on none that is. (A draw depends on what seeds.)
   bool is_the_hosts_own() const {
-    if (session().device == c10::kCPU || known_.ranks != Ranks::alone || known_.random) return false;
+    if (session().device == c10::kCPU || known_.random) return false;
     if (node_->kind != Kind::synchronous || (writes_ && known_.synchronous)) return false;
     bool reads = false;
     for (const auto& argument : node_->arguments) {
@@ -541,12 +533,20 @@ class Recording {
   bool synchronous_ = false, on_host_ = true, written_down_ = true, writes_ = false, on_device_ = false;
 };
 
+// A plan is of one process, and knows nothing of the order in which others send.
+[[noreturn]] inline void refuse_collective(const std::string& line, const std::string& name) {
+  const auto why = line + ": " + name +
+      " is done by several processes together, and a plan is of one. Train this module without offloading, on several"
+      " devices of one machine with OffloadStrategy(devices=k), or over machines with ElasticStrategy";
+  pybind11::gil_scoped_acquire python;
+  PyErr_SetString(pybind11::module_::import("offload.errors").attr("CaptureError").ptr(), why.c_str());
+  throw pybind11::error_already_set();
+}
+
 inline void record(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   auto& now = session();
   auto& pass = *now.pass;
-  TORCH_CHECK(
-      traits_of(op).ranks != Ranks::pairs, users_line(now), ": ", op.schema().name(), " has no place in an order that all ranks share, which a"
-      " planned step needs. Use a collective such as all_reduce or all_gather, or call it outside of the step");
+  if (traits_of(op).collective) refuse_collective(users_line(now), op.schema().name());
   Recording recording(pass, now.current, op, keys);
   const bool can_wait = recording.try_stand_ins(op, keys, stack);
   recording.node().where = users_line(now);
@@ -567,7 +567,6 @@ inline void record(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) 
   if (!is_awaited_by_none) settle();
   each_storage(given, touch);
   run_now(op, keys, stack);
-  wait_for_ranks(op, *stack);
   recording.take_results(*stack);
   now.current = append();
   pass.path.push_back(now.current);

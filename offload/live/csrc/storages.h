@@ -98,8 +98,7 @@ inline bool is_barred(StorageImpl* storage) { return barred(*storage); }
 
 inline constexpr const char* NOT_THERE =
     "the bytes of this tensor are not there yet: the step that makes them has not ended. Only torch's own"
-    " operators, on the thread of the step, can wait for them. DistributedDataParallel is none of them: call the"
-    " model and backward() within its no_sync(), and average the gradients by all_reduce afterwards";
+    " operators, on the thread of the step, can wait for them. DistributedDataParallel is none of them: a plan is of one process";
 
 // Raises if the bytes are barred by the session of another thread.
 inline void check_own(StorageImpl* storage);

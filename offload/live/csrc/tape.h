@@ -47,7 +47,7 @@ enum class Arg : uint8_t {
   tensor,
   undefined,
   tensors,        // a list, whose `count` elements are the arguments after it
-  lists,          // the same of such lists
+  lists,          // the same of such lists: it is never deferred
   none,
   boolean,
   integer,        // decides shapes, so another one is another tape
@@ -119,7 +119,6 @@ struct Node {
   std::vector<std::vector<int64_t>> integers;
   std::vector<Output> outputs;
   int returns = 0;
-  int in_place = -1;                 // the argument that a collective writes, which is its result
   std::vector<c10::Scalar> numbers;  // as recorded
   size_t first_number = 0;           // among the numbers of its tape
   std::vector<std::unique_ptr<Value>> values;

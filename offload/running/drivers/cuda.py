@@ -159,10 +159,6 @@ class Cuda:
         for stream in self._streams.values():
             stream.synchronize()
 
-    def drain(self) -> None:
-        """Wait, on any thread of the host, for what it started on its own current stream."""
-        torch.cuda.current_stream(self.device).synchronize()
-
     def close(self) -> None:
         """There is nothing to free: torch keeps the streams in its pool."""
         self.end()

@@ -20,7 +20,8 @@ import torch
 from offload.gate import Gate
 from offload.planning.cuts import Piece, cut_by_host, shorten_pieces
 from offload.running.drivers.cuda_graph import GraphCuda
-from offload.running.engines.streams import COMPUTE, HOST_LANES, Streams
+from offload.running.engines.crew import HOST
+from offload.running.engines.streams import COMPUTE, Streams
 from offload.running.engines.work import LaneRecord, Record, Run, StepWork, run_part
 from offload.torch_seams import (
     bf16_reduced_precision,
@@ -240,7 +241,7 @@ class CudaGraph:
 def cut_work(work: StepWork, cut: bool = False) -> CaptureState:
     """Cut the work into pieces of the device and pieces of the host. `cut`: those of the device are
     short, so that guests do not wait long."""
-    on_host = [n in work.varying or lane in HOST_LANES for n, lane in enumerate(work.lane_of)]
+    on_host = [n in work.varying or lane == HOST for n, lane in enumerate(work.lane_of)]
     pieces = cut_by_host(on_host, work.dependencies())
     if cut and work.seconds:
         busy = [

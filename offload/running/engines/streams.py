@@ -27,14 +27,12 @@ from typing import Any
 
 from offload.errors import DeviceLost, StepError
 from offload.gate import Gate
-from offload.graph.taskgraph import RANKS
 from offload.planning.issue import DEPTH, Chart, Issue, Issued, RunAhead
 from offload.running.drivers.cuda import Cuda
 from offload.running.drivers.device_loss import device_lost
 from offload.running.engines.crew import HOST, Crew, CrewStep, CrewThreads
 from offload.running.engines.work import LaneRecord, Record, Run, StepWork
 
-HOST_LANES = (HOST, RANKS)
 COMPUTE = "compute"
 WINDOW_SECONDS = 1e-3
 """How far a stream may be ahead where guests are expected, who wait for what is enqueued."""
@@ -168,7 +166,7 @@ class Streams:
         if self._random is not None:
             self._random.shuffle(rank)
         records = [LaneRecord(lane) for lane in chart.lanes]
-        lanes = [lane for lane in chart.lanes if lane in HOST_LANES]
+        lanes = [HOST] if HOST in chart.lanes else []
         workers = {lane: self._crew_threads.workers_of(lane) for lane in lanes}
         step = CrewStep(
             work=prepared.for_crew,
@@ -180,7 +178,7 @@ class Streams:
             left=prepared.host_nodes,
         )
         record.timed = False
-        record.lanes += [ran for ran in records if ran.name not in HOST_LANES]
+        record.lanes += [ran for ran in records if ran.name != HOST]
         with crew.lock:
             if crew.closed:
                 raise StepError("this engine is closed; make a new runner")
@@ -190,22 +188,21 @@ class Streams:
             crew.step = step
         armed = self._gate.armed and work.seconds
         window = RunAhead(WINDOW_SECONDS, work.seconds) if armed else None
-        threads = {HOST: self._crew_threads.host_workers, RANKS: 1}
+        threads = {HOST: self._crew_threads.host_workers}
         issue = Issue(chart, self._depth, threads, rank, window)
         self._driver.begin()
         return StreamStep(work, prepared, issue, records, step, prepared.host_nodes)
 
     def _prepare(self, work: StepWork) -> PreparedWork:
-        chart = Chart.from_lanes(work.lane_of, work.successors, HOST_LANES)
+        chart = Chart.from_lanes(work.lane_of, work.successors, {HOST})
         streams = [
             None if host else self._driver.stream(lane)
             for lane, host in zip(chart.lanes, chart.on_host, strict=True)
         ]
         runs = list(work.runs)
-        on_host = [n for n, lane in enumerate(work.lane_of) if lane in HOST_LANES]
+        on_host = [n for n, lane in enumerate(work.lane_of) if lane == HOST]
         for node in on_host:
-            drain = self._driver.drain if work.lane_of[node] == RANKS else None
-            runs[node] = partial(_run_on_host, runs[node], node, drain, self._done, self._crew)
+            runs[node] = partial(_run_on_host, runs[node], node, self._done, self._crew)
         nobody: Sequence[Sequence[int]] = [()] * len(runs)
         for_crew = replace(work, runs=runs, successors=nobody)
         return PreparedWork(chart, streams, for_crew, len(on_host))
@@ -345,12 +342,8 @@ class Streams:
                 self._driver.close()
 
 
-def _run_on_host(
-    run: Run, node: int, drain: Callable[[], None] | None, done: deque[int], crew: Crew
-) -> None:
+def _run_on_host(run: Run, node: int, done: deque[int], crew: Crew) -> None:
     run()
-    if drain is not None:
-        drain()
     with crew.lock:
         done.append(node)
         crew.caller.ring()
