@@ -1,7 +1,8 @@
 """The methods that Lightning calls of an offloading strategy.
 
     Trainer.fit --> training_step    begins a step: from here on kernels are deferred
-                    post_backward    ends it if gradients are accumulated, and keeps them
+                    post_backward    ends it if gradients are accumulated, and keeps them;
+                                     on several devices it goes on, so that they work at once
                     optimizer_step   ends it: a plan runs the kernels
 
     validation_step, test_step, predict_step, a training_step that optimizes by hand: one step each
@@ -98,6 +99,8 @@ class PlannedStrategy(Strategy):
         self._run.connected = self.lightning_module
         self._moves = PendingMoves(self._run)
         self._is_in_update = False
+        self._is_accumulating = False
+        """Whether the open step goes on in the next micro-batch."""
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, or another process, has a run of its own: it has none of this one's plans."""
@@ -193,7 +196,9 @@ class PlannedStrategy(Strategy):
         if not self._run.module.automatic_optimization:
             with self._whole_step("training_step", args):
                 return super().training_step(*args, **kwargs)
-        if not self._is_in_update:  # an optimizer may ask for the loss several times
+        # An optimizer may ask for the loss several times, and several devices work on all
+        # micro-batches of an update at once.
+        if not self._is_in_update and not self._is_accumulating:
             self._end_step()  # the last one has not come to its update
         self._begin_step("training_step", args)
         with self._device_watched():
@@ -203,7 +208,9 @@ class PlannedStrategy(Strategy):
         super().post_backward(closure_loss)
         module = self._run.module
         if module.automatic_optimization and is_accumulating(module.trainer):
-            self._end_step()
+            self._is_accumulating = self._run.request.devices > 1
+            if not self._is_accumulating:
+                self._end_step()
 
     def optimizer_step(
         self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any
@@ -243,6 +250,7 @@ class PlannedStrategy(Strategy):
 
     def _end_step(self, optimizer: Optimizer | None = None) -> None:
         """End the step if one is open, after its update by this optimizer."""
+        self._is_accumulating = False
         with self._device_watched():
             self._run.end_step(optimizer)
 
