@@ -6,6 +6,8 @@ one, its first use here raises an AttributeError that names it.
 """
 
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import lightning as L
@@ -57,6 +59,17 @@ def before_batch_transfer(module: L.LightningModule, batch: Any) -> Any:
 
 
 # ---- what is logged -----------------------------------------------------------------------------
+
+
+@contextmanager
+def logging_as(module: L.LightningModule, hook: str) -> Iterator[None]:
+    """Within it, `self.log` takes the module to be in this hook. Only the loop says so, publicly
+    nobody can."""
+    before = _swap(module, "_current_fx_name", hook)
+    try:
+        yield
+    finally:
+        _swap(module, "_current_fx_name", before)
 
 
 def should_update_logs(trainer: L.Trainer) -> bool:

@@ -171,6 +171,11 @@ class TaskGraph:
             notes=(*self.notes, *filter(None, notes)),
         )
 
+    def on_one_device(self) -> "TaskGraph":
+        """The same step, which is placed on no devices yet."""
+        tasks = [replace(task, device=0) for task in self.tasks]
+        return replace(self.with_tasks(tasks), device_count=1, homes={})
+
     def reorder(self, order: Sequence[int], *notes: str) -> "TaskGraph":
         """Put the tasks in another order, which must keep `dependencies`."""
         place = {old: new for new, old in enumerate(order)}

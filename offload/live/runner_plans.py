@@ -164,10 +164,14 @@ class RunnerPlans:
         assert moved is not None
         return moved
 
-    def plan_in(self, budget: Budget, planner: TapePlanner) -> Plan:
-        """The plan of the largest graph in another budget. Any thread may ask for it."""
+    def plan_in(self, budget: Budget, planner: TapePlanner, *, places: bool = False) -> Plan:
+        """The plan of the largest graph in another budget. Any thread may ask for it. `places`: on
+        the devices of this planner."""
         assert self.plan is not None
-        return self._plan_of(self.plan.source, budget, planner)
+        graph = self.plan.source
+        if places:
+            graph = planner.place(graph.on_one_device(), {})
+        return self._plan_of(graph, budget, planner)
 
     def _start_with(self, key: Hashable, plan: Plan) -> Migration | None:
         """Every other graph is planned again when it runs."""

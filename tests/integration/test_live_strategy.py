@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
 from support import offload_lightning as ol
 from support.accelerators import GPU, here, kept_of_each, on_each_accelerator, only_on_gpu
-from support.products import every_value
+from support.products import every_pair, every_value
 
 from offload import CaptureError, OffloadError
 from trainers.offloading.strategy import OffloadStrategy
@@ -126,11 +126,15 @@ class Fails(L.Callback):
         self.seen = {"state": copy.deepcopy(state), **copy.deepcopy(pl_module.state_dict())}
 
 
-@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_train_batch_start"])
-@pytest.mark.parametrize("accumulated", [1, 4])
-def test_an_exception_between_two_batches_leaves_whole_tensors(hook: str, accumulated: int) -> None:
+@pytest.mark.parametrize(
+    "hook, accumulated, devices",
+    every_pair(["on_train_batch_end", "on_train_batch_start"], [1, 4], [1, 2]),
+)
+def test_an_exception_between_two_batches_leaves_whole_tensors(
+    hook: str, accumulated: int, devices: int
+) -> None:
     seen = []
-    for strategy in (live("60%"), "auto"):
+    for strategy in (live("60%", devices=devices), "auto"):
         fails = Fails(hook)
         with pytest.raises(RuntimeError, match="in the middle"):
             ol.train(strategy, callbacks=[fails], accumulate_grad_batches=accumulated)

@@ -38,6 +38,8 @@ class PendingMove:
     budget: str | int | None
     target: Target | None
     """None: the present one."""
+    devices: int | None = None
+    """None: as many as at present."""
     planned_from: Plan | None = None
     """The plan whose graph was planned again; None if there was none at that time."""
     plan: Plan | None = None
@@ -46,7 +48,12 @@ class PendingMove:
     def applied_to(self, request: PlanRequest) -> PlanRequest:
         """Return the request of the run after this move. Another move may have come before."""
         budget = request.budget if self.budget == UNCHANGED else self.budget
-        return replace(request, budget=budget, target=self.target or request.target)
+        return replace(
+            request,
+            budget=budget,
+            target=self.target or request.target,
+            devices=self.devices or request.devices,
+        )
 
 
 class PendingMoves:
@@ -63,6 +70,7 @@ class PendingMoves:
         self,
         budget: str | int | None,
         device: torch.device | str | None,
+        devices: int | None,
         here: torch.device,
         plugin: Precision,
     ) -> Future[Migration]:
@@ -74,10 +82,12 @@ class PendingMoves:
             there = here if device is None else torch.device(device)
         except RuntimeError as error:
             raise OffloadError(f"move_to(device={device!r}): {error}") from None
-        if there == here and budget == UNCHANGED:
+        if devices is not None and devices < 1:
+            raise OffloadError(f"move_to(devices={devices}): give 1 or more")
+        if there == here and budget == UNCHANGED and devices in (None, self._run.request.devices):
             raise OffloadError(
-                f"move_to() names no other place than the run has: give another budget, or another"
-                f" device than {here}"
+                f"move_to() names no other place than the run has: give another budget, another"
+                f" device than {here}, or another number of devices"
             )
         live = self._run.session.live
         planned_from = live.plan if live is not None else None
@@ -90,7 +100,7 @@ class PendingMoves:
         target = None if device is None else self._run.request.target
         if there != here:
             target = self._run.request.for_target(target_on(self._run, there), plugin).target
-        move = PendingMove(budget, target)
+        move = PendingMove(budget, target, devices)
         request = move.applied_to(self._run.request)  # raises where the budget is none
         if live is not None and planned_from is not None:
             plan = self._planned(live, request)
@@ -101,7 +111,9 @@ class PendingMoves:
         return move.done
 
     def _planned(self, live: LiveSession, request: PlanRequest) -> Plan:
-        return live.plans.plan_in(request.budget, self._run.planner_for(request))
+        planner = self._run.planner_for(request)
+        is_spread = request.devices != self._run.request.devices
+        return live.plans.plan_in(request.budget, planner, places=is_spread)
 
     # ---- the training's thread, between two steps ------------------------------------------------
 
@@ -129,7 +141,7 @@ class PendingMoves:
         request, plan = move.applied_to(self._run.request), move.plan
         if plan is None or live.plan is not move.planned_from:
             plan = self._planned(live, request)
-        if request.target.device != here:
+        if request.target.device != here or request.devices != self._run.request.devices:
             request.target.check_room(plan)
             return relocate(request)
         migration = live.plans.move_to(request.budget, plan)

@@ -14,7 +14,6 @@ The module's Python runs in every step as in plain Lightning, and its bits are t
 
 import logging
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,14 +27,13 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
 
-from offload import OffloadError, Plan, PlanCache
+from offload import OffloadError, PlanCache
 from offload.live.core import why_no_core
-from offload.live.session import OnPart
 from offload.memory.file_memory import check_folder
 from offload.running.drivers.device_loss import device_lost
 from offload.running.runner_memory import Migration
 from offload.sizes import format_size
-from trainers.lightning_seams import is_accumulating
+from trainers.lightning_seams import is_accumulating, logging_as
 from trainers.offloading.devices import (
     drop_results,
     keep_on_host,
@@ -44,11 +42,9 @@ from trainers.offloading.devices import (
     set_device,
     step_tensors,
 )
-from trainers.offloading.guests import Loss
-from trainers.offloading.moves import UNCHANGED, PendingMoves
+from trainers.offloading.micro_batches import MicroBatches
+from trainers.offloading.moves import PendingMoves
 from trainers.offloading.run import StrategyRun
-from trainers.sharing.high_priority import HighPriority
-from trainers.steps.meter import MeasuredPlan, TimeSpent
 from trainers.steps.plan_request import PlanRequest
 from trainers.steps.target import ON_CPU, Target, accelerator_for, check_engine, target_of
 
@@ -69,6 +65,7 @@ class PlannedStrategy(Strategy):
         plan_cache: str | Path | None = None,
         host_dir: str | Path | None = None,
         devices: int = 1,
+        micro_batches: int = 1,
         **more: Any,
     ) -> None:
         """`budget` is a number of bytes, a size (8GiB), or a share of what the step needs without
@@ -76,7 +73,8 @@ class PlannedStrategy(Strategy):
         are kept, so that the next start of the same run neither measures nor searches again; None
         writes nothing. `host_dir`: a folder for files that are the host's memory, on a CPU (docs).
         `devices`: spreads each step over so many, from the trainer's one on. Each has the budget;
-        on the CPU they are parts of its memory. `more` is given to Lightning's strategy."""
+        on the CPU they are parts of its memory. `micro_batches`: splits each batch into so many,
+        whose gradients are added up. `more` is given to Lightning's strategy."""
         super().__init__(**more)
         cache = None if plan_cache is None else PlanCache(plan_cache)
         folder = None if host_dir is None else check_folder(host_dir)
@@ -92,6 +90,7 @@ class PlannedStrategy(Strategy):
             devices=devices,
         )
         check_engine(engine)
+        self._parts = MicroBatches(micro_batches)
         self._start_run(request)
 
     def _start_run(self, request: PlanRequest) -> None:
@@ -120,70 +119,6 @@ class PlannedStrategy(Strategy):
         super().__setstate__(state)
         self._start_run(request)
 
-    # ---- what a user reads -----------------------------------------------------------------------
-
-    @property
-    def plan(self) -> Plan:
-        """The plan of the largest part of a step. It exists after the first step."""
-        return self._run.plan
-
-    def explain(self) -> str:
-        """Explain the plan on one screen of text, with what requests of high priority took."""
-        return "\n".join([self.plan.explain(), *self._run.guests.explain()])
-
-    @property
-    def spent(self) -> TimeSpent:
-        """The time that the planned steps of this fit took so far, and how long they waited."""
-        return self._run.meter_now().spent
-
-    @property
-    def plans(self) -> tuple[MeasuredPlan, ...]:
-        """The plans that ran, and the time that their runs took."""
-        return self._run.meter_now().plans
-
-    @property
-    def planned_steps(self) -> int:
-        """How many steps of this fit ran by plans, in all their parts."""
-        return self._run.session.planned_steps
-
-    @property
-    def target(self) -> Target:
-        """The device, engine and rates of the last run."""
-        return self._run.request.target
-
-    def plan_for(self, batch: Any, batch_idx: int = 0) -> Plan | None:
-        """Return the plan of an update with this batch, of which no kernel runs; None if this run
-        trains eagerly. The trainer cannot go on afterwards, because its Python has run."""
-        if self._run.is_eager:
-            return None
-        return self._run.plan_for(batch, batch_idx, self.optimizers, self.root_device)
-
-    def watch_parts(self, on_part: OnPart | None) -> None:
-        """Have the next steps show their parts before kernels run; None: no longer."""
-        self._run.session.watch_parts(on_part)
-
-    def high_priority(
-        self,
-        net: torch.nn.Module,
-        budget: str | int | None = None,
-        *,
-        loss: Loss | None = None,
-        optimizer: Optimizer | None = None,
-        priority: int = 0,
-        seed: int = 0,
-    ) -> HighPriority:
-        """Return what answers requests by `net` between two nodes of this run's steps, from any
-        thread: `with strategy.high_priority(net, budget="1GiB") as serve: y = serve(x)`.
-
-        `budget`: its bytes of the device. `loss` and `optimizer` make it a training job: each call
-        is a step, and returns the loss. The highest `priority` comes first. `seed`: of its random
-        numbers."""
-        live = self._run.session.live
-        if live is not None:  # a guest has a generator of its own: nothing else may draw then
-            live.kernels.forbid_overlap()
-        has_budget = self._run.request.budget is not None
-        return self._run.guests.admit(net, budget, loss, optimizer, priority, seed, has_budget)
-
     # ---- steps -----------------------------------------------------------------------------------
 
     def batch_to_device(self, *args: Any, **kwargs: Any) -> Any:
@@ -194,6 +129,7 @@ class PlannedStrategy(Strategy):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         if not self._run.module.automatic_optimization:
+            self._parts.check_automatic()
             with self._whole_step("training_step", args):
                 return super().training_step(*args, **kwargs)
         # An optimizer may ask for the loss several times, and several devices work on all
@@ -202,11 +138,24 @@ class PlannedStrategy(Strategy):
             self._end_step()  # the last one has not come to its update
         self._begin_step("training_step", args)
         with self._device_watched():
-            return super().training_step(*args, **kwargs)
+            made = super().training_step(*self._parts.begin(args), **kwargs)
+            return self._parts.check(made)
+
+    def backward(self, closure_loss: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Go backward, and then run the other micro-batches of this batch."""
+        closure_loss = super().backward(self._parts.weigh(closure_loss), *args, **kwargs)
+        while self._parts.are_left:
+            with logging_as(self._run.module, "training_step"):
+                made = super().training_step(*self._parts.next())
+            loss = self._parts.loss_of(made, self._run.module.trainer.accumulate_grad_batches)
+            super().backward(self._parts.weigh(loss), *args, **kwargs)
+        return closure_loss
 
     def post_backward(self, closure_loss: torch.Tensor) -> None:
         super().post_backward(closure_loss)
         module = self._run.module
+        if self._parts.are_left:
+            return
         if module.automatic_optimization and is_accumulating(module.trainer):
             self._is_accumulating = self._run.request.devices > 1
             if not self._is_accumulating:
@@ -266,7 +215,7 @@ class PlannedStrategy(Strategy):
     def setup_environment(self) -> None:
         target = self.find_target()
         super().setup_environment()
-        before = self.target
+        before = self._run.request.target
         if target.device == before.device:
             target = replace(target, costs=before.costs)
         self._run.request = self._run.request.for_target(target, self.precision_plugin)
@@ -353,19 +302,6 @@ class PlannedStrategy(Strategy):
 
     # ---- moves -----------------------------------------------------------------------------------
 
-    def move_to(
-        self, budget: str | int | None = UNCHANGED, device: torch.device | str | None = None
-    ) -> Future[Migration]:
-        """Have the training go on within another budget, or on another device. Any thread may call
-        this while the trainer fits. The tensors move between two steps. The result has the bytes
-        that moved and the seconds that it took, or raises `MemoryTooSmall` where there was no room,
-        or `BudgetTooSmall` where there was no plan: then nothing has moved.
-
-        Another budget: the plan is made here, and all bits stay the same. Another `device`: on a
-        GPU like the one before all bits stay the same. On another kind of device the weights are
-        equal at the move, and a warning says that later bits are the new device's."""
-        return self._moves.add(budget, device, self.root_device, self.precision_plugin)
-
     def _make_moves(self) -> None:
         """Make the moves that wait, if an optimizer step begins now."""
         trainer = self._run.module.trainer
@@ -375,7 +311,7 @@ class PlannedStrategy(Strategy):
 
     def _relocate(self, request: PlanRequest) -> Migration:
         """Have this run be one of another device. All tensors come home, and go on from there."""
-        begun, old, new = monotonic(), self.target, request.target
+        begun, old, new = monotonic(), self._run.request.target, request.target
         self._run.session.close()
         self._run.request, self._root_device = request, new.device
         self.accelerator = accelerator = accelerator_for(new.device.type)

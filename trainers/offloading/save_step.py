@@ -13,7 +13,7 @@ from offload import OffloadError
 from offload.live.session import LiveSession
 from offload.replaying.saving import save_part
 from offload.replaying.step_file import SavedPart, SavedStep, write_step
-from trainers.offloading.planned_strategy import PlannedStrategy
+from trainers.offloading.strategy import OffloadStrategy
 from trainers.steps.step_planner import EVALUATIONS
 
 
@@ -50,9 +50,9 @@ class SaveStep(L.Callback):
             self._parts.append(part if self._data else part.without_data())
 
 
-def _planned_strategy(trainer: L.Trainer) -> PlannedStrategy:
+def _planned_strategy(trainer: L.Trainer) -> OffloadStrategy:
     strategy = trainer.strategy
-    if not isinstance(strategy, PlannedStrategy):
+    if not isinstance(strategy, OffloadStrategy):
         raise OffloadError(
             f"SaveStep saves steps of OffloadStrategy, not of {type(strategy).__name__}:"
             " give Trainer(strategy=OffloadStrategy())"

@@ -1,14 +1,24 @@
 """`L.Trainer(strategy=OffloadStrategy(budget="8GiB"))` trains an unchanged module."""
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any
 
 import torch
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+from torch.optim import Optimizer
 
-from offload import OffloadError
+from offload import OffloadError, Plan
+from offload.live.session import OnPart
+from offload.running.runner_memory import Migration
+from trainers.offloading.guests import Loss
+from trainers.offloading.moves import UNCHANGED
 from trainers.offloading.planned_strategy import PlannedStrategy
 from trainers.one_device import OneDeviceStrategy
+from trainers.sharing.high_priority import HighPriority
+from trainers.steps.meter import MeasuredPlan, TimeSpent
+from trainers.steps.target import Target
 
 
 class OffloadStrategy(PlannedStrategy, OneDeviceStrategy):
@@ -63,3 +73,85 @@ class OffloadStrategy(PlannedStrategy, OneDeviceStrategy):
                 " start one without torchrun, or train on several machines with ElasticStrategy"
             )
         super().setup_environment()
+
+    # ---- what a user reads -----------------------------------------------------------------------
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the largest part of a step. It exists after the first step."""
+        return self._run.plan
+
+    def explain(self) -> str:
+        """Explain the plan on one screen of text, with what requests of high priority took."""
+        return "\n".join([self.plan.explain(), *self._run.guests.explain()])
+
+    @property
+    def spent(self) -> TimeSpent:
+        """The time that the planned steps of this fit took so far, and how long they waited."""
+        return self._run.meter_now().spent
+
+    @property
+    def plans(self) -> tuple[MeasuredPlan, ...]:
+        """The plans that ran, and the time that their runs took."""
+        return self._run.meter_now().plans
+
+    @property
+    def planned_steps(self) -> int:
+        """How many steps of this fit ran by plans, in all their parts."""
+        return self._run.session.planned_steps
+
+    @property
+    def target(self) -> Target:
+        """The device, engine and rates of the last run."""
+        return self._run.request.target
+
+    def plan_for(self, batch: Any, batch_idx: int = 0) -> Plan | None:
+        """Return the plan of an update with this batch, of which no kernel runs; None if this run
+        trains eagerly. The trainer cannot go on afterwards, because its Python has run."""
+        if self._run.is_eager:
+            return None
+        return self._run.plan_for(batch, batch_idx, self.optimizers, self.root_device)
+
+    def watch_parts(self, on_part: OnPart | None) -> None:
+        """Have the next steps show their parts before kernels run; None: no longer."""
+        self._run.session.watch_parts(on_part)
+
+    def high_priority(
+        self,
+        net: torch.nn.Module,
+        budget: str | int | None = None,
+        *,
+        loss: Loss | None = None,
+        optimizer: Optimizer | None = None,
+        priority: int = 0,
+        seed: int = 0,
+    ) -> HighPriority:
+        """Return what answers requests by `net` between two nodes of this run's steps, from any
+        thread: `with strategy.high_priority(net, budget="1GiB") as serve: y = serve(x)`.
+
+        `budget`: its bytes of the device. `loss` and `optimizer` make it a training job: each call
+        is a step, and returns the loss. The highest `priority` comes first. `seed`: of its random
+        numbers."""
+        live = self._run.session.live
+        if live is not None:  # a guest has a generator of its own: nothing else may draw then
+            live.kernels.forbid_overlap()
+        has_budget = self._run.request.budget is not None
+        return self._run.guests.admit(net, budget, loss, optimizer, priority, seed, has_budget)
+
+    def move_to(
+        self,
+        budget: str | int | None = UNCHANGED,
+        device: torch.device | str | None = None,
+        devices: int | None = None,
+    ) -> Future[Migration]:
+        """Have the training go on within another budget, on another device, or on more or fewer
+        `devices`. Any thread may call this while the trainer fits. The tensors move between two
+        steps. The result has the bytes that moved and the seconds that it took, or raises
+        `MemoryTooSmall` where there was no room, or `BudgetTooSmall` where there was no plan: then
+        nothing has moved.
+
+        Another budget or number of devices: the plan is made here, and all bits stay the same.
+        Another `device`: on a GPU like the one before all bits stay the same. On another kind of
+        device the weights are equal at the move, and a warning says that later bits are the new
+        device's."""
+        return self._moves.add(budget, device, devices, self.root_device, self.precision_plugin)

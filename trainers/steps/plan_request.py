@@ -62,7 +62,13 @@ class PlanRequest:
         return replace(self, target=target.measured(plugin, self.cache))
 
     def check_eager(self, why: str) -> None:
-        """Raise `CaptureError` if this run has a budget, which eager training could not keep."""
+        """Raise `CaptureError` if this run has a budget, which eager training could not keep, or
+        several devices, of which it would use one."""
+        if self.devices > 1:
+            raise CaptureError(
+                f"OffloadStrategy(devices={self.devices}): this run cannot be planned: {why}."
+                " Without a plan one device would do all: change what is named, or give devices=1"
+            )
         if self.budget is not None:
             raise CaptureError(
                 f"OffloadStrategy(budget={self.budget!r}): this run cannot be planned: {why}."
