@@ -50,10 +50,18 @@ def place_tasks(
     placed = replace(graph.with_tasks(tasks), device_count=devices, homes=homes)
     placed.check()
     order = list(_list_schedule(placed, costs))
-    used = len({*places})
+    return placed.reorder(order, _describe(graph, devices, used=len({*places})))
+
+
+def _describe(graph: TaskGraph, devices: int, used: int) -> str:
     fewer = f" of {devices} asked, because it cannot be cut further" if used < devices else ""
     on = "1 device" if used == 1 else f"{used} devices"
-    return placed.reorder(order, f"placed on {on}{fewer}")
+    passes = len(_list_forward_passes(graph))
+    idle = (
+        f"; they take turns, because there are fewer micro-batches ({passes}): accumulate batches,"
+        " or give micro_batches"
+    )
+    return f"placed on {on}{fewer}{idle if 1 < used > passes else ''}"
 
 
 def _place_each(

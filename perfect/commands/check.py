@@ -204,13 +204,7 @@ def print_plan(config: RunConfig, out: Path, console: Console) -> None:
     say.append(_time(config, out, steps_in_all))
     for line in say:
         console.print(line, highlight=False)
-    if config.offload is not None and config.trainer.devices > 1:
-        console.print(
-            "offload: each rank makes its plan at its first step, so no plan is shown; set"
-            " devices: 1 to see one, without the averaging of gradients",
-            highlight=False,
-        )
-    elif config.offload is not None:
+    if config.offload is not None:
         of_lanes = config.elastic is not None
         with blamed(), watched(trainer):
             plans = (

@@ -34,6 +34,7 @@ FIXED_FOR_PEERS: Mapping[str, tuple[Any, ...]] = MappingProxyType({
     "plan_cache": (None,),
     "host_dir": (None,),
     "devices": (1,),
+    "micro_batches": (1,),
 })  # fmt: skip
 """The keys of `offload` that a peer of a swarm does not use, each with the only value allowed."""
 

@@ -318,6 +318,8 @@ class OffloadConfig(Section):
     """A folder for files that are the memory of the host, on the CPU. None: it is RAM."""
     devices: Count = 1
     """Over how many devices one process spreads each step. Each of them has the budget."""
+    micro_batches: Count = 1
+    """Each batch is split into so many, which several devices work on at once."""
 
     @model_validator(mode="after")
     def _check_keys_of_budget(self) -> "OffloadConfig":

@@ -66,12 +66,16 @@ def same(one: Path, two: Path) -> None:
 # ---- the same run -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("budget", [None, "70%"])
+@pytest.mark.parametrize("budget, devices", [(None, 1), ("70%", 1), ("100%", 2)])
 def test_phases_within_a_budget_learn_what_they_learn_without_to_the_bit(
-    budget: str | None, train: Train, phased: Recipe, read_run: Callable[[Path], Recipe]
+    budget: str | None,
+    devices: int,
+    train: Train,
+    phased: Recipe,
+    read_run: Callable[[Path], Recipe],
 ) -> None:
     assert train(phased, out="plain")[0] == 0
-    code, folder = train(within(budget, phased), out="offloaded")
+    code, folder = train(within(budget, phased, devices=devices), out="offloaded")
     plain = folder.with_name("plain")
     assert code == 0
     assert len(logged(folder)) > 4
@@ -145,7 +149,7 @@ def test_the_complete_configuration_of_a_run_runs_again_the_same(
     assert complete["offload"] == {
         "budget": "70%", "host_budget": None, "recompute": "auto", "optimizer": "auto",
         "engine": "auto", "verify": True,
-        "plan_cache": None, "host_dir": None,
+        "plan_cache": None, "host_dir": None, "devices": 1, "micro_batches": 1,
     }  # fmt: skip
     assert train(complete, out="again")[0] == 0
     same(folder / "final.ckpt", folder.with_name("again") / "final.ckpt")
@@ -273,5 +277,5 @@ def test_several_devices_within_a_budget_are_refused_with_their_line(
         assert code == 2
         assert not folder.exists()
         said = capfd.readouterr().err
-        assert re.search(r"recipe.yaml:\d+: trainer.devices: is 2, but offload runs on one", said)
+        assert re.search(r"recipe.yaml:\d+: trainer.devices: is 2.*give offload.devices", said)
         assert "Traceback" not in said

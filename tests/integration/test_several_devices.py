@@ -23,6 +23,13 @@ CLIPPED = {"max_epochs": 3, "gradient_clip_val": 0.5}
 """Gradients are clipped by norm. Epochs end in a window of micro-batches."""
 
 
+class Quiet(ol.Module):
+    """It logs nothing that a progress bar would read after each batch."""
+
+    def log(self, *args: Any, **kwargs: Any) -> None:
+        del args, kwargs
+
+
 def count_devices(strategy: OffloadStrategy) -> int:
     return len({task.device for task in strategy.plan.graph.tasks})
 
@@ -40,15 +47,9 @@ def test_a_run_has_the_bits_of_one_device(devices: int, budget: Any, accumulated
 
 
 def test_the_micro_batches_of_an_update_are_one_step_that_devices_share() -> None:
-    class Plain(ol.Module):
-        """It logs nothing that a progress bar would read after each batch."""
-
-        def log(self, *args: Any, **kwargs: Any) -> None:
-            del args, kwargs
-
     def run(strategy: Any) -> ol.Result:
         options = {"loader": ol.data(32, 8), "accumulate_grad_batches": 4, "max_epochs": 4}
-        return ol.train(strategy, Plain, validate=False, **options)
+        return ol.train(strategy, Quiet, validate=False, **options)
 
     strategy = OffloadStrategy(budget="100%", devices=2)
     assert ol.differences(run("auto"), run(strategy)) == []
@@ -180,3 +181,13 @@ def test_micro_batches_of_a_module_that_optimizes_by_hand_are_refused() -> None:
 
     with pytest.raises(OffloadError, match="micro_batches=2: this module optimizes by hand"):
         ol.train(OffloadStrategy(micro_batches=2), ByHand)
+
+
+@pytest.mark.parametrize("accumulated, told", [(1, True), (4, False)])
+def test_a_run_with_too_few_micro_batches_is_told(accumulated: int, told: bool) -> None:
+    strategy = OffloadStrategy(budget="100%", devices=2)
+    loader = ol.data(32, 8)
+    ol.train(strategy, Quiet, loader=loader, accumulate_grad_batches=accumulated, validate=False)
+    notes = " ".join(strategy.plan.graph.notes)
+    assert "placed on 2 devices" in notes
+    assert ("they take turns, because there are fewer micro-batches (1)" in notes) is told

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import lightning as L
 import torch
 
+from offload import OffloadError
 from trainers.fleet.deciding.events import Event
 from trainers.fleet.inputs.shared_inputs import SharedInputs, why_not_shareable
 from trainers.fleet.jobs.job_turns import JobProgress, JobTurns, leave_for_good
@@ -27,6 +28,11 @@ class JobStrategy(OffloadStrategy):
         plan for a device that goes to another job when only the host works on a step. `options`:
         those of `OffloadStrategy`."""
         super().__init__(**options)
+        if self._run.request.devices > 1:
+            raise OffloadError(
+                f"devices={self._run.request.devices}: a job of a fleet runs on one device: give"
+                " devices=1, and the devices to the Fleet"
+            )
         # Without a budget, too, the first step has a plan, which shows what the job needs.
         request = replace(self._run.request, tails=tails, default_budget="100%")
         self._start_run(request)
