@@ -36,7 +36,6 @@ from trainers.elastic.wire.listener import check_host
 from trainers.elastic.wire.secret import read_secret
 from trainers.elastic.wire.wire_errors import AddressError, InsecureNetwork, SecretError
 from trainers.fleet.jobs.seat import Seat
-from trainers.offloading.planned_strategy import PlannedStrategy
 
 
 def build_strategy(config: RunConfig) -> Strategy | str:
@@ -59,7 +58,7 @@ def build_strategy(config: RunConfig) -> Strategy | str:
 
 def check_device(trainer: L.Trainer) -> None:
     """Refuse an engine that does not run on the device which the Trainer has chosen."""
-    if not isinstance(trainer.strategy, PlannedStrategy):
+    if not isinstance(trainer.strategy, OffloadStrategy):
         return
     try:
         trainer.strategy.find_target()

@@ -17,7 +17,7 @@ from typing import Any
 import lightning as L
 
 from perfect.callbacks.phase_switch import PhaseSwitch
-from trainers.offloading.planned_strategy import PlannedStrategy
+from trainers.offloading.strategy import OffloadStrategy
 from trainers.steps.meter import MeasuredPlan, TimeSpent
 
 Row = dict[str, Any]
@@ -60,7 +60,7 @@ class StallLog(L.Callback):
     def __init__(self, switch: PhaseSwitch, clock: Callable[[], float] = time.perf_counter) -> None:
         self._switch = switch
         self._clock = clock
-        self._strategy: PlannedStrategy | None = None
+        self._strategy: OffloadStrategy | None = None
         self._phases: list[PhaseTime] = []
         self._plan: Row = {}
         self._earlier: list[Row] = []
@@ -72,7 +72,7 @@ class StallLog(L.Callback):
         self._waited = 0.0
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if stage == "fit" and isinstance(trainer.strategy, PlannedStrategy):
+        if stage == "fit" and isinstance(trainer.strategy, OffloadStrategy):
             self._strategy = trainer.strategy
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
