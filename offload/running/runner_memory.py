@@ -262,7 +262,7 @@ class RunnerMemory:
                 raise
         parked = self.current.resident_bytes if self.current and stage is self.stage else 0
         parked = parked if parked > self.parked_bytes else 0
-        check({**taken, **sizes}, waiting + parked, stage.lender.nbytes)
+        check({**taken, **sizes}, waiting + parked, stage.lender.sizes)
         return BY_HOST
 
     # ---- other tenants --------------------------------------------------------------------------

@@ -1,4 +1,5 @@
 """What exists once per device: its arena, its driver, the engine on it, and the lock of a step.
+Devices over which steps are spread share one of each, and the arena has a region on every device.
 
     Stage     arena lender | driver | engine | lock         owned once, used by one tenant at a time
     Runner    plans, bindings, an arena of its own on the host                  a tenant of a stage
@@ -21,11 +22,12 @@ import torch
 
 from offload.errors import DeviceLost, MemoryTooSmall, OffloadError, StepError
 from offload.gate import Gate
+from offload.graph.memgraph import lane_name
 from offload.memory.arenas import DeviceArena, OutCopies
 from offload.memory.workspaces import warm
 from offload.program.kernels import CPU
 from offload.running.arena_lender import ArenaLender, PausedLoan, SwapTotals
-from offload.running.drivers.cuda import Cuda
+from offload.running.drivers.cuda import COMPUTE, Cuda
 from offload.running.engine_choice import check_order, driver_for, engine_for, make_engine
 from offload.running.engines.work import Engine, Record, StepWork
 from offload.sizes import format_size
@@ -53,19 +55,21 @@ class Stage:
         order: str = "priority",
         seed: int = 0,
         *,
+        devices: int = 1,
         host_workers: int = 1,
         driver: Cuda | None = None,
         gate: Gate | None = None,
         host_dir: Path | None = None,
     ) -> None:
         """`engine`: by default `threads` on the CPU and `cuda` on a device. `order="random"` takes
-        any legal order, for tests. `driver`: for the engines `cuda` and `cudagraph`; by default the
-        device's own. `gate`: lets guests use the device between two nodes; by default its own.
-        `host_dir`: a folder for files that are the memory of the host; by default it is RAM."""
+        any legal order, for tests. `devices`: of how many its steps may be, from this one on.
+        `driver`: for the engines `cuda` and `cudagraph`; by default one of these devices. `gate`:
+        lets guests use the device between two nodes; by default its own. `host_dir`: a folder for
+        files that are the memory of the host; by default it is RAM."""
         self.host_workers = host_workers
         name = engine_for(engine, device)
         check_order(order)
-        self.driver = driver_for(name, device, driver)
+        self.driver = driver_for(name, device, driver, devices)
         known = device if self.driver is None else self.driver.device
         self.device = known if known.type == device.type else device
         """With its number, which a driver knows."""
@@ -188,7 +192,9 @@ class Stage:
         else:
             try:
                 self.driver.begin()
-                self.driver.enqueue(self.driver.stream("compute"), partial(warm, self.device))
+                for number, device in enumerate(self.driver.devices):
+                    stream = self.driver.stream(lane_name(COMPUTE, number))
+                    self.driver.enqueue(stream, partial(warm, device))
             finally:
                 self.driver.end()  # otherwise the caller's current stream would be ours
         self._warmed.add(thread)
