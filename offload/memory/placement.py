@@ -24,7 +24,7 @@ from offload.graph.memgraph import SMALL_WORKSPACE, Node, Place
 from offload.graph.taskgraph import TaskGraph
 from offload.memory.cuda_shim import available_on, load_on
 from offload.program.generators import draw_elsewhere, generators_in
-from offload.program.kernels import CPU, Call, Value, device_of
+from offload.program.kernels import CPU, Call, Value
 from offload.torch_seams import OpOverload, address_of
 
 SHIM, COPY = "shim", "copy"
@@ -109,7 +109,8 @@ def bind_task(
     binder = _Binder(arenas, places, mode, workspace, bindings, device)
     calls = kernel.calls
     if device.type == "cuda" and task.device and (task.random or any(map(generators_in, calls))):
-        calls = draw_elsewhere(calls, device_of(graph), device)
+        first = torch.device(device.type, device.index - task.device)
+        calls = draw_elsewhere(calls, first, device)
     runs = [binder.bind_call(call) for call in calls]
     if len(runs) == 1:
         return runs[0]

@@ -32,10 +32,10 @@ def check_stage(stage: Stage | None, program: Program, **given: Any) -> None:
 
 def check_count(stage: Stage, devices: int) -> None:
     """Raise `ValueError` unless the stage has this many devices. The CPU is any number of them."""
-    there = len(stage.driver.devices) if stage.driver is not None else devices
-    if there < devices:
+    there = len(stage.devices)
+    if there < devices and stage.device.type != "cpu":
         raise ValueError(
-            f"the plan is for {devices} devices, and the stage's driver has {there}: make a"
+            f"the plan is for {devices} devices, and the stage has {there}: make a"
             f" Stage(..., devices={devices}), or plan for {there}"
         )
 

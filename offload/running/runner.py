@@ -175,7 +175,7 @@ class Runner:
         self, key: Hashable, batch: Sequence[torch.Tensor], step: TailedStep | None
     ) -> tuple[Any, ...]:
         run = partial(self._run_nodes, key, batch, step)
-        with naming_loss(self.stage.device):
+        with naming_loss(*self.stage.devices):
             return in_step_modes(self._plans.program.device.type, run)
 
     def _run_nodes(

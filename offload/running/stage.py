@@ -73,6 +73,7 @@ class Stage:
         known = device if self.driver is None else self.driver.device
         self.device = known if known.type == device.type else device
         """With its number, which a driver knows."""
+        self.devices = (self.device,) if self.driver is None else self.driver.devices
         self.lender = ArenaLender(self.device, host_dir)
         self._new_engine = partial(make_engine, name, self.driver, order, seed, host_workers)
         self._turn = self._new_turn(gate or Gate())
@@ -192,7 +193,7 @@ class Stage:
         else:
             try:
                 self.driver.begin()
-                for number, device in enumerate(self.driver.devices):
+                for number, device in enumerate(self.devices):
                     stream = self.driver.stream(lane_name(COMPUTE, number))
                     self.driver.enqueue(stream, partial(warm, device))
             finally:

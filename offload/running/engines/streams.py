@@ -317,7 +317,7 @@ class Streams:
         late = self._drain()
         self._clean = True
         for reported in (error, late):
-            lost = reported and device_lost(reported, self._driver.device)
+            lost = reported and device_lost(reported, *self._driver.devices)
             if lost:
                 self._lost = lost
                 raise lost from reported
