@@ -25,8 +25,6 @@ from offload.memory.arenas import Arenas
 from offload.running.engines.work import Run
 
 NAN = 0xFF
-APART = -2
-"""A priority that no other stream of ours has: torch gives out streams again, one by one."""
 
 
 class Poison:
@@ -35,7 +33,6 @@ class Poison:
     def __init__(self, memgraph: MemGraph, arenas: Arenas) -> None:
         blocks = memgraph.blocks
         self._is_cuda = arenas.device.type == "cuda"
-        self._devices = [arenas.tensors[block.place.arena].device for block in blocks]
         self._marks: list[list[Any]] = [[] for _ in blocks]
         self._uses = [len(set(block.nodes)) for block in blocks]
         self._left = list(self._uses)
@@ -64,27 +61,16 @@ class Poison:
                 self._marks[block].append(mark)
             dead = [block for block in touched if not self._left[block]]
         for block in dead:
-            if self._is_cuda:
-                self._fill_after(self._marks[block], block)
-            else:
-                self._fills[block]()
+            self._wait(self._marks[block])
+            self._fills[block]()
 
     def _mark(self) -> Any:
         """An event after everything that is enqueued on the current stream now."""
         return torch.cuda.current_stream().record_event() if self._is_cuda else None
 
-    def _fill_after(self, marks: Sequence[Any], block: int) -> None:
-        """Fill it on the current stream, or, if it is another device's, on a stream of that one
-        for which the current stream waits."""
-        here, on = torch.cuda.current_stream(), self._devices[block]
-        elsewhere = on.type == "cuda" and on != here.device
-        there = torch.cuda.Stream(on, priority=APART) if elsewhere else here
-        for mark in marks:
-            there.wait_event(mark)
-        with torch.cuda.stream(there):
-            self._fills[block]()
-        if there is not here:
-            here.wait_stream(there)
+    def _wait(self, marks: Sequence[Any]) -> None:
+        for mark in marks if self._is_cuda else ():
+            torch.cuda.current_stream().wait_event(mark)
 
     def begin(self) -> None:
         """Prepare for a step, before its inputs arrive."""

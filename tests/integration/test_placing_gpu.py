@@ -4,6 +4,8 @@ Dead memory is NaN. On GPUs kernels add in any order, so models run on fake ones
 """
 
 import threading
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,18 +21,18 @@ from support.products import every_pair, every_value
 from support.stream_runs import CUDA, driver, planned, same, smallest
 
 from offload.errors import OffloadError, RaceFound
+from offload.graph.builder import GraphBuilder
 from offload.lowering.device_placing import place_tasks
 from offload.planning.verify import verify
+from offload.program.generators import default_generator
+from offload.program.kernels import Call, Calls, Program, Value
 from offload.running.drivers.cuda import Cuda
 from offload.running.runner import Runner
 from offload.running.stage import Stage
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        torch.cuda.device_count() < 4, reason="needs 4 devices: FAKE_CUDA_DEVICES=4"
-    ),
-]
+pytestmark = pytest.mark.gpu
+FIRST = torch.device("cuda", 0)
+LATE_SECONDS = 0.05
 FAKE_KERNELS = only_on_a_fake_gpu("kernels of a GPU add in any order")
 
 
@@ -44,6 +46,7 @@ FAKE_KERNELS = only_on_a_fake_gpu("kernels of a GPU add in any order")
 def test_a_step_on_several_devices_has_the_bits_of_one(
     name: str, devices: int, chunks: int, share: float, order: str
 ) -> None:
+    need(devices)
     case = training.trained_once(name, "cuda")
     case.restart()
     how: dict[str, Any] = {"engine": "cuda", "order": order, "seed": devices, "poison": True}
@@ -64,8 +67,14 @@ def test_a_step_on_several_devices_has_the_bits_of_one(
     assert any(node.kind == "send" for node in planner.last.memgraph.nodes)
 
 
+def need(devices: int) -> None:
+    if torch.cuda.device_count() < devices:
+        pytest.skip(f"needs {devices} devices; the fake GPU has FAKE_CUDA_DEVICES")
+
+
 def placed(devices: int, **shape: Any) -> Any:
     """A chain on several devices."""
+    need(devices)
     count = shape.pop("count", 3 * devices)
     graph = graphs.bound(place_tasks(graphs.chain(count, **shape), devices, COSTS), CUDA)
     assert graph.devices == list(range(devices))
@@ -133,6 +142,34 @@ def test_each_tensor_is_on_the_device_of_its_home_and_comes_back() -> None:
     assert {tensor.device for tensor in tensors.values()} == {torch.device("cuda", 0)}
 
 
+@needs_late_streams
+def test_what_the_caller_does_on_any_device_comes_after_the_step_and_its_copies() -> None:
+    graph = placed(2)
+    plainly, tensors = plainly_of(graph), graph.program.tensors
+    with Runner(planned(graph), "cuda", driver=driver("compute1", count=2)) as runner:
+        x = graphs.batch()
+        plainly.step(x)
+        runner(x)
+        there = [key for key, tensor in tensors.items() if tensor.device.index == 1]
+        assert all(torch.equal(tensors[key].cpu(), plainly.held[key]) for key in there)
+        with torch.cuda.device(1):
+            host_function(lambda: time.sleep(LATE_SECONDS))
+        runner.park()
+        assert there
+        assert all(torch.equal(tensors[key], plainly.held[key]) for key in there)
+
+
+def test_libraries_take_their_workspaces_on_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    warmed: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        "offload.running.stage.warm",
+        lambda device: warmed.append((device.index, torch.cuda.current_device())),
+    )
+    with Runner(planned(placed(2)), "cuda") as runner:
+        runner(graphs.batch())
+    assert warmed == [(0, 0), (1, 1)]
+
+
 def test_no_device_has_more_than_its_plan() -> None:
     graph = placed(4, wide=1 << 20)
     made = planned(graph, smallest(graph))
@@ -171,6 +208,7 @@ def test_times_of_all_devices_are_counted_from_one_moment() -> None:
 @needs_late_streams
 def test_a_send_and_what_its_target_computes_do_not_wait_for_each_other() -> None:
     """torch's own copy between two devices waits for both current streams, and they for it."""
+    need(2)
     made, gate = Cuda(CUDA, count=2), threading.Event()
     here = torch.arange(64, device="cuda:0")
     there = torch.zeros(64, dtype=here.dtype, device="cuda:1")
@@ -198,6 +236,52 @@ def test_a_send_and_what_its_target_computes_do_not_wait_for_each_other() -> Non
         torch.cuda.set_stream(torch.cuda.default_stream(0))
 
 
+# ---- what a step names or draws from, which is the first device's -------------------------------
+
+
+def on_second(calls: Callable[[Value], Sequence[Call]], **how: Any) -> tuple[torch.Tensor, ...]:
+    """What a task on the second device makes, whose step was captured on the first one."""
+    need(2)
+    builder = GraphBuilder()
+    made = Value(builder.buffer("made", 256), torch.float32, (64,), (1,))
+    builder.task("make", [], [made.buffer], kernel=Calls(tuple(calls(made))), device=1, **how)
+    builder.output(made.buffer)
+    program = Program((), (made,), {}, device=FIRST)
+    with Runner(planned(replace(builder.graph(), program=program)), "cuda") as runner:
+        return (*runner(), *runner())
+
+
+def test_a_task_makes_tensors_on_its_own_device() -> None:
+    seen: list[torch.device] = []
+
+    def ones(size: int, device: torch.device) -> torch.Tensor:
+        seen.append(device)
+        return torch.ones(size, device=device)
+
+    found = on_second(lambda made: [Call(ones, (64,), {"device": FIRST}, (made,))])
+    assert all(bool((each == 1).all()) for each in found)
+    assert seen == [torch.device("cuda", 1)] * 2
+
+
+@FAKE_KERNELS
+@pytest.mark.parametrize("whose", ["of the device", "of one's own"])
+def test_a_task_draws_what_the_first_device_would_have_drawn(whose: str) -> None:
+    need(2)
+    first, other = map(default_generator, (FIRST, torch.device("cuda", 1)))
+    own = torch.Generator(FIRST) if whose == "of one's own" else first
+    given: dict[str, Any] = {"device": FIRST} | ({} if own is first else {"generator": own})
+    op = torch.ops.aten.rand.default if own is first else torch.ops.aten.rand.generator
+    own.manual_seed(3)
+    expected = [torch.rand(64, device=FIRST, generator=own) for _ in range(2)]
+    after = own.get_state()
+    own.manual_seed(3)
+    others = other.get_state()
+    found = on_second(lambda made: [Call(op, ([64],), given, (made,))], random=True)
+    assert all(map(torch.equal, found, expected))
+    assert torch.equal(own.get_state(), after)
+    assert torch.equal(other.get_state(), others)
+
+
 # ---- what is refused ----------------------------------------------------------------------------
 
 
@@ -211,7 +295,8 @@ def test_what_several_devices_cannot_do_is_refused_before_anything_is_allocated(
         Runner(made, "cudagraph")
     with Stage(CUDA) as stage, pytest.raises(ValueError, match="for 2 devices, and the stage has"):
         Runner(made, stage=stage)
-    last = replace(graph.program, device=torch.device("cuda", 3))
-    with pytest.raises(OffloadError, match="cuda:3 to cuda:4, and this process sees 4"):
+    there = torch.cuda.device_count()
+    last = replace(graph.program, device=torch.device("cuda", there - 1))
+    with pytest.raises(OffloadError, match=f"to cuda:{there}, and this process sees {there}"):
         Runner(planned(replace(graph, program=last)), "cuda")
     assert [torch.cuda.memory_allocated(n) for n in range(2)] == before
