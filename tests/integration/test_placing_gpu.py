@@ -143,20 +143,39 @@ def test_each_tensor_is_on_the_device_of_its_home_and_comes_back() -> None:
 
 
 @needs_late_streams
-def test_what_the_caller_does_on_any_device_comes_after_the_step_and_its_copies() -> None:
+def test_what_the_caller_does_on_any_device_comes_after_the_step() -> None:
+    need(2)
+    made, gate = Cuda(CUDA, count=2), threading.Event()
+    lanes = [made.stream(lane) for lane in ("compute", "compute1")]
+    callers = [torch.cuda.current_stream(number) for number in range(2)]
+    for lane in lanes:
+        made.begin()
+        made.enqueue(lane, lambda: host_function(lambda: gate.wait(60)))
+        made.end()
+        assert torch.cuda.current_device() == 0
+        assert [caller.query() for caller in callers] == [False, False]
+        gate.set()
+        made.synchronize()
+        for caller in callers:
+            caller.synchronize()
+        gate.clear()
+
+
+@needs_late_streams
+def test_what_leaves_a_device_can_be_read_at_once() -> None:
     graph = placed(2)
-    plainly, tensors = plainly_of(graph), graph.program.tensors
-    with Runner(planned(graph), "cuda", driver=driver("compute1", count=2)) as runner:
-        x = graphs.batch()
-        plainly.step(x)
-        runner(x)
+    tensors = graph.program.tensors
+    with Runner(planned(graph), "cuda") as runner:
+        runner(graphs.batch())
+        runner.park()  # it takes room on the host, and waits for all devices
+        runner(graphs.batch(seed=1))
         there = [key for key, tensor in tensors.items() if tensor.device.index == 1]
-        assert all(torch.equal(tensors[key].cpu(), plainly.held[key]) for key in there)
+        expected = {key: tensors[key].cpu() for key in there}
         with torch.cuda.device(1):
             host_function(lambda: time.sleep(LATE_SECONDS))
         runner.park()
         assert there
-        assert all(torch.equal(tensors[key], plainly.held[key]) for key in there)
+        assert all(torch.equal(tensors[key], expected[key]) for key in there)
 
 
 def test_libraries_take_their_workspaces_on_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
