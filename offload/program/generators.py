@@ -37,7 +37,8 @@ def generators_of(graph: Any) -> tuple[torch.Generator, ...]:
 
 @dataclass(slots=True, eq=False)
 class DrawState:
-    """The generator of one micro-batch, which takes the place of the default one for a draw.
+    """A generator that takes the place of a device's default one for a draw: that of a micro-batch,
+    or the default one of the device that the step was captured on.
 
         default generator   ....... |its state in| dropout |its state out| .......
 
