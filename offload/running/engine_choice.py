@@ -35,19 +35,11 @@ def check_order(order: str) -> None:
         raise ValueError(f"order {order!r} is unknown; choose one of {', '.join(ORDERS)}")
 
 
-def driver_for(
-    engine: str, device: torch.device, given: Cuda | None, devices: int = 1
-) -> Cuda | None:
-    """The driver of an engine; None for an engine of the CPU. It allocates nothing. `devices`: how
-    many it drives, from this one on."""
+def driver_for(engine: str, device: torch.device, given: Cuda | None) -> Cuda | None:
+    """The driver of an engine; None for an engine of the CPU. It allocates nothing."""
     if engine == CUDA:
-        return Cuda(device, count=devices) if given is None else given
+        return Cuda(device) if given is None else given
     if engine == CUDAGRAPH:
-        if devices > 1:
-            raise OffloadError(
-                f"engine {engine!r} runs steps of one device, and this one is for {devices}: a"
-                f" graph has memory and random draws of one device alone. Use engine {CUDA!r}"
-            )
         if given is not None and not isinstance(given, GraphCuda):
             raise ValueError(f"engine {engine!r} needs a driver that captures: {given} does not")
         return GraphCuda(device) if given is None else given

@@ -30,16 +30,6 @@ def check_stage(stage: Stage | None, program: Program, **given: Any) -> None:
         )
 
 
-def check_count(stage: Stage, devices: int) -> None:
-    """Raise `ValueError` unless the stage has this many devices. The CPU is any number of them."""
-    there = len(stage.devices)
-    if there < devices and stage.device.type != "cpu":
-        raise ValueError(
-            f"the plan is for {devices} devices, and the stage has {there}: make a"
-            f" Stage(..., devices={devices}), or plan for {there}"
-        )
-
-
 def shape_of(batch: Sequence[Any], program: Program) -> Shape:
     """The shape of a batch; raises `StepError` where the batch does not fit this step."""
     wanted = program.inputs

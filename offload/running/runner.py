@@ -33,7 +33,7 @@ from offload.running.drivers.cuda import Cuda
 from offload.running.drivers.device_loss import naming_loss
 from offload.running.engines.tail_crew import HostTails, TailCrew
 from offload.running.engines.work import Record
-from offload.running.input_checks import check_count, check_stage
+from offload.running.input_checks import check_stage
 from offload.running.runner_memory import Migration, RunnerMemory
 from offload.running.stage import Stage
 from offload.running.step_plans import StepPlans
@@ -71,20 +71,18 @@ class Runner:
         tests. `watch` puts something around the run of every node. `host_workers`: threads for
         tasks on the host; by default as many as the plan reckoned with. `key`: the name of the
         plan's step for `run`. `driver`: for the engines `cuda` and `cudagraph`; by default that of
-        the program's device and, for a plan of several, of the next ones. `stage`: one that other
-        runners use too; it has the engine already. `gate`: lets guests use the device between two
-        nodes (gate.py); by default the stage's own. `host_dir`: a folder for a file that is the
-        host's memory (file_memory.py), on the CPU."""
+        the program's device, which also drives the next ones for a plan of several. `stage`: one
+        that other runners use too; it has the engine already. `gate`: lets guests use the device
+        between two nodes (gate.py); by default the stage's own. `host_dir`: a folder for a file
+        that is the host's memory (file_memory.py), on the CPU."""
         program = program_of(plan.graph)
         self._owns_stage = stage is None
         of_stage: dict[str, Any] = {"engine": engine, "driver": driver, "host_dir": host_dir}
         check_stage(stage, program, host_workers=host_workers, **of_stage)
         workers = plan.costs.host_workers if host_workers is None else host_workers
-        if stage is None:
-            of_stage |= {"order": order, "seed": seed, "host_workers": workers, "gate": gate}
-            stage = Stage(program.device, devices=_count_devices(plan.graph), **of_stage)
-        check_count(stage, _count_devices(plan.graph))
-        self.stage = stage
+        self.stage = stage or Stage(
+            program.device, order=order, seed=seed, host_workers=workers, gate=gate, **of_stage
+        )
         """The stage whose tenant it is."""
         self.trace = Trace()
         """The trace of the last step."""
@@ -229,7 +227,6 @@ class Runner:
         it; the weights are equal, and later bits are those of its kernels."""
         target, program = stage or self.stage, program_of(plan.graph)
         check_stage(target, program)
-        check_count(target, _count_devices(plan.graph))
         with self._hold_stages(target) as old, old.gate.hold(), target.gate.hold():
             self._check_open()
             alone = owned or (self._owns_stage and target is old)
@@ -298,8 +295,3 @@ class Runner:
             self.abandon()
         else:
             self.close()
-
-
-def _count_devices(graph: TaskGraph) -> int:
-    """How many devices the graph's numbers need."""
-    return max(graph.devices, default=0) + 1

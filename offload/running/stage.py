@@ -11,7 +11,7 @@ Jobs share nothing else.
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -55,25 +55,22 @@ class Stage:
         order: str = "priority",
         seed: int = 0,
         *,
-        devices: int = 1,
         host_workers: int = 1,
         driver: Cuda | None = None,
         gate: Gate | None = None,
         host_dir: Path | None = None,
     ) -> None:
         """`engine`: by default `threads` on the CPU and `cuda` on a device. `order="random"` takes
-        any legal order, for tests. `devices`: of how many its steps may be, from this one on.
-        `driver`: for the engines `cuda` and `cudagraph`; by default one of these devices. `gate`:
-        lets guests use the device between two nodes; by default its own. `host_dir`: a folder for
-        files that are the memory of the host; by default it is RAM."""
+        any legal order, for tests. `driver`: for the engines `cuda` and `cudagraph`; by default the
+        device's own. `gate`: lets guests use the device between two nodes; by default its own.
+        `host_dir`: a folder for files that are the memory of the host; by default it is RAM."""
         self.host_workers = host_workers
         name = engine_for(engine, device)
         check_order(order)
-        self.driver = driver_for(name, device, driver, devices)
+        self.driver = driver_for(name, device, driver)
         known = device if self.driver is None else self.driver.device
         self.device = known if known.type == device.type else device
         """With its number, which a driver knows."""
-        self.devices = (self.device,) if self.driver is None else self.driver.devices
         self.lender = ArenaLender(self.device, host_dir)
         self._new_engine = partial(make_engine, name, self.driver, order, seed, host_workers)
         self._turn = self._new_turn(gate or Gate())
@@ -84,6 +81,17 @@ class Stage:
 
     def _new_turn(self, gate: Gate) -> _StageTurn:
         return _StageTurn(gate, self._new_engine(gate))
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """Those of the driver: of so many devices a plan was run."""
+        return (self.device,) if self.driver is None else self.driver.devices
+
+    def drive(self, numbers: Sequence[int]) -> None:
+        """Have the devices of a plan, which it numbers from this one on. On the CPU an arena is a
+        device."""
+        if self.driver is not None:
+            self.driver.drive(max(numbers, default=0) + 1)
 
     @property
     def gate(self) -> Gate:

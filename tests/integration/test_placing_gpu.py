@@ -28,7 +28,6 @@ from offload.program.generators import default_generator
 from offload.program.kernels import Call, Calls, Program, Value
 from offload.running.drivers.cuda import Cuda
 from offload.running.runner import Runner
-from offload.running.stage import Stage
 
 pytestmark = pytest.mark.gpu
 FIRST = torch.device("cuda", 0)
@@ -97,7 +96,7 @@ def test_whatever_stream_of_whichever_device_is_late_the_bits_are_those_of_progr
         plainly = plainly_of(graph)
         for budget in (None, smallest(graph)):
             made = planned(graph, budget)
-            late = driver(held, count=devices)
+            late = driver(held)
             with Runner(made, "cuda", order, 3, poison=True, driver=late) as runner:
                 for step in range(3):
                     x = graphs.batch(graph.buffers[0].nbytes, step)
@@ -118,7 +117,7 @@ def test_every_edge_between_devices_is_needed_a_late_stream_shows_it() -> None:
         broken = without_edge(made.memgraph, node, dep)
         with pytest.raises(RaceFound):
             verify(broken)
-        late = driver(nodes[dep].lane, count=2)
+        late = driver(nodes[dep].lane)
         with Runner(graphs.HandPlan(broken), "cuda", poison=True, driver=late) as runner:
             plainly, tensors = plainly_of(graph), graph.program.tensors
             wrong += not all(
@@ -130,22 +129,29 @@ def test_every_edge_between_devices_is_needed_a_late_stream_shows_it() -> None:
 
 def test_each_tensor_is_on_the_device_of_its_home_and_comes_back() -> None:
     graph = placed(2)
+    alone = graph.with_tasks([replace(task, device=0) for task in graph.tasks])
     tensors = graph.program.tensors
-    with Runner(planned(graph), "cuda") as runner:
+    with Runner(planned(alone), "cuda") as runner:
+        runner(graphs.batch())
+        runner.move_to(planned(graph))
         runner(graphs.batch())
         assert {tensor.device.index for tensor in tensors.values()} == {0, 1}
         runner.park()
         assert {tensor.device.type for tensor in tensors.values()} == {"cpu"}
         runner(graphs.batch())
-        runner.move_to(planned(graph, smallest(graph)))
-        assert same(runner, plainly_of(graph), tensors, graphs.batch(seed=2))
+        for seed, budget in enumerate((smallest(alone), smallest(graph))):
+            which = alone if seed == 0 else graph
+            runner.move_to(planned(which, budget))
+            assert same(runner, plainly_of(graph), tensors, graphs.batch(seed=seed))
+            assert {t.device.index for t in tensors.values()} <= {None, *which.devices}
     assert {tensor.device for tensor in tensors.values()} == {torch.device("cuda", 0)}
 
 
 @needs_late_streams
 def test_what_the_caller_does_on_any_device_comes_after_the_step() -> None:
     need(2)
-    made, gate = Cuda(CUDA, count=2), threading.Event()
+    made, gate = Cuda(CUDA), threading.Event()
+    made.drive(2)
     lanes = [made.stream(lane) for lane in ("compute", "compute1")]
     callers = [torch.cuda.current_stream(number) for number in range(2)]
     for lane in lanes:
@@ -228,7 +234,8 @@ def test_times_of_all_devices_are_counted_from_one_moment() -> None:
 def test_a_send_and_what_its_target_computes_do_not_wait_for_each_other() -> None:
     """torch's own copy between two devices waits for both current streams, and they for it."""
     need(2)
-    made, gate = Cuda(CUDA, count=2), threading.Event()
+    made, gate = Cuda(CUDA), threading.Event()
+    made.drive(2)
     here = torch.arange(64, device="cuda:0")
     there = torch.zeros(64, dtype=here.dtype, device="cuda:1")
     torch.cuda.synchronize(1)
@@ -312,8 +319,6 @@ def test_what_several_devices_cannot_do_is_refused_before_anything_is_allocated(
     before = [torch.cuda.memory_allocated(n) for n in range(2)]
     with pytest.raises(OffloadError, match="'cudagraph' runs steps of one device, and this one"):
         Runner(made, "cudagraph")
-    with Stage(CUDA) as stage, pytest.raises(ValueError, match="for 2 devices, and the stage has"):
-        Runner(made, stage=stage)
     there = torch.cuda.device_count()
     last = replace(graph.program, device=torch.device("cuda", there - 1))
     with pytest.raises(OffloadError, match=f"to cuda:{there}, and this process sees {there}"):

@@ -26,9 +26,9 @@ CYCLES = 200_000
 Bytes = Sequence[torch.Tensor]
 
 
-def driver(held: str = "", kind: type[Cuda] = Cuda, **more: Any) -> Any:
+def driver(held: str = "", kind: type[Cuda] = Cuda) -> Any:
     """A driver of which one stream is late: it idles before each of its nodes, in a graph too."""
-    made = kind(CUDA, **more)
+    made = kind(CUDA)
     enqueue = made.enqueue
 
     def enqueue_late(stream: torch.cuda.Stream, run: Callable[[], object]) -> None:

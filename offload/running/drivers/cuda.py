@@ -73,7 +73,6 @@ def check_cuda(device: torch.device) -> torch.device:
 
 def check_devices(first: torch.device, count: int) -> tuple[torch.device, ...]:
     """So many devices, from the first one on. Raises unless all are there, and are of one kind."""
-    first = check_cuda(first)
     devices = tuple(torch.device("cuda", first.index + number) for number in range(count))
     there = torch.cuda.device_count()
     if devices[-1].index >= there:
@@ -98,15 +97,15 @@ def _describe_kind(device: torch.device) -> str:
 
 class Cuda:
     """Use it from one thread at a time. `high`: its kernels run before those of other drivers; a
-    running block of another kernel ends first. `count`: how many devices, from this one on."""
+    running block of another kernel ends first."""
 
-    def __init__(self, device: torch.device, *, high: bool = False, count: int = 1) -> None:
-        self.devices = check_devices(device, count)
-        self.device = self.devices[0]
+    def __init__(self, device: torch.device, *, high: bool = False) -> None:
+        self.device = check_cuda(device)
+        self.devices = (self.device,)
         self._usual = HIGH if high else USUAL
         self._streams: dict[str, torch.cuda.Stream] = {}
         self._fences: dict[str, CudaEvent] = {}
-        self._begun = [self.event() for _ in self.devices]
+        self._begun = [self.event()]
         self._idle: dict[tuple[torch.device, torch.device], torch.cuda.Stream] = {}
         """Streams that have nothing to do but to wait: of what one device sends another, or for
         itself."""
@@ -114,6 +113,12 @@ class Cuda:
         """The caller's current stream on every device; empty outside of a step."""
         self._current: torch.cuda.Stream | None = None
         self._device_before = self.device.index
+
+    def drive(self, count: int) -> None:
+        """Have at least so many devices, from the first one on. No step is under way."""
+        if count > len(self.devices):
+            self.devices = check_devices(self.device, count)
+            self._begun = [self.event() for _ in self.devices]
 
     def stream(self, lane: str) -> torch.cuda.Stream:
         """The stream of a lane: the same one at every call."""
