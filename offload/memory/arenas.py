@@ -107,7 +107,12 @@ class DeviceArena:
     def _allocate(self, number: int, nbytes: int) -> "memoryview | torch.Tensor":
         if self.device.type == "cpu":
             return _allocate_aligned(number, nbytes)
-        return _allocate_on_device(number, nbytes, _number_device(self.device, number))
+        return _allocate_on_device(number, nbytes, number_device(self.device, number))
+
+    def synchronize(self) -> None:
+        """Wait until nothing runs on any of the devices."""
+        for device in {self.device, *(each.tensor.device for each in self.regions.values())}:
+            synchronize(device)
 
     @property
     def sizes(self) -> dict[int, int]:
@@ -169,13 +174,13 @@ class Loan:
     def keep(self) -> None:
         for device, host in self._pairs():
             host.copy_(device, non_blocking=True)
-        synchronize(self.part.device)
+        self.part.synchronize()
 
     def bring_back(self) -> None:
-        synchronize(self.part.device)  # the borrower's kernels may still run
+        self.part.synchronize()  # the borrower's kernels may still run
         for device, host in self._pairs():
             device.copy_(host, non_blocking=True)
-        synchronize(self.part.device)
+        self.part.synchronize()
 
     def _pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         at = 0
@@ -261,7 +266,7 @@ class Arenas:
 
     def synchronize(self) -> None:
         """Wait until no copy runs: before the host itself touches bytes that one may still move."""
-        synchronize(self.device)
+        self.lent.synchronize()
 
     def forget(self, keep: Iterable[Place], *, lent: bool = True) -> None:
         """Give memory back to the machine, but for these places, when no step comes any more.
@@ -305,7 +310,10 @@ def give_cached_back(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def _number_device(device: torch.device, arena: int) -> torch.device:
+def number_device(device: torch.device, arena: int) -> torch.device:
+    """The device of an arena. `device`: that of arena 0."""
+    if not arena:
+        return device
     return torch.device(device.type, (device.index or 0) + arena)
 
 

@@ -13,7 +13,7 @@ memory, so no budget counts it.
 
 import importlib.util
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -54,12 +54,11 @@ def device_left(device: torch.device) -> DeviceLeft:
     return DeviceLeft(device, free, total, torch.cuda.memory_reserved(device), others)
 
 
-def check_device(plan: RunnablePlan, arenas: Mapping[int, int], left: DeviceLeft) -> None:
-    """Raise `MemoryTooSmall` unless the arena and what kernels need beside it fit now.
+def check_device(plan: RunnablePlan, arena: int, left: DeviceLeft) -> None:
+    """Raise `MemoryTooSmall` unless the device's arena and what kernels need beside it fit now.
 
     Tensors that are on the device already are copied into the arena one after the other, so until
     then they take memory twice."""
-    arena = max((nbytes for number, nbytes in arenas.items() if number != HOST), default=0)
     needed = max(arena, arena + plan.reserve - _moving_bytes(plan, left.device))
     if needed <= left.free:
         return

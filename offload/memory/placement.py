@@ -23,6 +23,7 @@ from offload.errors import GraphError
 from offload.graph.memgraph import SMALL_WORKSPACE, Node, Place
 from offload.graph.taskgraph import TaskGraph
 from offload.memory.cuda_shim import available_on, load_on
+from offload.program.generators import draw_elsewhere, generators_in
 from offload.program.kernels import CPU, Call, Value
 from offload.torch_seams import OpOverload, address_of
 
@@ -106,10 +107,14 @@ def bind_task(
     mode = choose_placement(mode, device)
     bindings = PlacementCounts() if bindings is None else bindings
     binder = _Binder(arenas, places, mode, workspace, bindings, device)
-    runs = [binder.bind_call(call) for call in kernel.calls]
+    calls = kernel.calls
+    if device.type == "cuda" and task.device and (task.random or any(map(generators_in, calls))):
+        first = torch.device(device.type, device.index - task.device)
+        calls = draw_elsewhere(calls, first, device)
+    runs = [binder.bind_call(call) for call in calls]
     if len(runs) == 1:
         return runs[0]
-    chain = getattr(kernel.calls[0].op, "chain", None)
+    chain = getattr(calls[0].op, "chain", None)
     return chain(runs) if chain is not None else functools.partial(_run_in_a_row, tuple(runs))
 
 
@@ -140,9 +145,16 @@ class _Binder:
 
     def bind_call(self, call: Call) -> Run:
         args, kwargs = call.arguments(self.view)
+        args = tuple(map(self._here, args))
+        kwargs = {name: self._here(arg) for name, arg in kwargs.items()}
         bind = getattr(call.op, "bind", None)
         run = bind(args, kwargs) if bind else functools.partial(call.op, *args, **kwargs)
         return self._serve(call, run)
+
+    def _here(self, argument: Any) -> Any:
+        """An argument of the call; of a device that it names, the one that the task runs on."""
+        named = isinstance(argument, torch.device) and argument.type == self.device.type
+        return self.device if named else argument
 
     def _serve(self, call: Call, run: Run) -> Run:
         """The run with the call's allocations at their planned addresses."""

@@ -1,4 +1,4 @@
-"""Whether a plan may take its memory now, on the host and on its device.
+"""Whether a plan may take its memory now, on the host and on its devices.
 
     a plan needs      its arenas - tensors that move into them + the largest of these a second time
                       + what kernels allocate outside of the arenas + what the step returns
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from offload.errors import MemoryTooSmall
 from offload.graph.taskgraph import HOST
-from offload.memory.arenas import give_cached_back
+from offload.memory.arenas import give_cached_back, number_device
 from offload.memory.device_memory import check_device, device_left
 from offload.memory.file_memory import is_ram
 from offload.memory.host_memory import HostMemoryLeft, memory_left
@@ -37,7 +37,9 @@ def check_room(
     device = device_of(plan.graph)
     if device.type == "cuda":
         give_cached_back(device)
-        check_device(plan, arenas, device_left(device))
+        for number, nbytes in {0: 0, **arenas}.items():
+            if number != HOST:
+                check_device(plan, nbytes, device_left(number_device(device, number)))
 
 
 def check_memory(
@@ -94,25 +96,27 @@ def check_move(
     plan: RunnablePlan,
     arenas: Mapping[int, int],
     waiting: int = 0,
-    freed: int = 0,
+    freed: Mapping[int, int] | None = None,
     host_dir: Path | None = None,
 ) -> None:
     """Raise `MemoryTooSmall` unless these arenas and a waiting place may be taken beside those
-    where the tensors are now. `freed`: bytes of the device that are given up before."""
+    where the tensors are now. `freed`: bytes of each device that are given up before."""
+    freed = freed or {}
     device = device_of(plan.graph)
     if device.type == "cpu":
         for in_memory, parked, left in _list_memory(arenas, waiting, host_dir):
             every = sum(in_memory.values()) + parked + plan.reserve + returned_bytes(plan.graph)
-            _check(every - freed, left.nbytes, "memory", left.where)
+            _check(every - sum(freed.values()), left.nbytes, "memory", left.where)
         return
     left, on_host = memory_left(), arenas.get(HOST, 0) + waiting
-    on_device = max((nbytes for number, nbytes in arenas.items() if number != HOST), default=0)
     _check(on_host, left.nbytes, "memory of the host", left.where)
-    if on_device:
-        give_cached_back(device)
-        free = device_left(device).free
-        needed = on_device + plan.reserve - freed
-        _check(needed, free, str(device), f"{format_size(free)} are free there")
+    give_cached_back(device)
+    for number, nbytes in arenas.items():
+        if number != HOST and nbytes:
+            on = number_device(device, number)
+            free = device_left(on).free
+            needed = nbytes + plan.reserve - freed.get(number, 0)
+            _check(needed, free, str(on), f"{format_size(free)} are free there")
 
 
 def _list_memory(

@@ -4,12 +4,12 @@ torch.randn(4, generator=mine)    an argument of the call: each run draws from `
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from offload.program.kernels import Call, Calls
+from offload.program.kernels import CPU, Call, Calls
 from offload.torch_seams import generator_key
 
 
@@ -37,7 +37,8 @@ def generators_of(graph: Any) -> tuple[torch.Generator, ...]:
 
 @dataclass(slots=True, eq=False)
 class DrawState:
-    """The generator of one micro-batch, which takes the place of the default one for a draw.
+    """A generator that takes the place of a device's default one for a draw: that of a micro-batch,
+    or the default one of the device that the step was captured on.
 
         default generator   ....... |its state in| dropout |its state out| .......
 
@@ -48,20 +49,37 @@ class DrawState:
     device: torch.device
     _others: torch.Tensor | None = field(default=None, repr=False)
 
-    def enter(self, generator: torch.Generator) -> None:
-        default = default_generator(self.device)
+    def enter(self, generator: torch.Generator, device: torch.device) -> None:
+        default = default_generator(device)
         self._others = default.get_state()
         default.set_state(generator.get_state())
 
-    def leave(self, generator: torch.Generator) -> None:
-        default = default_generator(self.device)
+    def leave(self, generator: torch.Generator, device: torch.device) -> None:
+        default = default_generator(device)
         assert self._others is not None
         generator.set_state(default.get_state())
         default.set_state(self._others)
 
     def wrap(self, calls: Sequence[Call]) -> Calls:
-        """These calls, which draw from the micro-batch's own generator. It is an argument, so that
-        `generators_of` finds it."""
-        enter = Call(self.enter, (self.generator,), allocations=())
-        leave = Call(self.leave, (self.generator,), allocations=())
+        """These calls, which draw from this generator. It is an argument, so that `generators_of`
+        finds it, and so is the device, so that a task on another one has that one."""
+        enter = Call(self.enter, (self.generator, self.device), allocations=())
+        leave = Call(self.leave, (self.generator, self.device), allocations=())
         return Calls((enter, *calls, leave))
+
+
+def draw_elsewhere(
+    calls: Sequence[Call], first: torch.device, here: torch.device
+) -> Sequence[Call]:
+    """These calls, which on this device draw what they would draw on the first one."""
+    made: list[Call] = []
+    for call in calls:
+        own = [g for g in generators_in(call) if g.device not in (here, CPU)]
+        if not own or isinstance(getattr(call.op, "__self__", None), DrawState):
+            made.append(call)
+            continue
+        given = tuple(None if arg is own[0] else arg for arg in call.args)
+        by_name = {name: None if arg is own[0] else arg for name, arg in call.kwargs.items()}
+        drawn = replace(call, args=given, kwargs=by_name)
+        made += DrawState(own[0], here).wrap([drawn]).calls
+    return DrawState(default_generator(first), here).wrap(made).calls

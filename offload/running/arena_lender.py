@@ -124,8 +124,12 @@ class ArenaLender:
     # ---- an arena of another size, for a tenant that moves to another plan ----------------------
 
     @property
+    def sizes(self) -> dict[int, int]:
+        return self.arena.sizes if self.arena else {}
+
+    @property
     def nbytes(self) -> int:
-        return sum(self.arena.sizes.values()) if self.arena else 0
+        return sum(self.sizes.values())
 
     def sizes_for(self, tenant: Tenant, sizes: Mapping[int, int]) -> dict[int, int]:
         """The arena that this tenant needs together with the others that are here."""

@@ -32,7 +32,7 @@ class Poison:
 
     def __init__(self, memgraph: MemGraph, arenas: Arenas) -> None:
         blocks = memgraph.blocks
-        self._device = arenas.device
+        self._is_cuda = arenas.device.type == "cuda"
         self._marks: list[list[Any]] = [[] for _ in blocks]
         self._uses = [len(set(block.nodes)) for block in blocks]
         self._left = list(self._uses)
@@ -66,15 +66,11 @@ class Poison:
 
     def _mark(self) -> Any:
         """An event after everything that is enqueued on the current stream now."""
-        if self._device.type != "cuda":
-            return None
-        mark = torch.cuda.Event()
-        mark.record(torch.cuda.current_stream(self._device))
-        return mark
+        return torch.cuda.current_stream().record_event() if self._is_cuda else None
 
     def _wait(self, marks: Sequence[Any]) -> None:
-        for mark in marks if self._device.type == "cuda" else ():
-            torch.cuda.current_stream(self._device).wait_event(mark)
+        for mark in marks if self._is_cuda else ():
+            torch.cuda.current_stream().wait_event(mark)
 
     def begin(self) -> None:
         """Prepare for a step, before its inputs arrive."""

@@ -71,9 +71,10 @@ class Runner:
         tests. `watch` puts something around the run of every node. `host_workers`: threads for
         tasks on the host; by default as many as the plan reckoned with. `key`: the name of the
         plan's step for `run`. `driver`: for the engines `cuda` and `cudagraph`; by default that of
-        the program's device. `stage`: one that other runners use too; it has the engine already.
-        `gate`: lets guests use the device between two nodes (gate.py); by default the stage's own.
-        `host_dir`: a folder for a file that is the host's memory (file_memory.py), on the CPU."""
+        the program's device, which also drives the next ones for a plan of several. `stage`: one
+        that other runners use too; it has the engine already. `gate`: lets guests use the device
+        between two nodes (gate.py); by default the stage's own. `host_dir`: a folder for a file
+        that is the host's memory (file_memory.py), on the CPU."""
         program = program_of(plan.graph)
         self._owns_stage = stage is None
         of_stage: dict[str, Any] = {"engine": engine, "driver": driver, "host_dir": host_dir}
@@ -172,7 +173,7 @@ class Runner:
         self, key: Hashable, batch: Sequence[torch.Tensor], step: TailedStep | None
     ) -> tuple[Any, ...]:
         run = partial(self._run_nodes, key, batch, step)
-        with naming_loss(self.stage.device):
+        with naming_loss(*self.stage.devices):
             return in_step_modes(self._plans.program.device.type, run)
 
     def _run_nodes(

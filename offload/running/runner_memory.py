@@ -152,6 +152,7 @@ class RunnerMemory:
         """Arenas with room for this plan, the device's lent by the stage. Where one is too small,
         the old ones go before larger ones come."""
         if key not in self._steps:
+            self.stage.drive(plan.graph.devices)
             self._steps[key] = _KnownStep(resident_bytes(plan.memgraph))
         on_device = _device_sizes(plan)
         had = self.host.region.nbytes if self.host else -1, self.parked_bytes
@@ -188,6 +189,7 @@ class RunnerMemory:
         """Go over to this plan, and to this stage. The locks of both stages are held. `beside`:
         whether the old arena and a new one may be there at once."""
         begin = time.perf_counter()
+        stage.drive(plan.graph.devices)
         on_host, on_device = plan.memgraph.arenas.get(HOST, 0), _device_sizes(plan)
         keeps = self.host is not None and self.host.serves(on_host, stage.device)
         room = 0 if alone else resident_bytes(plan.memgraph)
@@ -262,7 +264,7 @@ class RunnerMemory:
                 raise
         parked = self.current.resident_bytes if self.current and stage is self.stage else 0
         parked = parked if parked > self.parked_bytes else 0
-        check({**taken, **sizes}, waiting + parked, stage.lender.nbytes)
+        check({**taken, **sizes}, waiting + parked, stage.lender.sizes)
         return BY_HOST
 
     # ---- other tenants --------------------------------------------------------------------------

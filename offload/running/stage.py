@@ -1,4 +1,5 @@
 """What exists once per device: its arena, its driver, the engine on it, and the lock of a step.
+Devices over which steps are spread share one of each, and the arena has a region on every device.
 
     Stage     arena lender | driver | engine | lock         owned once, used by one tenant at a time
     Runner    plans, bindings, an arena of its own on the host                  a tenant of a stage
@@ -10,7 +11,7 @@ Jobs share nothing else.
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,11 +22,12 @@ import torch
 
 from offload.errors import DeviceLost, MemoryTooSmall, OffloadError, StepError
 from offload.gate import Gate
+from offload.graph.memgraph import lane_name
 from offload.memory.arenas import DeviceArena, OutCopies
 from offload.memory.workspaces import warm
 from offload.program.kernels import CPU
 from offload.running.arena_lender import ArenaLender, PausedLoan, SwapTotals
-from offload.running.drivers.cuda import Cuda
+from offload.running.drivers.cuda import COMPUTE, Cuda
 from offload.running.engine_choice import check_order, driver_for, engine_for, make_engine
 from offload.running.engines.work import Engine, Record, StepWork
 from offload.sizes import format_size
@@ -79,6 +81,17 @@ class Stage:
 
     def _new_turn(self, gate: Gate) -> _StageTurn:
         return _StageTurn(gate, self._new_engine(gate))
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """Those of the driver: of so many devices a plan was run."""
+        return (self.device,) if self.driver is None else self.driver.devices
+
+    def drive(self, numbers: Sequence[int]) -> None:
+        """Have the devices of a plan, which it numbers from this one on. On the CPU an arena is a
+        device."""
+        if self.driver is not None:
+            self.driver.drive(max(numbers, default=0) + 1)
 
     @property
     def gate(self) -> Gate:
@@ -188,7 +201,9 @@ class Stage:
         else:
             try:
                 self.driver.begin()
-                self.driver.enqueue(self.driver.stream("compute"), partial(warm, self.device))
+                for number, device in enumerate(self.devices):
+                    stream = self.driver.stream(lane_name(COMPUTE, number))
+                    self.driver.enqueue(stream, partial(warm, device))
             finally:
                 self.driver.end()  # otherwise the caller's current stream would be ours
         self._warmed.add(thread)

@@ -4,57 +4,21 @@ The devices are arenas of the CPU, and the nodes run in any order that the plan 
 being NaN.
 """
 
-from collections.abc import Mapping
-from contextlib import nullcontext
-from dataclasses import replace
-from random import Random
 from typing import Any
 
 import pytest
 import torch
 from support import offload_training as training
-from support.live_training import LiveTraining, TestPlanner
+from support.live_training import LiveTraining
+from support.placed_training import COSTS, PlacingPlanner
 from support.products import every_value
 
 import offload
-from offload import Costs, Plan, TaskGraph
+from offload import TaskGraph
 from offload.errors import GraphError
 from offload.graph.builder import GraphBuilder
 from offload.graph.taskgraph import Role
 from offload.lowering.device_placing import place_tasks
-
-COSTS = Costs(flops=1e12, memory=1e12, launch=1e-7, h2d=2e10, d2h=2e10, d2d=2e10, copy=1e-7)
-
-
-class Placing(TestPlanner):
-    """Plans a step on so many devices, each of which has this share of one device's peak."""
-
-    def __init__(self, devices: int, chunks: int, share: float, **how: Any) -> None:
-        super().__init__(None, lambda _: nullcontext(), how)
-        self._placed = devices, chunks
-        self._share, self._peak = share, 0
-        self.last: Plan | None = None
-
-    def place(self, graph: TaskGraph, homes: Mapping[str, int]) -> TaskGraph:
-        self._peak = offload.plan(graph, None, COSTS).peak_bytes
-        devices, chunks = self._placed
-        timings = (timed_at_random(graph, seed) for seed in range(10))
-        return [place_tasks(timed, devices, COSTS, chunks, homes) for timed in timings][-1]
-
-    def plan(self, graph: TaskGraph, budget: Any) -> Plan:
-        del budget
-        try:
-            self.last = offload.plan(graph, int(self._peak * self._share) or 1, COSTS)
-        except offload.BudgetTooSmall as refused:
-            self.last = offload.plan(graph, refused.needed, COSTS)
-        self.last.verify()
-        return self.last
-
-
-def timed_at_random(graph: TaskGraph, seed: int) -> TaskGraph:
-    """Cuts fall anywhere, as on machines whose kernels take other times."""
-    dice = Random(seed)
-    return graph.with_tasks([replace(task, seconds=dice.random()) for task in graph.tasks])
 
 
 @pytest.mark.parametrize(
@@ -67,7 +31,7 @@ def test_a_step_on_several_devices_has_the_bits_of_eager(
     case = training.trained_once(name)
     case.restart()
     how: dict[str, Any] = {"engine": "threads", "order": "random", "seed": devices, "poison": True}
-    planner = Placing(devices, chunks, share, **how)
+    planner = PlacingPlanner(devices, chunks, share, **how)
     around = case.case.around
     with LiveTraining(
         case.model, case.case.loss, case.optimizer, around=around, planner=planner

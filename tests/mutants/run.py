@@ -56,7 +56,7 @@ GPU_TIERS = {
     mode: Tier(f"gpu, {mode}", (), ("-m", "gpu", "--tier", "ci"), said)
     for mode, said in (
         ("in order", {}),
-        ("async", {"FAKE_CUDA_ASYNC": "1"}),
+        ("async", {"FAKE_CUDA_ASYNC": "1", "FAKE_CUDA_DEVICES": "4"}),
         ("shuffled", {"FAKE_CUDA_SHUFFLE": "1"}),
     )
 }

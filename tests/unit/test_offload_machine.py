@@ -212,9 +212,9 @@ def test_an_arena_that_does_not_fit_is_refused_with_numbers_and_names() -> None:
         ours=2 * GIB,
         others=(ProcessShare(77, 70 * GIB), ProcessShare(78, None)),
     )
-    check_device(found, found.memgraph.arenas, left)
+    check_device(found, found.memgraph.arenas[0], left)
     with pytest.raises(MemoryTooSmall) as told:
-        check_device(found, {0: 2 * GIB, HOST: 500 * GIB}, left)
+        check_device(found, 2 * GIB, left)
     text = str(told.value)
     for part in (
         "of cuda:0 are needed",
@@ -230,7 +230,7 @@ def test_an_arena_that_does_not_fit_is_refused_with_numbers_and_names() -> None:
 def test_without_nvml_the_sum_of_the_others_is_said() -> None:
     left = DeviceLeft(CUDA, free=GIB, total=80 * GIB, ours=9 * GIB)
     with pytest.raises(MemoryTooSmall, match=r"other processes and CUDA itself have 70.0 GiB"):
-        check_device(made(), {0: 2 * GIB}, left)
+        check_device(made(), 2 * GIB, left)
 
 
 def test_memory_that_is_refused_while_something_is_measured_is_told_with_who_has_it(

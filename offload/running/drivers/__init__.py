@@ -1,4 +1,4 @@
-"""Drivers of the streams and events of one device. It knows nothing of nodes.
+"""Drivers of the streams and events of devices. It knows nothing of nodes.
 
-May import: errors.
+May import: errors, sizes.
 """

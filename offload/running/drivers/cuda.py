@@ -1,4 +1,4 @@
-"""The streams and events of one CUDA device.
+"""The streams and events of CUDA devices: one, or several with numbers in a row.
 
     host             enqueue(compute, F1) record(e) wait(h2d, e) enqueue(h2d, W2)   at once
     compute          [ F1 ....... ] e
@@ -7,7 +7,8 @@
               begin: fence before all of ours        end: fence before the caller's
 
 A stream runs what is enqueued on it in order; only events order two streams. Errors of the device
-are reported late: by `is_done`, by `synchronize`, or by any later call.
+are reported late: by `is_done`, by `synchronize`, or by any later call. A lane's name says whose
+stream it is: `compute1` is of the second device, `d2d1-0` of the second one, which sends.
 
 A copy is `copy_` of bytes between two tensors. For contiguous ones of one dtype, torch makes it a
 single cudaMemcpyAsync on the current stream, which may be captured. (`torch.cuda.cudart()` has no
@@ -17,6 +18,7 @@ host's memory is page-locked.
 Copies have the higher priority: a weight that comes in must not queue behind a kernel's blocks.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -24,10 +26,11 @@ from functools import partial
 import torch
 
 from offload.errors import OffloadError
+from offload.sizes import format_size
 
 Run = Callable[[], object]
 COMPUTE = "compute"
-LANES = (COMPUTE, "h2d", "d2h")
+LANE = re.compile(r"(?:(compute)|h2d|d2h|d2d)(\d*)(?:-\d+)?")
 USUAL, HIGH = 0, -1
 """Priorities of streams. CUDA takes the nearest one that the device has."""
 
@@ -68,35 +71,76 @@ def check_cuda(device: torch.device) -> torch.device:
     return torch.device("cuda", index)
 
 
+def check_devices(first: torch.device, count: int) -> tuple[torch.device, ...]:
+    """So many devices, from the first one on. Raises unless all are there, and are of one kind."""
+    devices = tuple(torch.device("cuda", first.index + number) for number in range(count))
+    there = torch.cuda.device_count()
+    if devices[-1].index >= there:
+        raise OffloadError(
+            f"the plan is for {count} devices, {first} to {devices[-1]}, and this process sees"
+            f" {there}: plan for fewer devices, or show it more (CUDA_VISIBLE_DEVICES)"
+        )
+    kinds = [_describe_kind(device) for device in devices]
+    for device, kind in zip(devices, kinds, strict=True):
+        if kind != kinds[0]:
+            raise OffloadError(
+                f"{first} is {kinds[0]} and {device} is {kind}: the bits of a step are those of one"
+                " kind of device, so a plan for several needs equal ones"
+            )
+    return devices
+
+
+def _describe_kind(device: torch.device) -> str:
+    told = torch.cuda.get_device_properties(device)
+    return f"a {told.name} with {format_size(told.total_memory)}"
+
+
 class Cuda:
     """Use it from one thread at a time. `high`: its kernels run before those of other drivers; a
     running block of another kernel ends first."""
 
     def __init__(self, device: torch.device, *, high: bool = False) -> None:
         self.device = check_cuda(device)
+        self.devices = (self.device,)
         self._usual = HIGH if high else USUAL
         self._streams: dict[str, torch.cuda.Stream] = {}
         self._fences: dict[str, CudaEvent] = {}
-        self._begun = self.event()
-        self._caller: torch.cuda.Stream | None = None
+        self._begun = [self.event()]
+        self._idle: dict[tuple[torch.device, torch.device], torch.cuda.Stream] = {}
+        """Streams that have nothing to do but to wait: of what one device sends another, or for
+        itself."""
+        self._callers: tuple[torch.cuda.Stream, ...] = ()
+        """The caller's current stream on every device; empty outside of a step."""
         self._current: torch.cuda.Stream | None = None
         self._device_before = self.device.index
+
+    def drive(self, count: int) -> None:
+        """Have at least so many devices, from the first one on. No step is under way."""
+        if count > len(self.devices):
+            self.devices = check_devices(self.device, count)
+            self._begun = [self.event() for _ in self.devices]
 
     def stream(self, lane: str) -> torch.cuda.Stream:
         """The stream of a lane: the same one at every call."""
         stream = self._streams.get(lane)
         if stream is None:
-            if lane not in LANES:
-                raise OffloadError(
-                    f"lane {lane} has no stream on {self.device}: the graph is for one device"
-                )
-            priority = self._usual if lane == COMPUTE else HIGH
-            stream = torch.cuda.Stream(self.device, priority=priority)
+            found = LANE.fullmatch(lane)
+            number = int(found[2] or 0) if found else len(self.devices)
+            if found is None or number >= len(self.devices):
+                on = ", ".join(map(str, self.devices))
+                raise OffloadError(f"lane {lane} has no stream: this driver has {on}")
+            priority = self._usual if found[1] == COMPUTE else HIGH
+            stream = torch.cuda.Stream(self.devices[number], priority=priority)
             self._fences[lane] = self.event()
-            if self._caller is not None:
-                stream.wait_event(self._begun)
+            if self._callers:
+                self._wait_for_callers(stream)
             self._streams[lane] = stream
         return stream
+
+    def _wait_for_callers(self, stream: torch.cuda.Stream) -> None:
+        """The caller may have work in the queues of any of the devices."""
+        for begun in self._begun:
+            stream.wait_event(begun)
 
     def event(self, timing: bool = False) -> CudaEvent:
         return CudaEvent(enable_timing=timing)
@@ -114,49 +158,71 @@ class Cuda:
         run()
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> Run:
-        """A function that starts a copy of bytes on the current stream; one side is on the host."""
-        return partial(target.copy_, source, non_blocking=True)
+        """A function that starts a copy of bytes on the current stream, which is of a device that
+        has one side. The other side is on the host or on another device."""
+        if "cpu" in (source.device.type, target.device.type):
+            return partial(target.copy_, source, non_blocking=True)
+        return partial(_send, target, source, self._idle_stream(source.device, target.device))
+
+    def _idle_stream(self, of: torch.device, on: torch.device) -> torch.cuda.Stream:
+        if (of, on) not in self._idle:
+            self._idle[of, on] = torch.cuda.Stream(on, priority=HIGH)
+        return self._idle[of, on]
 
     def begin(self) -> None:
-        """Make all streams wait for what the caller's current stream has in its queue."""
+        """Make all streams wait for what the caller's current streams have in their queues."""
         self._device_before = torch.cuda.current_device()
         self._current = None
-        self._caller = torch.cuda.current_stream(self.device)
-        self._begun.record(self._caller)
+        self._callers = tuple(torch.cuda.current_stream(device) for device in self.devices)
+        for begun, caller in zip(self._begun, self._callers, strict=True):
+            begun.record(caller)
         for stream in self._streams.values():
-            stream.wait_event(self._begun)
+            self._wait_for_callers(stream)
 
     def end(self) -> None:
-        """Make the caller's current stream, the same as at `begin`, wait for all streams. It may be
-        called without a `begin`, and again."""
-        caller = self._caller
-        if caller is None:
+        """Make the caller's current streams, the same as at `begin`, wait for all streams. It may
+        be called without a `begin`, and again."""
+        if not self._callers:
             return
-        torch.cuda.set_stream(caller)  # this also makes the device of the stream the current one
-        if self._device_before != self.device.index:
+        for caller in self._callers:
+            torch.cuda.set_stream(caller)  # this also makes its device the current one
+        if self._device_before != self.devices[-1].index:
             torch.cuda.set_device(self._device_before)
         for lane, stream in self._streams.items():
             fence = self._fences[lane]
             fence.record(stream)
-            caller.wait_event(fence)
+            for caller in self._callers:
+                caller.wait_event(fence)
         # Last, so that after a Ctrl-C before this line it is done again.
-        self._caller = self._current = None
+        self._callers, self._current = (), None
+
+    def bases(self, first: CudaEvent, device: torch.device) -> dict[torch.device, CudaEvent]:
+        """By device, an event that its times are counted from: this one, which has been recorded,
+        and those that the other devices record as soon as it is done."""
+        bases = {device: first}
+        for other in self.devices:
+            if other != device:
+                idle = self._idle_stream(other, other)
+                idle.wait_event(first)
+                bases[other] = self.event(timing=True)
+                bases[other].record(idle)
+        return bases
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Let another thread begin and end steps in this block, in the middle of one between
         `begin` and `end`. Nothing runs on the streams when the block begins."""
-        caller, device_before = self._caller, self._device_before
-        self._caller = self._current = None
+        callers, device_before = self._callers, self._device_before
+        self._callers, self._current = (), None
         try:
             yield
         finally:
             # Current streams belong to threads, so this step's is set again at its next node.
-            self._caller, self._current, self._device_before = caller, None, device_before
+            self._callers, self._current, self._device_before = callers, None, device_before
 
     def synchronize(self) -> None:
         """Make the host wait for all streams. Raises each error of theirs once."""
-        for stream in self._streams.values():
+        for stream in (*self._streams.values(), *self._idle.values()):
             stream.synchronize()
 
     def close(self) -> None:
@@ -164,3 +230,11 @@ class Cuda:
         self.end()
         self.synchronize()
         self._streams.clear()
+        self._idle.clear()
+
+
+def _send(target: torch.Tensor, source: torch.Tensor, landing: torch.cuda.Stream) -> None:
+    """Copy from one device to another. torch has the copy wait for the current stream of the
+    target's device, too, and that stream for the copy. So it is one that has nothing else to do."""
+    with torch.cuda.stream(landing):
+        target.copy_(source, non_blocking=True)

@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 
+from offload.errors import OffloadError
 from offload.running.drivers.cuda import Cuda, Run
 
 MODE = "thread_local"
@@ -46,6 +47,13 @@ class GraphCuda(Cuda):
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         self._captured: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
+
+    def drive(self, count: int) -> None:
+        if count > 1:
+            raise OffloadError(
+                f"engine 'cudagraph' runs steps of one device, and this one is for {count}: a graph"
+                " has memory and random draws of one device alone. Use engine 'cuda'"
+            )
 
     def begin_capture(self, origin: torch.cuda.Stream) -> None:
         """Start to capture on this stream and on those that fork from it. All streams are idle."""

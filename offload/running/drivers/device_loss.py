@@ -59,15 +59,16 @@ MESSAGES: Mapping[str, int] = MappingProxyType(
 """The runtime's words in torch's message, for errors that carry no number."""
 
 
-def device_lost(error: BaseException, device: torch.device) -> DeviceLost | None:
-    """The error to raise instead of `error`; None if the device is not lost."""
+def device_lost(error: BaseException, *devices: torch.device) -> DeviceLost | None:
+    """The error to raise instead of `error`; None if none of the devices is lost."""
     for cause in _and_those_before(error):
         if isinstance(cause, DeviceLost):
             return cause
         code = _code(cause)
         if code is not None and code in LOST:
+            where = " or ".join(map(str, devices))
             lost = DeviceLost(
-                f"{device} is lost: {LOST[code]} (CUDA error {code}). What was on it cannot be read"
+                f"{where} is lost: {LOST[code]} (CUDA error {code}). What was on it cannot be read"
                 " any more, so nothing of this step, or since the last checkpoint, can be saved."
                 " Start a new process from the last checkpoint; CUDA_LAUNCH_BLOCKING=1 names the"
                 " call"
@@ -78,13 +79,13 @@ def device_lost(error: BaseException, device: torch.device) -> DeviceLost | None
 
 
 @contextmanager
-def naming_loss(device: torch.device) -> Iterator[None]:
+def naming_loss(*devices: torch.device) -> Iterator[None]:
     """Raise `DeviceLost` instead of an error of this block that says so. A kernel of an earlier
     step may have caused it."""
     try:
         yield
     except Exception as error:
-        lost = device_lost(error, device)
+        lost = device_lost(error, *devices)
         if lost is None or lost is error:
             raise
         raise lost from lost.__cause__

@@ -1,4 +1,4 @@
-"""Enqueues nodes on the streams of a device ahead of time; host tasks run on threads.
+"""Enqueues nodes on the streams of devices ahead of time; host tasks run on threads.
 
     caller   enqueue F1 W2 F2 a1 | wait e1 | enqueue F3 ..    by issue.py, ahead of time
     compute  [ F1 ][ F2 ]...[ F3 ]
@@ -20,7 +20,7 @@ import random
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -68,6 +68,8 @@ class StreamStep:
     host_left: int
     timed: list[tuple[LaneRecord, Any, Any]] = field(default_factory=list)
     """For measured steps: the record of each node on a stream, and the events around the node."""
+    bases: Mapping[Any, Any] = field(default_factory=dict)
+    """By device: the event that its times are counted from."""
 
 
 class StreamEvents:
@@ -75,15 +77,16 @@ class StreamEvents:
 
     def __init__(self, driver: Cuda) -> None:
         self._driver = driver
-        self._of_nodes: dict[int, Any] = {}
+        self._of_nodes: dict[tuple[int, int], Any] = {}
         self._ends: dict[str, Any] = {}
-        self._timing: list[tuple[Any, Any]] = []
+        self._timing: dict[tuple[int, int], tuple[Any, Any]] = {}
 
-    def of_node(self, node: int) -> Any:
-        """The event of a node number, of any work."""
-        event = self._of_nodes.get(node)
+    def of_node(self, node: int, stream: Any) -> Any:
+        """The event of a node number, of any work that has the node on this stream's device."""
+        key = node, stream.device_index
+        event = self._of_nodes.get(key)
         if event is None:
-            event = self._of_nodes[node] = self._driver.event()
+            event = self._of_nodes[key] = self._driver.event()
         return event
 
     def end_of(self, lane: str) -> Any:
@@ -95,11 +98,12 @@ class StreamEvents:
     def ends(self) -> Collection[Any]:
         return self._ends.values()
 
-    def timing_pair(self, number: int) -> tuple[Any, Any]:
-        """Two events that have times; those of earlier numbers were asked for before."""
-        if number == len(self._timing):
-            self._timing.append((self._driver.event(timing=True), self._driver.event(timing=True)))
-        return self._timing[number]
+    def timing_pair(self, number: int, stream: Any) -> tuple[Any, Any]:
+        """Two events that have times, of this stream's device."""
+        key = number, stream.device_index
+        if key not in self._timing:
+            self._timing[key] = self._driver.event(timing=True), self._driver.event(timing=True)
+        return self._timing[key]
 
 
 class Streams:
@@ -217,7 +221,7 @@ class Streams:
             return
         driver, ran, clock = self._driver, state.records[lane], self._crew.clock
         for dep in issued.waits:
-            driver.wait(stream, self._events.of_node(dep))
+            driver.wait(stream, self._event_of(prepared, dep))
         ran.nodes.append(node)
         ran.starts.append(clock())
         if self.measure:
@@ -226,21 +230,25 @@ class Streams:
             driver.enqueue(stream, state.work.runs[node])
         ran.ends.append(clock())
         if issued.mark:
-            self._events.of_node(node).record(stream)
+            self._event_of(prepared, node).record(stream)
+
+    def _event_of(self, prepared: PreparedWork, node: int) -> Any:
+        return self._events.of_node(node, prepared.streams[prepared.chart.lane_of[node]])
 
     def _enqueue_timed(self, state: StreamStep, ran: LaneRecord, stream: Any, run: Run) -> None:
-        first, last = self._events.timing_pair(len(state.timed))
+        first, last = self._events.timing_pair(len(state.timed), stream)
         first.record(stream)
+        state.bases = state.bases or self._driver.bases(first, stream.device)
         self._driver.enqueue(stream, run)
         last.record(stream)
         state.timed.append((ran, first, last))
 
     def _poll(self, state: StreamStep, record: Record) -> None:
         """Look at the device until something is complete."""
-        issue, events, done, step = state.issue, self._events, self._done, state.crew_step
+        issue, prepared, done, step = state.issue, state.prepared, self._done, state.crew_step
         looks = 0
         while True:
-            completed = [node for node in issue.marks() if events.of_node(node).is_done()]
+            completed = [n for n in issue.marks() if self._event_of(prepared, n).is_done()]
             while done:
                 completed.append(done.popleft())
                 state.host_left -= 1
@@ -309,7 +317,7 @@ class Streams:
         late = self._drain()
         self._clean = True
         for reported in (error, late):
-            lost = reported and device_lost(reported, self._driver.device)
+            lost = reported and device_lost(reported, *self._driver.devices)
             if lost:
                 self._lost = lost
                 raise lost from reported
@@ -350,13 +358,13 @@ def _run_on_host(run: Run, node: int, done: deque[int], crew: Crew) -> None:
 
 
 def _write_times(state: StreamStep, record: Record) -> None:
-    """Replace the host's times by the device's, counted from the beginning of the first node."""
+    """Replace the host's times by the devices', counted from the beginning of the first node."""
     record.timed = True
     zero = min((ran.starts[0] for ran in state.records if ran.starts), default=0.0)
-    _, base, _ = state.timed[0]
-    for ran in state.records:
+    for ran, stream in zip(state.records, state.prepared.streams, strict=True):
         mine = [(first, last) for owner, first, last in state.timed if owner is ran]
         if mine:
+            base = state.bases[stream.device]
             ran.starts = [zero + first.seconds_since(base) for first, _ in mine]
             ran.ends = [zero + last.seconds_since(base) for _, last in mine]
     for ran in state.records:

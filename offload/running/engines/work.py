@@ -2,7 +2,7 @@
 
     serial    one node after the other on the caller's thread: the reference
     threads   compute on the caller's thread; copies, host tasks and further devices on their own
-    cuda      on the streams of a device, ahead of time (streams.py)
+    cuda      on the streams of devices, ahead of time (streams.py)
     cudagraph the same, captured once and replayed by the device alone
 
 When `run` returns, nothing touches the host's memory any more. What the caller does on its own

@@ -26,6 +26,8 @@ double now() {
 // A place in a stream's work. It is set when the stream comes to it.
 class Mark {
  public:
+  explicit Mark(int device) : device(device) {}
+
   void set() {
     {
       std::lock_guard<std::mutex> held(lock_);
@@ -40,6 +42,8 @@ class Mark {
   }
   bool done() const { return done_; }
   double at() const { return at_; }
+
+  const int device;
 
  private:
   std::atomic<bool> done_{false};
@@ -106,7 +110,7 @@ API cudaError_t cudaEventRecordWithFlags(cudaEvent_t handle, cudaStream_t on, un
     event->nodes = stream->tail;
     return cudaSuccess;
   }
-  auto mark = std::make_shared<Mark>();
+  auto mark = std::make_shared<Mark>(stream->device);
   event->mark = mark;
   event->capture = nullptr;
   stream->push([] {}, [mark] { mark->set(); });
@@ -142,7 +146,8 @@ API cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
 
 API cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
   auto *start = event_of(from), *end = event_of(to);
-  if (!start->timed || !end->timed || !start->mark || !end->mark) {
+  if (!start->timed || !end->timed || !start->mark || !end->mark ||
+      start->mark->device != end->mark->device) {
     FAIL(cudaErrorInvalidResourceHandle);
   }
   if (!start->mark->done() || !end->mark->done()) FAIL(cudaErrorNotReady);

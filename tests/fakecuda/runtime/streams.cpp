@@ -121,12 +121,18 @@ cudaError_t enqueue(cudaStream_t handle, Work work, const char* name) {
 }
 
 void drain_all() {
+  for (int device = 0; device < DEVICES; ++device) drain_device(device);
+}
+
+void drain_device(int device) {
   std::vector<Stream*> all;
   {
     std::lock_guard<std::mutex> held(streams().lock);
     all = streams().all;
   }
-  for (auto* stream : all) stream->drain();
+  for (auto* stream : all) {
+    if (stream->device == device) stream->drain();
+  }
 }
 
 }  // namespace fake
@@ -184,7 +190,7 @@ API cudaError_t cudaDeviceSynchronize() {
   if (fake::spoil_captures_on(fake::current_device())) {
     FAIL(cudaErrorStreamCaptureUnsupported);
   }
-  fake::drain_all();
+  fake::drain_device(fake::current_device());
   return cudaSuccess;
 }
 

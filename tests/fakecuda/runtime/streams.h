@@ -57,5 +57,6 @@ Stream* stream_of(cudaStream_t handle);
 cudaError_t enqueue(cudaStream_t handle, Work work, const char* name);
 
 void drain_all();
+void drain_device(int device);
 
 }  // namespace fake
