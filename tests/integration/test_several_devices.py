@@ -9,6 +9,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from support import offload_lightning as ol
+from support.accelerators import GPU, pairs_on_each
 from support.products import every_pair
 
 from offload import CaptureError, OffloadError
@@ -35,11 +36,19 @@ def count_devices(strategy: OffloadStrategy) -> int:
 
 
 @pytest.mark.parametrize(
-    "devices, budget, accumulated", every_pair([2, 3, 4], [None, "60%", "100%"], [1, 2, 4])
+    "devices, budget, accumulated, accelerator",
+    pairs_on_each([2, 3, 4], [None, "60%", "100%"], [1, 2, 4]),
+    indirect=["accelerator"],
 )
-def test_a_run_has_the_bits_of_one_device(devices: int, budget: Any, accumulated: int) -> None:
+def test_a_run_has_the_bits_of_one_device(
+    devices: int, budget: Any, accumulated: int, accelerator: str
+) -> None:
+    on_gpu = accelerator == GPU
+    if on_gpu and torch.cuda.device_count() < devices:
+        pytest.skip(f"needs {devices} GPUs")
     plain = ol.train("auto", accumulate_grad_batches=accumulated, **CLIPPED)
-    strategy = OffloadStrategy(budget=budget, devices=devices)
+    # The last bits of updates on the host are not those of a GPU.
+    strategy = OffloadStrategy(budget, devices=devices, optimizer="device" if on_gpu else "auto")
     ours = ol.train(strategy, accumulate_grad_batches=accumulated, **CLIPPED)
     assert ol.differences(plain, ours) == []
     assert count_devices(strategy) > 1
