@@ -8,24 +8,20 @@ about equally many seconds; chunk c is of device c mod k. What outlives the step
 it is read first, and what one update changes together has one home. A task that changes such a
 buffer runs at its home, another one where most of what it reads is. So every sum is made on one
 device, in the order of the micro-batches: all bits are those of one device.
-
-The tasks are then listed in the order in which the devices would begin them, because a plan is made
-in the order of the list.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from heapq import heappop, heappush
-from itertools import accumulate
+from itertools import accumulate, pairwise, product
 
 from offload.errors import GraphError
 from offload.graph.costs import Costs
-from offload.graph.taskgraph import BACKWARD, FORWARD, UPDATE, Role, Task, TaskGraph
+from offload.graph.taskgraph import FORWARD, UPDATE, Role, Task, TaskGraph
 
-SLACK = 0.3
+SLACK = 0.45
 """By how much of a chunk's seconds its end may be elsewhere, so that less goes on there."""
-FIRST = (UPDATE, BACKWARD, FORWARD)
-"""What a device does first: what frees the most."""
+SEEN = 0.1
+"""The share of a copy's seconds that other work does not hide."""
 
 
 def place_tasks(graph: TaskGraph, devices: int, costs: Costs, chunks: int = 1) -> TaskGraph:
@@ -37,20 +33,14 @@ def place_tasks(graph: TaskGraph, devices: int, costs: Costs, chunks: int = 1) -
         return graph
     if len(graph.devices) > 1:
         raise GraphError(f"devices={devices}: the tasks name devices {graph.devices} already")
-    placed = graph.with_tasks(
-        [
-            replace(task, device=device)
-            for task, device in zip(
-                graph.tasks, _devices(graph, devices, costs, chunks), strict=True
-            )
-        ]
-    )
-    placed.check()
-    order = list(_list_schedule(placed, costs))
-    used = len(placed.devices)
+    chosen = _devices(graph, devices, costs, chunks)
+    tasks = [replace(task, device=d) for task, d in zip(graph.tasks, chosen, strict=True)]
+    used = len({*chosen})
     fewer = f" of {devices} asked, because it cannot be cut further" if used < devices else ""
     on = "1 device" if used == 1 else f"{used} devices"
-    return placed.reorder(order, f"placed on {on}{fewer}")
+    placed = graph.with_tasks(tasks, None, f"placed on {on}{fewer}")
+    placed.check()
+    return placed
 
 
 def _devices(graph: TaskGraph, devices: int, costs: Costs, chunks: int) -> list[int]:
@@ -141,16 +131,8 @@ def _cut_forward(graph: TaskGraph, devices: int, costs: Costs, chunks: int) -> d
     forward = [n for n, t in enumerate(graph.tasks) if t.turn == 0 and t.phase == FORWARD]
     seconds = [costs.of_task(graph.tasks[n]) for n in forward]
     crossing = _bytes_that_go_on(graph, forward)
-    until = [0.0, *accumulate(seconds)]
-    share = until[-1] / (devices * chunks)
-    ends: list[int] = []
-    for number in range(1, devices * chunks):
-        first = ends[-1] + 1 if ends else 1
-        near = [at for at in range(first, len(forward)) if abs(until[at] / share - number) < SLACK]
-        if near:
-            ends.append(
-                min(near, key=lambda at: (crossing[at - 1], abs(until[at] / share - number)))
-            )
+    sends = [SEEN * costs.of_copy("send", nbytes) for nbytes in crossing]
+    ends = _balance([0.0, *accumulate(seconds)], sends, devices, chunks)
     placed: dict[int, int] = {}
     chunk = 0
     for place, number in enumerate(forward):
@@ -158,6 +140,36 @@ def _cut_forward(graph: TaskGraph, devices: int, costs: Costs, chunks: int) -> d
             chunk += 1
         placed[number] = chunk % devices
     return placed
+
+
+def _balance(
+    until: Sequence[float], sends: Sequence[float], devices: int, chunks: int
+) -> list[int]:
+    """Where each chunk but the last one ends: near its share, and so that the fullest device has
+    the least to do. `until`: the seconds before each place; `sends`: what a cut after it costs."""
+    count, share = devices * chunks, until[-1] / (devices * chunks)
+    near = [
+        [at for at in range(1, len(sends)) if abs(until[at] / share - number) < SLACK]
+        for number in range(1, count)
+    ]
+    near = [places for places in near if places]
+
+    def work(ends: Sequence[int]) -> list[float]:
+        """The seconds of each device, the largest first."""
+        seconds = [0.0] * devices
+        for chunk, (start, end) in enumerate(pairwise((0, *ends, len(sends)))):
+            seconds[chunk % devices] += until[end] - until[start] + sends[end - 1]
+        return sorted(seconds, reverse=True)
+
+    ends = [places[len(places) // 2] for places in near]
+    least: list[float] = []
+    while work(ends) != least:
+        least = work(ends)
+        for n, places in enumerate(near):
+            ends = min(([*ends[:n], at, *ends[n + 1 :]] for at in places), key=work)
+        for n, places in enumerate(pairwise(near)):
+            ends = min(([*ends[:n], *two, *ends[n + 2 :]] for two in product(*places)), key=work)
+    return ends
 
 
 def _bytes_that_go_on(graph: TaskGraph, tasks: Sequence[int]) -> list[int]:
@@ -181,46 +193,3 @@ def _bytes_that_go_on(graph: TaskGraph, tasks: Sequence[int]) -> list[int]:
         now += change[place]
         crossing.append(now)
     return crossing
-
-
-# ---- the order ----------------------------------------------------------------------------------
-
-
-def _list_schedule(graph: TaskGraph, costs: Costs) -> Iterator[int]:
-    """The tasks in the order in which the devices would begin them if copies took no time."""
-    needed = graph.dependencies()
-    waits = [len(before) for before in needed]
-    after: list[list[int]] = [[] for _ in needed]
-    for number, before in enumerate(needed):
-        for other in before:
-            after[other].append(number)
-    ready: dict[tuple[str, int], list[tuple[int, int, int]]] = {}
-    running: list[tuple[float, int]] = []
-    busy: set[tuple[str, int]] = set()
-    now = 0.0
-
-    def lane(number: int) -> tuple[str, int]:
-        return graph.tasks[number].lane, graph.tasks[number].device
-
-    def push(number: int) -> None:
-        task = graph.tasks[number]
-        heappush(ready.setdefault(lane(number), []), (FIRST.index(task.phase), task.turn, number))
-
-    for number, count in enumerate(waits):
-        if not count:
-            push(number)
-    while True:
-        for which, heap in ready.items():
-            if heap and which not in busy:
-                number = heappop(heap)[2]
-                busy.add(which)
-                heappush(running, (now + costs.of_task(graph.tasks[number]), number))
-                yield number
-        if not running:
-            return
-        now, number = heappop(running)
-        busy.discard(lane(number))
-        for later in after[number]:
-            waits[later] -= 1
-            if not waits[later]:
-                push(later)
