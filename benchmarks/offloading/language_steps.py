@@ -149,14 +149,15 @@ class _Step:
         self._work, self._speed = work, work.tokens / flops
         self._parts = list(work.model.list_parts(work.tokens))
         self._builder = GraphBuilder()
-        add = self._builder.buffer
         self._weights = self._list_buffers("w", WEIGHT, Role.PARAMETER)
         self._sums = self._list_buffers("g", GRADIENT, Role.GRADIENT)
         self._states = self._list_buffers("s", STATE, Role.STATE)
 
     def _list_buffers(self, name: str, size: int, role: Role) -> list[tuple[int, ...]]:
         """Of each part: one buffer, or none if it has no weight (that is trained)."""
-        has = [p.parameters and (role is Role.PARAMETER or not self._work.frozen) for p in self._parts]
+        has = [
+            p.parameters and (role is Role.PARAMETER or not self._work.frozen) for p in self._parts
+        ]
         return [
             (self._builder.buffer(f"{name}{n}", size * part.parameters, role),) if there else ()
             for n, (part, there) in enumerate(zip(self._parts, has, strict=True))
@@ -201,9 +202,7 @@ class _Step:
         )  # fmt: skip
         return result
 
-    def _add_backward(
-        self, turn: int, n: int, made: list[int], gradients: dict[int, int]
-    ) -> None:
+    def _add_backward(self, turn: int, n: int, made: list[int], gradients: dict[int, int]) -> None:
         """`gradients`: of everything made, by its number in `made`."""
         part, sums = self._parts[n], self._sums[n]
         read = [made[n + 1 - before] for before in part.reads]

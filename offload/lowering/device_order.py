@@ -7,22 +7,31 @@
 A plan is made in the order of its tasks, so this decides what the devices do at the same time. A
 device takes the ready task that frees most: updates, then backward before forward tasks, and the
 older micro-batch first. What a micro-batch keeps for its backward pass is on the devices from its
-first forward task on, so only so many are under way at a time.
+first forward task on, so only so many are under way at a time: as many as keep all devices busy, or
+as fit.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from heapq import heappop, heappush
+from math import inf
 
 from offload.graph.costs import Costs
 from offload.graph.taskgraph import BACKWARD, FORWARD, UPDATE, TaskGraph
+from offload.lowering.fitting_states import bytes_beside_states
 
 FIRST = (UPDATE, BACKWARD, FORWARD)
 """What a device does first: what frees the most."""
 
 
-def order_tasks(graph: TaskGraph, costs: Costs, under_way: int) -> TaskGraph:
-    """The same step in the order of its devices, with so many micro-batches under way."""
-    return graph.reorder(list(_list_schedule(graph, costs, under_way)))
+def order_tasks(graph: TaskGraph, costs: Costs, limits: Mapping[int, int]) -> TaskGraph:
+    """The same step in the order of its devices. `limits`: bytes of devices."""
+    devices = len(graph.devices)
+    for under_way in (2 * devices, 3 * devices // 2, devices):
+        ordered = graph.reorder(list(_list_schedule(graph, costs, under_way)))
+        needed = bytes_beside_states(ordered)
+        if all(nbytes <= limits.get(device, inf) for device, nbytes in needed.items()):
+            break
+    return ordered
 
 
 def _list_schedule(graph: TaskGraph, costs: Costs, under_way: int) -> Iterator[int]:

@@ -10,7 +10,7 @@ buffer runs at its home, another one where most of what it reads is. So every su
 device, in the order of the micro-batches: all bits are those of one device.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise, product
 

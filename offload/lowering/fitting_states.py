@@ -1,4 +1,5 @@
-"""Chooses the optimizer's states that stay on their devices, where the others are on the host. Pure.
+"""Chooses the optimizer's states that stay on their devices, if those of others are on the host.
+Pure.
 
     device 7   | weights | sums | activations of few micro-batches |  states that fit          |
     device 0   | weights | sums | activations of many micro-batches           | states that fit |
@@ -19,8 +20,8 @@ SPARE = 0.05
 def find_fitting_states(graph: TaskGraph, capacities: Mapping[int, int]) -> frozenset[int]:
     """The states that fit beside everything else: of the step's last updates first, which the host
     would end last."""
-    others = graph.with_tasks([task for task in graph.tasks if task.phase != UPDATE])
-    left = {d: capacities[d] * (1 - SPARE) - peak_bytes(others, d) for d in others.devices}
+    others = bytes_beside_states(graph)
+    left = {d: capacities[d] * (1 - SPARE) - nbytes for d, nbytes in others.items()}
     seen, fitting = set[int](), set[int]()
     for task in reversed(graph.tasks):
         states = {b for b in task.writes if graph.buffers[b].role is Role.STATE} - seen
@@ -30,3 +31,9 @@ def find_fitting_states(graph: TaskGraph, capacities: Mapping[int, int]) -> froz
             left[task.device] -= nbytes
             fitting |= states
     return frozenset(fitting)
+
+
+def bytes_beside_states(graph: TaskGraph) -> dict[int, int]:
+    """By device: the bytes that it needs before the updates if nothing ever leaves it."""
+    others = graph.with_tasks([task for task in graph.tasks if task.phase != UPDATE])
+    return {device: peak_bytes(others, device) for device in graph.devices}
