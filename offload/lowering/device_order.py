@@ -8,7 +8,7 @@ A plan is made in the order of its tasks, so this decides what the devices do at
 device takes the ready task that frees most: updates, then backward before forward tasks, and the
 older micro-batch first. What a micro-batch keeps for its backward pass is on the devices from its
 first forward task on, so only so many are under way at a time: as many as keep all devices busy, or
-as fit.
+as fit on all of them together: a full one moves some of it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,11 +25,10 @@ FIRST = (UPDATE, BACKWARD, FORWARD)
 
 def order_tasks(graph: TaskGraph, costs: Costs, limits: Mapping[int, int]) -> TaskGraph:
     """The same step in the order of its devices. `limits`: bytes of devices."""
-    devices = len(graph.devices)
+    devices, room = len(graph.devices), sum(limits.get(d, inf) for d in graph.devices)
     for under_way in (2 * devices, 3 * devices // 2, devices):
         ordered = graph.reorder(list(_list_schedule(graph, costs, under_way)))
-        needed = bytes_beside_states(ordered)
-        if all(nbytes <= limits.get(device, inf) for device, nbytes in needed.items()):
+        if sum(bytes_beside_states(ordered).values()) <= room:
             break
     return ordered
 
