@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from offload.graph.taskgraph import Task
+from offload.graph.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class Costs:
     host_memory: float = 8e9
     """Bytes per second that a host worker reads and writes."""
     host_workers: int = 1
+    topology: Topology | None = None
+    """What several devices share; None: nothing."""
 
     def of_task(self, task: Task) -> float:
         if task.seconds is not None:
@@ -37,5 +40,13 @@ class Costs:
 
     def of_copy(self, kind: str, nbytes: int) -> float:
         """Seconds of a copy. `kind`: offload, reload or send."""
-        rates = {"offload": self.d2h, "reload": self.h2d, "send": self.d2d}
+        rates = {"offload": self.d2h, "reload": self.h2d, "send": self.send}
         return self.copy + nbytes / rates[kind]
+
+    @property
+    def send(self) -> float:
+        """Bytes per second of a copy from one device to another."""
+        if self.topology is None:
+            return self.d2d
+        between = self.topology.between
+        return min(self.h2d, self.d2h) if between is None else between

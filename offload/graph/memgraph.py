@@ -38,6 +38,16 @@ def lane_of_copy(source: int, target: int) -> str:
     return lane_name("d2d", source, target)
 
 
+def ends_of_lane(lane: str) -> tuple[int, int]:
+    """The arenas from which and to which a lane copies."""
+    way, devices = lane[:3], lane[3:]
+    if way == "d2d":
+        source, target = devices.split("-")
+        return int(source), int(target)
+    device = int(devices or 0)
+    return (device, HOST) if way == "d2h" else (HOST, device)
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Bytes [offset, offset + nbytes) of an arena: a device's, or HOST."""

@@ -41,8 +41,16 @@ def lanes_of(calls: Sequence[TapeCall]) -> Iterator[int]:
         yield max(begun - 1, 0)
 
 
+def has_lanes(graph: TaskGraph) -> bool:
+    """Whether its turns are lanes. Those of several devices are micro-batches, which draw from one
+    generator after the other."""
+    return graph.device_count == 1 and any(task.turn for task in graph.tasks)
+
+
 def give_own_generators(graph: TaskGraph) -> TaskGraph:
     """The graph, in which all lanes but the last draw from generators of their own."""
+    if not has_lanes(graph):
+        return graph
     last = max((task.turn for task in graph.tasks), default=0)
     device = graph.program.device if graph.program is not None else torch.device("cpu")
     for turn in range(last):

@@ -18,6 +18,7 @@ from offload.caching.plan_cache import PlanCache
 from offload.errors import BudgetTooSmall
 from offload.graph.costs import Costs
 from offload.graph.taskgraph import BACKWARD, FORWARD, UPDATE, TaskGraph
+from offload.live.lanes import has_lanes
 from offload.lowering.device_placing import place_tasks
 from offload.plans.plan import Budget, Plan, largest_peak, plan, reserve_of
 from offload.running.runner import Runner
@@ -121,7 +122,7 @@ class RunnerPlans:
     def add(self, key: Hashable, graph: TaskGraph) -> None:
         self._graphs[key] = graph
         self._homes_of[key] = frozenset(b.tensor for b in graph.buffers if b.persistent)
-        if not self._needs or not any(task.turn for task in graph.tasks):  # lanes: those of one
+        if not self._needs or not has_lanes(graph):  # lanes: those of one
             self._needs[key] = largest_peak(graph), reserve_of(graph)
             self.budget_bytes = self._bytes_of(self._budget)
         if self.runner is not None and self._plans.pop(key, None) is not None:

@@ -8,25 +8,23 @@ equally many seconds; chunk c is of device c mod k. A backward task is of the ch
 and activations it reads. What outlives the step has its home where it is read first, and what one
 update changes together has one home; a task that changes such a buffer runs there. So every sum is
 made on one device, in the order of the micro-batches: all bits are those of one device.
-
-The tasks are then listed in the order in which the devices would begin them, because a plan is made
-in the order of the list.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from heapq import heappop, heappush
-from itertools import accumulate, chain
+from itertools import accumulate, pairwise, product
 
 from offload.errors import GraphError
 from offload.graph.costs import Costs
 from offload.graph.taskgraph import BACKWARD, FORWARD, UPDATE, Role, Task, TaskGraph
 
-SLACK = 0.3
+SLACK = 0.45
 """By how much of a chunk's seconds its end may be elsewhere, so that less goes on there."""
-FIRST = (UPDATE, BACKWARD, FORWARD)
-"""What a device does first: what frees the most."""
+SEEN = 0.1
+"""The share of a copy's seconds that other work does not hide."""
+PLACES = 32
+"""At most so many places are tried for the end of a chunk."""
 
 
 def place_tasks(
@@ -45,12 +43,34 @@ def place_tasks(
     if graph.device_count > 1 or len(graph.devices) > 1:
         raise GraphError(f"devices={devices}: the tasks name devices {graph.devices} already")
     homes = homes or {}
+    turns = _find_micro_batches(graph)
+    graph = graph.with_tasks(
+        [replace(task, turn=turn) for task, turn in zip(graph.tasks, turns, strict=True)]
+    )
     places = _place_each(graph, devices, costs, chunks, homes)
     tasks = [replace(task, device=device) for task, device in zip(graph.tasks, places, strict=True)]
-    placed = replace(graph.with_tasks(tasks), device_count=devices, homes=homes)
+    note = _describe(graph, devices, used=len({*places}))
+    placed = replace(graph.with_tasks(tasks, None, note), device_count=devices, homes=homes)
     placed.check()
-    order = list(_list_schedule(placed, costs))
-    return placed.reorder(order, _describe(graph, devices, used=len({*places})))
+    return placed
+
+
+def _find_micro_batches(graph: TaskGraph) -> list[int]:
+    """The micro-batch of each task. A turn that goes forward after it has gone backward is several,
+    one after the other."""
+    numbers: dict[tuple[int, int], int] = {}
+    passes: dict[int, int] = {}
+    before: dict[int, str] = {}
+    """By turn: the phase of its latest task."""
+    found: list[int] = []
+    for task in graph.tasks:
+        if task.phase == FORWARD and before.get(task.turn) == BACKWARD:
+            passes[task.turn] = passes.get(task.turn, 0) + 1
+        if task.phase in (FORWARD, BACKWARD):
+            before[task.turn] = task.phase
+        key = task.turn, passes.get(task.turn, 0)
+        found.append(numbers.setdefault(key, len(numbers)))
+    return found
 
 
 def _describe(graph: TaskGraph, devices: int, used: int) -> str:
@@ -68,7 +88,7 @@ def _place_each(
     graph: TaskGraph, devices: int, costs: Costs, chunks: int, known: Mapping[str, int]
 ) -> list[int]:
     """The device of every task."""
-    chunk_of = _cut_forward(graph, devices * chunks, costs)
+    chunk_of = _cut_forward(graph, devices, chunks, costs)
     _add_backward(graph, chunk_of)
     near = {number: chunk % devices for number, chunk in chunk_of.items()}
     homes = _find_homes(graph, near, known)
@@ -165,11 +185,18 @@ class _Groups:
 # ---- chunks -------------------------------------------------------------------------------------
 
 
-def _cut_forward(graph: TaskGraph, chunks: int, costs: Costs) -> dict[int, int]:
+def _cut_forward(graph: TaskGraph, devices: int, chunks: int, costs: Costs) -> dict[int, int]:
     """The chunk of each task of a forward pass."""
     chunk_of: dict[int, int] = {}
+    known: dict[tuple[tuple[float, ...], tuple[int, ...]], list[int]] = {}
     for tasks in _list_forward_passes(graph):
-        ends = _find_ends(graph, tasks, chunks, costs)
+        seconds = tuple(costs.of_task(graph.tasks[number]) for number in tasks)
+        crossing = tuple(_bytes_that_go_on(graph, tasks))
+        if (seconds, crossing) not in known:
+            sends = [SEEN * costs.of_copy("send", nbytes) for nbytes in crossing]
+            until = [0.0, *accumulate(seconds)]
+            known[seconds, crossing] = _balance(until, sends, devices, chunks)
+        ends = known[seconds, crossing]
         chunk_of |= {number: bisect_right(ends, place) for place, number in enumerate(tasks)}
     return chunk_of
 
@@ -177,35 +204,41 @@ def _cut_forward(graph: TaskGraph, chunks: int, costs: Costs) -> dict[int, int]:
 def _list_forward_passes(graph: TaskGraph) -> list[list[int]]:
     """The tasks of each micro-batch's forward pass. What follows the last backward pass measures
     or clips gradients, and is of none."""
-    passes: dict[int, list[list[int]]] = {}
-    before: dict[int, str] = {}
-    """By turn: the phase of its latest task."""
+    passes: dict[int, list[int]] = {}
+    trained = {task.turn for task in graph.tasks if task.phase == BACKWARD}
     for number, task in enumerate(graph.tasks):
-        if task.phase == FORWARD:
-            of_turn = passes.setdefault(task.turn, [])
-            if before.get(task.turn) != FORWARD:
-                of_turn.append([])
-            of_turn[-1].append(number)
-        if task.phase in (FORWARD, BACKWARD):
-            before[task.turn] = task.phase
-    for turn, of_turn in passes.items():
-        if len(of_turn) > 1 and before[turn] == FORWARD:
-            of_turn.pop()
-    return list(chain(*passes.values()))
+        if task.phase == FORWARD and (not trained or task.turn in trained):
+            passes.setdefault(task.turn, []).append(number)
+    return list(passes.values())
 
 
-def _find_ends(graph: TaskGraph, tasks: Sequence[int], chunks: int, costs: Costs) -> list[int]:
-    """Where a chunk of these tasks ends and the next one begins."""
-    crossing = _bytes_that_go_on(graph, tasks)
-    until = [0.0, *accumulate(costs.of_task(graph.tasks[number]) for number in tasks)]
-    share = until[-1] / chunks
-    ends: list[int] = []
-    for number in range(1, chunks):
-        first = ends[-1] + 1 if ends else 1
-        off = {place: abs(until[place] / share - number) for place in range(first, len(tasks))}
-        near = [place for place in off if off[place] < SLACK]
-        if near:
-            ends.append(min(near, key=lambda place: (crossing[place - 1], off[place])))
+def _balance(
+    until: Sequence[float], sends: Sequence[float], devices: int, chunks: int
+) -> list[int]:
+    """Where each chunk but the last one ends: near its share, and so that the fullest device has
+    the least to do. `until`: the seconds before each place; `sends`: what a cut after it costs."""
+    count, share = devices * chunks, until[-1] / (devices * chunks)
+    near = [
+        [at for at in range(1, len(sends)) if abs(until[at] / share - number) < SLACK]
+        for number in range(1, count)
+    ]
+    near = [sorted(places, key=lambda at: sends[at - 1])[:PLACES] for places in near if places]
+
+    def work(ends: Sequence[int]) -> list[float]:
+        """The seconds of each device, the largest first."""
+        seconds = [0.0] * devices
+        for chunk, (start, end) in enumerate(pairwise((0, *ends, len(sends)))):
+            seconds[chunk % devices] += until[end] - until[start] + sends[end - 1]
+        return sorted(seconds, reverse=True)
+
+    ends = [places[0] for places in near]
+    least: list[float] = []
+    while work(ends) != least:
+        least = work(ends)
+        for n, places in enumerate(near):
+            ends = min(([*ends[:n], at, *ends[n + 1 :]] for at in places), key=work)
+        for n, places in enumerate(pairwise(near)):
+            ends = min(([*ends[:n], *two, *ends[n + 2 :]] for two in product(*places)), key=work)
     return ends
 
 
@@ -248,46 +281,3 @@ def _bytes_that_go_on(graph: TaskGraph, tasks: Sequence[int]) -> list[int]:
         now += change[place]
         crossing.append(now)
     return crossing
-
-
-# ---- the order ----------------------------------------------------------------------------------
-
-
-def _list_schedule(graph: TaskGraph, costs: Costs) -> Iterator[int]:
-    """The tasks in the order in which the devices would begin them if copies took no time."""
-    needed = graph.dependencies()
-    waits = [len(before) for before in needed]
-    after: list[list[int]] = [[] for _ in needed]
-    for number, before in enumerate(needed):
-        for other in before:
-            after[other].append(number)
-    ready: dict[tuple[str, int], list[tuple[int, int, int]]] = {}
-    running: list[tuple[float, int]] = []
-    busy: set[tuple[str, int]] = set()
-    now = 0.0
-
-    def lane(number: int) -> tuple[str, int]:
-        return graph.tasks[number].lane, graph.tasks[number].device
-
-    def push(number: int) -> None:
-        task = graph.tasks[number]
-        heappush(ready.setdefault(lane(number), []), (FIRST.index(task.phase), task.turn, number))
-
-    for number, count in enumerate(waits):
-        if not count:
-            push(number)
-    while True:
-        for which, heap in ready.items():
-            if heap and which not in busy:
-                number = heappop(heap)[2]
-                busy.add(which)
-                heappush(running, (now + costs.of_task(graph.tasks[number]), number))
-                yield number
-        if not running:
-            return
-        now, number = heappop(running)
-        busy.discard(lane(number))
-        for later in after[number]:
-            waits[later] -= 1
-            if not waits[later]:
-                push(later)

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import Barrier
 from typing import Any, TypeVar
@@ -94,12 +94,17 @@ def kept_rates(cache: PlanCache | None, device: torch.device, precision: str) ->
         except (TypeError, ValueError) as error:
             cache.refuse(KIND, key, f"{type(error).__name__}: {error}")
     costs = calibrate(device, precision)
-    cache.write(KIND, key, asdict(costs))
+    cache.write(KIND, key, _list_rates(costs))
     return costs
 
 
+def _list_rates(costs: Costs) -> dict[str, Any]:
+    """What is measured: all that one device has."""
+    return {name: rate for name, rate in asdict(costs).items() if name != "topology"}
+
+
 def _read_costs(data: Any) -> Costs:
-    kinds = {field.name: type(field.default) for field in fields(Costs)}
+    kinds = {name: type(rate) for name, rate in _list_rates(Costs()).items()}
     if not isinstance(data, dict) or {name: type(rate) for name, rate in data.items()} != kinds:
         raise ValueError("these are not the rates of a machine")
     if min(data.values()) <= 0:

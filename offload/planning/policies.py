@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 
 from offload.graph.costs import Costs
 from offload.graph.taskgraph import TaskGraph
-from offload.planning.refusal import resident_bytes, working_set
-from offload.planning.residency import choose_resident, find_exposed
+from offload.planning.residency import Residency, find_exposed
 
 DROPS = (64, 0)
 """For how many tasks ahead others are dropped."""
@@ -82,7 +81,7 @@ EFFORTS = (
     (20_000, Effort((0.95, 0.6, 0.3, 0.0), DROPS[:1], horizons=FURTHER, recomputations=2)),
     (1 << 60, Effort((0.95, 0.3), DROPS[:1], horizons=(), recomputations=1)),
 )
-"""By the largest number of tasks."""
+"""By the largest number of tasks; of several devices, as if each had so many."""
 
 
 class Policies:
@@ -105,8 +104,8 @@ class Policies:
         self._costs = costs
         self._shares = shares
         self._host_workers = ENDLESS if tails else costs.host_workers
-        self._room: tuple[TaskGraph, dict[int, int]] | None = None
-        """The room of the last graph, kept because it takes long to find."""
+        self._seen: tuple[TaskGraph, Residency, dict[int, int]] | None = None
+        """Of the last graph, because it takes long to find: what could stay, and the room."""
 
     def list_policies(
         self, graph: TaskGraph, drops: Sequence[int] = DROPS
@@ -127,35 +126,18 @@ class Policies:
 
     def _choose_both(self, graph: TaskGraph, share: float) -> tuple[frozenset[int], frozenset[int]]:
         """What may stay in this share of the room, without and with the step's first inputs."""
-        most = self._find_room(graph)
+        residency, most = self._look_at(graph)
         room = {device: int(nbytes * share) for device, nbytes in most.items()}
-        plain = choose_resident(graph, room)
+        plain = residency.choose(room)
         some = {device: int(nbytes * EXPOSED) for device, nbytes in room.items()}
         early = find_exposed(graph, self._costs, plain, some)
-        first = choose_resident(graph, room, early) if early else plain
+        first = residency.choose(room, early) if early else plain
         return plain - self._homes, first - self._homes
 
-    def _find_room(self, graph: TaskGraph) -> dict[int, int]:
-        """The most resident bytes that leave enough for each task, whose operands may be
-        resident, and for the tasks of other steps of the same runner."""
-        if self._room is not None and self._room[0] is graph:
-            return self._room[1]
-        capacities = self._capacities
-        room: dict[int, int] = {}
-        for device in graph.devices:
-            low, high = 0, capacities[device]
-            while high - low > capacities[device] // 64:
-                middle = (low + high) // 2
-                if self._leaves_enough(graph, device, choose_resident(graph, {device: middle})):
-                    low = middle
-                else:
-                    high = middle
-            room[device] = low
-        self._room = graph, room
-        return room
-
-    def _leaves_enough(self, graph: TaskGraph, device: int, resident: frozenset[int]) -> bool:
-        sets = [working_set(graph, task, device, resident) for task in graph.tasks]
-        largest = max(sets)
-        taken = resident_bytes(graph, device, resident, {})
-        return taken + largest <= self._capacities[device]
+    def _look_at(self, graph: TaskGraph) -> tuple[Residency, dict[int, int]]:
+        """What could stay in a graph, and the room for it."""
+        if self._seen is None or self._seen[0] is not graph:
+            residency = Residency(graph)
+            room = {d: residency.find_room(d, self._capacities[d]) for d in graph.devices}
+            self._seen = graph, residency, room
+        return self._seen[1:]

@@ -107,7 +107,8 @@ class _Search:
 
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
-        self._effort = next(e for most, e in EFFORTS if len(wanted.graph.tasks) <= most)
+        size = len(wanted.graph.tasks) * len(wanted.graph.devices)
+        self._effort = next(effort for most, effort in EFFORTS if size <= most)
         self._policies = Policies(
             wanted.capacities, wanted.costs, self._effort.shares, wanted.tails, wanted.homes
         )

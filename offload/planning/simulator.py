@@ -4,13 +4,13 @@ Pure.
     h2d      R w1 | R w2 |      | R w3 |         a free lane takes what is ready at once,
     compute       |  F1  |  F2  |      |  F3     the smallest number first ("priority")
 
-Lanes run one node at a time; the host runs as many as it has workers. The two directions of a
-link slow each other down by `Costs.shared`. A step lasts at least as long as its longest path of
-nodes, and as the work of its busiest lane (`Bound`).
+Lanes run one node at a time; the host runs as many as it has workers. Copies and tasks of the host
+slow each other down where they share something (`flows.py`). A step lasts at least as long as its
+longest path of nodes, and as the work of its busiest lane, or of what is shared (`Bound`).
 """
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Protocol
@@ -18,12 +18,12 @@ from typing import Protocol
 import numpy as np
 
 from offload.graph.costs import Costs
-from offload.graph.memgraph import OFFLOAD, RELOAD, TASK, MemGraph, Place
+from offload.graph.memgraph import OFFLOAD, RELOAD, TASK, MemGraph, Node, Place
 from offload.graph.taskgraph import HOST, Role, TaskGraph
+from offload.planning.flows import Flows, Route, flow_bytes, other_way
 
 Timeline = Sequence[tuple[int, str, float, float]]
 """Each node with its lane, start and end, in the order of the starts."""
-_End = tuple[int, float]
 CRITICAL_PATH, LINK = "critical path", "link"
 
 
@@ -157,41 +157,6 @@ class _SimulatedLane:
         return heappop(self.ready)[1]
 
 
-@dataclass(slots=True, eq=False)
-class _Links:
-    """The copies that run now. While one direction copies, what is left of the other one
-    stretches."""
-
-    shared: float
-    left: dict[str, tuple[int, float, float, float]] = field(default_factory=dict)
-    """By lane: the node, the undisturbed seconds that are left, since when, and its pace."""
-
-    def begin(self, lane: str, node: int, seconds: float, now: float) -> Iterator[_End]:
-        """Yields (node, end) of every copy whose end changes."""
-        other = other_way(lane)
-        self.left[lane] = (node, seconds, now, 1.0)
-        if other in self.left:
-            yield self._set_pace(lane, now, self.shared)
-            yield self._set_pace(other, now, self.shared)
-
-    def end(self, lane: str, now: float) -> Iterator[_End]:
-        del self.left[lane]
-        other = other_way(lane)
-        if other in self.left:
-            yield self._set_pace(other, now, 1.0)
-
-    def _set_pace(self, lane: str, now: float, pace: float) -> _End:
-        node, seconds, since, before = self.left[lane]
-        seconds -= (now - since) * before
-        self.left[lane] = (node, seconds, now, pace)
-        return node, now + seconds / pace
-
-
-def other_way(lane: str) -> str:
-    """The lane of a link's other direction."""
-    return ("d2h" if lane.startswith("h2d") else "h2d") + lane[3:]
-
-
 def _run(memgraph: MemGraph, seconds: list[float], costs: Costs, order: str, seed: int) -> Timeline:
     """Run all nodes. Returns (node, lane, start, end) of each."""
     nodes = memgraph.nodes
@@ -212,43 +177,50 @@ def _run(memgraph: MemGraph, seconds: list[float], costs: Costs, order: str, see
     now = 0.0
     running: list[tuple[float, int]] = []
     timeline: list[tuple[int, str, float, float]] = []
-    links = _Links(costs.shared)
-    copies = {n for n, node in enumerate(nodes) if node.kind != TASK} if costs.shared < 1 else ()
+    flows = Flows(costs)
+    shares = [_shares(node, costs) for node in nodes]
     rows: dict[int, int] = {}
-    """By running copy: its row in the timeline."""
+    """By running flow: its row in the timeline."""
 
-    def move_end(number: int, end: float) -> None:
-        name, start = timeline[rows[number]][1:3]
-        timeline[rows[number]] = (number, name, start, end)
-        heappush(running, (end, number))
+    def move_ends(changed: Iterable[tuple[int, float]]) -> None:
+        for number, end in changed:
+            name, start = timeline[rows[number]][1:3]
+            timeline[rows[number]] = (number, name, start, end)
+            heappush(running, (end, number))
 
     while True:
         for lane in lanes.values():
             while (number := lane.next(order == "in_order")) is not None:
-                end = now + seconds[number]
-                timeline.append((number, lane.name, now, end))
-                heappush(running, (end, number))
-                if number in copies:
+                took = seconds[number]
+                heappush(running, (now + took, number))
+                timeline.append((number, lane.name, now, now + took))
+                if shares[number]:
                     rows[number] = len(timeline) - 1
-                    for node, then in links.begin(lane.name, number, seconds[number], now):
-                        move_end(node, then)
+                    nbytes = flow_bytes(nodes[number], memgraph.graph)
+                    move_ends(flows.begin(number, lane.name, nbytes, took, now))
         if not running:
             return tuple(timeline)
         now = running[0][0]
         # All nodes that end now come before any choice.
         while running and running[0][0] == now:
             _, done = heappop(running)
-            if done in copies:
+            if shares[done]:
                 if done not in rows or timeline[rows[done]][3] != now:
                     continue  # its end has changed in the meantime
                 del rows[done]
-                for node, then in links.end(nodes[done].lane, now):
-                    move_end(node, then)
+                move_ends(flows.end(done, now))
             lanes[nodes[done].lane].free += 1
             for later in successors[done]:
                 waits[later] -= 1
                 if not waits[later]:
                     heappush(lanes[nodes[later].lane].ready, (rank[later], later))
+
+
+def _shares(node: Node, costs: Costs) -> bool:
+    """Whether others may slow a node down."""
+    if costs.topology is not None:
+        return node.kind != TASK or node.lane == "host"
+    return node.kind != TASK and costs.shared < 1
 
 
 def _find_bound(
@@ -265,5 +237,21 @@ def _find_bound(
         slower = min(1.0, 1 / costs.shared - 1)
         links = [max(pair) + min(pair) * slower for pair in both]
         parts[LINK] = max(links, default=0.0)
+    for name, work in _work_of_shared(memgraph, costs).items():
+        parts[name] = max(work, parts.get(name, 0.0))
     lane = max(parts, key=lambda part: parts[part])
     return Bound(parts[lane], lane, parts)
+
+
+def _work_of_shared(memgraph: MemGraph, costs: Costs) -> dict[str, float]:
+    """Seconds that what is shared needs for all bytes that go over it."""
+    by_lane: dict[str, int] = {}
+    for node in memgraph.nodes:
+        if costs.topology is not None and _shares(node, costs):
+            nbytes = flow_bytes(node, memgraph.graph)
+            by_lane[node.lane] = by_lane.get(node.lane, 0) + nbytes
+    seconds: dict[str, float] = {}
+    for lane, nbytes in by_lane.items():
+        for name, rate, times in Route.of_lane(lane, costs).uses:
+            seconds[name] = seconds.get(name, 0.0) + times * nbytes / rate
+    return seconds

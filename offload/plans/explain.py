@@ -25,6 +25,7 @@ from offload.plans.account import (
     format_seconds,
     format_share,
 )
+from offload.plans.device_table import describe_part, device_table
 from offload.plans.role_table import role_table
 from offload.sizes import format_count, format_size
 
@@ -58,7 +59,9 @@ def explain(plan: "Plan") -> str:
         ("bits", _bits(plan)),
     ]
     table, legend = role_table(plan)
-    lines = [*map(_line, facts), "", *table, "", *map(_line, [*legend, *_notes(plan)])]
+    devices = device_table(plan)
+    lines = [*map(_line, facts), "", *table, "", *devices, *([""] if devices else [])]
+    lines += map(_line, [*legend, *_notes(plan)])
     return "\n".join(lines)
 
 
@@ -151,14 +154,18 @@ def _step(plan: "Plan") -> str:
 
 
 def _bound(plan: "Plan") -> str:
-    return f"{format_seconds(plan.bound.seconds)} for any order: {plan.bound.lane} binds"
+    part = plan.bound.lane if len(plan.graph.devices) == 1 else describe_part(plan.bound.lane)
+    return f"{format_seconds(plan.bound.seconds)} for any order: {part} binds"
 
 
 def _lanes(plan: "Plan") -> list[tuple[str, str]]:
+    """The lanes of one device; of several, whose kernels have a table, only the host's."""
     makespan, workers = plan.simulation.makespan, plan.costs.host_workers
+    several = len(plan.graph.devices) > 1
     shares = [
         f"{lane} {format_share(seconds / (workers if lane == 'host' else 1), makespan)}"
         for lane, seconds in sorted(plan.simulation.busy.items())
+        if lane == "host" or not several
     ]
     lines = [shares[at : at + LANES] for at in range(0, len(shares), LANES)]
     return [("" if n else "busy", ", ".join(line)) for n, line in enumerate(lines)]

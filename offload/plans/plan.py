@@ -18,8 +18,10 @@ from offload.graph.memgraph import MemGraph, Place, places_of
 from offload.graph.remarks import Remarks
 from offload.graph.taskgraph import HOST, TaskGraph
 from offload.lowering.chunks import chunk_tasks
+from offload.lowering.device_order import order_tasks
 from offload.lowering.device_placing import place_tasks
-from offload.lowering.host_updates import CHOICES
+from offload.lowering.fitting_states import find_fitting_states
+from offload.lowering.host_updates import CHOICES, move_updates_to_host
 from offload.lowering.host_updates import variants as host_variants
 from offload.lowering.micro_batches import list_orders
 from offload.planning.simulator import Bound, Simulation, least_seconds
@@ -252,28 +254,27 @@ def reserve_of(graph: TaskGraph) -> int:
 
 
 def _make_plan(options: PlanningOptions, graph: TaskGraph, homes: Mapping[int, Place]) -> Plan:
-    capacities: dict[int, int] = {}
-    alignment = graph.alignment
     planned, reserve = graph, reserve_bytes(graph, options.placement)
     if options.placement == "copy":
         planned = graph.with_tasks([replace(task, workspace=0) for task in graph.tasks])
-    for device, nbytes in options.budget.items():
-        # Without a limit there is room for the worst packing of everything.
-        ends = (place.offset + place.nbytes for place in homes.values() if place.arena == device)
-        most = 2 * peak_bytes(planned, device) + max(ends, default=0) + alignment
-        capacity = most if nbytes is None else nbytes - reserve
-        capacities[device] = min(capacity, most) // alignment * alignment
-    if options.host_budget is not None:
-        capacities[HOST] = options.host_budget // alignment * alignment
+    capacities = _find_capacities(options, planned, homes, reserve)
     room = min(capacities[device] for device in graph.devices) // AT_ONCE
     if (chunked := chunk_tasks(planned, room)) is not planned:
         planned = graph = chunked
-    fixed = [b for b, place in homes.items() if place.arena != HOST]
-    (_, first), *others = [
-        (", ".join(filter(None, (order, where))), variant)
-        for order, ordered in list_orders(planned)
-        for where, variant in host_variants(ordered, options.costs, options.optimizer, fixed)
-    ]
+    fixed = {b for b, place in homes.items() if place.arena != HOST}
+    if len(graph.devices) > 1:
+        limits = {d: nbytes - reserve for d, nbytes in options.budget.items() if nbytes is not None}
+        planned = graph = order_tasks(planned, options.costs, limits)
+        capacities = _find_capacities(options, planned, homes, reserve)
+        fixed |= find_fitting_states(planned, capacities)
+        first = move_updates_to_host(planned, options.costs, options.optimizer, fixed)
+        others = []
+    else:
+        (_, first), *others = [
+            (", ".join(filter(None, (order, where))), variant)
+            for order, ordered in list_orders(planned)
+            for where, variant in host_variants(ordered, options.costs, options.optimizer, fixed)
+        ]
     wanted = Wanted(
         first, capacities, options.costs, homes, reserve, options.recompute, others,
         options.tails,
@@ -285,6 +286,23 @@ def _make_plan(options: PlanningOptions, graph: TaskGraph, homes: Mapping[int, P
     if log.isEnabledFor(logging.DEBUG):
         log.debug("%s", plan.explain())
     return plan
+
+
+def _find_capacities(
+    options: PlanningOptions, graph: TaskGraph, homes: Mapping[int, Place], reserve: int
+) -> dict[int, int]:
+    """The bytes of each device's arena, and of the host's if it has a limit."""
+    capacities: dict[int, int] = {}
+    alignment = graph.alignment
+    for device, nbytes in options.budget.items():
+        # Without a limit there is room for the worst packing of everything.
+        ends = (place.offset + place.nbytes for place in homes.values() if place.arena == device)
+        most = 2 * peak_bytes(graph, device) + max(ends, default=0) + alignment
+        capacity = most if nbytes is None else nbytes - reserve
+        capacities[device] = min(capacity, most) // alignment * alignment
+    if options.host_budget is not None:
+        capacities[HOST] = options.host_budget // alignment * alignment
+    return capacities
 
 
 def _budgets(budget: Budget, devices: list[int]) -> dict[int, int | None]:

@@ -17,12 +17,14 @@ from offload.graph.builder import GraphBuilder
 from offload.graph.costs import Costs
 from offload.graph.memgraph import Access, Block, MemGraph, Node, Place
 from offload.graph.taskgraph import HOST, Role, TaskGraph
+from offload.graph.topology import Topology
 from offload.lowering.passes import lower
 from offload.memory import cuda_shim
 from offload.planning.planner import Policy
 from offload.planning.recompute import recompute_buffers
 from offload.planning.simulator import simulate
 from offload.planning.wanted import FoundPlan, peak_bytes
+from offload.plans.device_table import describe_part
 from offload.plans.explain import WIDTH, explain
 from offload.plans.palette import COLOURS
 from offload.plans.picture import draw
@@ -97,6 +99,40 @@ def test_what_one_device_sends_to_another_is_told() -> None:
     text = planned(layers(devices=2)).explain()
     assert "sent from device to device 64.0 KiB in 1 copy" in text
     assert "sent from" not in planned(layers()).explain()
+
+
+def test_each_of_several_devices_has_a_row() -> None:
+    made = plan(layers(devices=2), 20 * 64 * KIB, Costs(topology=Topology(dram=1e9)))
+    text = explain(made)
+    for device in (0, 1):
+        into = sum(
+            node.nbytes for node in made.memgraph.nodes
+            if node.kind != "task" and node.accesses[1].place.arena == device
+        )  # fmt: skip
+        out = sum(
+            node.nbytes for node in made.memgraph.nodes
+            if node.kind != "task" and node.accesses[0].place.arena == device
+        )  # fmt: skip
+        (row,) = [line for line in text.splitlines() if line.startswith(f"device {device}")][1:]
+        assert row.split()[-4:] == [*format_size(into).split(), *format_size(out).split()]
+    assert "device 0" not in explain(plan(layers())).replace("the peak    device 0", "")
+
+
+@pytest.mark.parametrize(
+    "part, words",
+    [
+        ("compute", "the kernels of device 0"),
+        ("compute12", "the kernels of device 12"),
+        ("d2h3", "the link from device 3"),
+        ("h2d", "the link to device 0"),
+        ("uplink 1 h2d", "uplink 1, to its devices,"),
+        ("DRAM", "the host's memory"),
+        ("host", "the tasks of the host"),
+        ("critical path", "critical path"),
+    ],
+)
+def test_what_sets_the_bound_of_several_devices_is_said_in_words(part: str, words: str) -> None:
+    assert describe_part(part) == words
 
 
 def test_a_plan_without_a_budget_says_that_only_the_inputs_move() -> None:

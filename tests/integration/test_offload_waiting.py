@@ -13,7 +13,7 @@ from offload.errors import BudgetTooSmall
 from offload.graph.builder import GraphBuilder
 from offload.graph.memgraph import OFFLOAD, RELOAD, TASK
 from offload.graph.taskgraph import Role, TaskGraph
-from offload.planning.residency import choose_resident
+from offload.planning.residency import Residency
 from offload.plans.plan import Plan
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -53,7 +53,7 @@ def test_weights_that_are_streamed_are_spread_evenly(percent: int) -> None:
     be streamed is the share over all, but for a weight or so."""
     weights = 40
     graph = streamed(weights)
-    chosen = choose_resident(graph, {0: weights * MIB * percent // 100})
+    chosen = Residency(graph).choose({0: weights * MIB * percent // 100})
     stays = [b in chosen for b in range(1, weights + 1)]
     assert abs(sum(stays) - weights * percent / 100) <= 1
     for length in (5, 10, 20):

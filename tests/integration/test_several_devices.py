@@ -37,7 +37,7 @@ def count_devices(strategy: OffloadStrategy) -> int:
 
 @pytest.mark.parametrize(
     "devices, budget, accumulated, accelerator",
-    pairs_on_each([2, 3, 4], [None, "60%", "100%"], [1, 2, 4]),
+    pairs_on_each([2, 3, 4], [None, "80%", "100%"], [1, 2, 4]),
     indirect=["accelerator"],
 )
 def test_a_run_has_the_bits_of_one_device(

@@ -10,7 +10,7 @@ from support.graph_edits import grown, with_buffer
 import offload
 from offload import Costs, GraphBuilder, Plan, TaskGraph
 from offload.graph.memgraph import OFFLOAD
-from offload.planning.residency import SMALL, choose_resident, find_exposed
+from offload.planning.residency import SMALL, Residency, find_exposed
 
 BIG = 1 << 20
 COPY = 1e-3
@@ -53,7 +53,7 @@ def stays(graph: TaskGraph, resident: frozenset[int]) -> list[bool]:
 def test_any_run_of_layers_has_its_share_of_what_stays(layers: int, data: st.DataObject) -> None:
     graph = frozen(layers)
     room = data.draw(st.integers(0, layers))
-    found = stays(graph, choose_resident(graph, {0: room * BIG}))
+    found = stays(graph, Residency(graph).choose({0: room * BIG}))
     assert sum(found) == room
     first = data.draw(st.integers(0, layers - 1))
     last = data.draw(st.integers(first, layers - 1))
@@ -102,7 +102,7 @@ def step(layers: int = 6, nbytes: int = BIG) -> TaskGraph:
 
 
 def names(graph: TaskGraph, room: int) -> set[str]:
-    return {graph.buffers[b].name for b in choose_resident(graph, {0: room})}
+    return {graph.buffers[b].name for b in Residency(graph).choose({0: room})}
 
 
 def test_what_stays_fits_into_the_room() -> None:

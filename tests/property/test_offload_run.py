@@ -19,7 +19,7 @@ from offload.graph.taskgraph import TaskGraph
 from offload.memory.shifts import ASIDE, BACK, CREEPING, STRAIGHT, Shift, in_order
 from offload.planning.planner import Policy, build_memgraph
 from offload.planning.refusal import smallest_budget
-from offload.planning.residency import choose_resident
+from offload.planning.residency import Residency
 from offload.running.runner import Runner
 from offload.running.stage import Stage
 
@@ -74,7 +74,7 @@ def test_every_policy_gives_a_plan_that_the_oracle_proves(
     least = {device: smallest_budget(graph, device)[0] for device in graph.devices}
     budget = {device: (nbytes + spare) // 64 * 64 for device, nbytes in least.items()}
     room = {device: int((budget[device] - least[device]) * share) for device in least}
-    policy = Policy(choose_resident(graph, room), ahead, evict_ahead, drop_ahead, workers)
+    policy = Policy(Residency(graph).choose(room), ahead, evict_ahead, drop_ahead, workers)
     memgraph = build_memgraph(graph, budget, policy)
     offload.verify(memgraph)
     assert all(memgraph.arenas[device] <= budget[device] for device in budget)

@@ -13,7 +13,7 @@ from offload.graph.memgraph import OFFLOAD, RELOAD, TASK, MemGraph
 from offload.graph.taskgraph import TaskGraph
 from offload.planning.planner import Policy, build_memgraph
 from offload.planning.refusal import smallest_budget
-from offload.planning.residency import choose_resident
+from offload.planning.residency import Residency
 from offload.planning.verify import verify
 
 # ---- whom ---------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def test_what_is_resident_never_moves(share: float, ahead: int) -> None:
     graph = training(6, units=1024)
     least = smallest_budget(graph, 0)[0]
     room = int(12 * 1024 * UNIT * share)
-    resident = choose_resident(graph, {0: room})
+    resident = Residency(graph).choose({0: room})
     assert resident
     units = (least + room) // UNIT + 1
     memgraph = planned(graph, units, Policy(resident, ahead))
