@@ -127,8 +127,6 @@ class Workload:
     micro_batches: int = 128
     tokens: int = 2048
     """Of a micro-batch, which is one sequence."""
-    on_device: float = 0.0
-    """The share of updates that run on the devices."""
     frozen: bool = False
     """LoRA: weights get no gradients, and its own small ones are left out."""
     again: bool = False
@@ -166,15 +164,13 @@ class _Step:
     def build(self) -> TaskGraph:
         for turn in range(self._work.micro_batches):
             self._add_micro_batch(turn)
-        share = self._work.on_device
-        trained = [n for n, sums in enumerate(self._sums) if sums]
-        for at, n in enumerate(trained):
-            here = int((at + 1) * share) > int(at * share)
-            changed = (*self._weights[n], *self._states[n])
-            self._builder.task(
-                f"U{n}", (*self._sums[n], *self._states[n]), changed, phase="update",
-                lane="compute" if here else "host", traffic=ADAM * self._parts[n].parameters,
-            )  # fmt: skip
+        for n, sums in enumerate(self._sums):
+            if sums:
+                changed = (*self._weights[n], *self._states[n])
+                traffic = ADAM * self._parts[n].parameters
+                self._builder.task(
+                    f"U{n}", (*sums, *self._states[n]), changed, phase="update", traffic=traffic
+                )
         return self._builder.graph()
 
     def _add_micro_batch(self, turn: int) -> None:
