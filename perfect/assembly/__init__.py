@@ -6,5 +6,5 @@ May import: callbacks, config, errors, loaders, loaders.adopting, loaders.backen
     loaders.order, loaders.pipeline, loaders.pixels, loaders.sharing, loaders.sources, method,
     models, offload, offload.running.drivers, offload.sizes, runs, text, trainers,
     trainers.atomic_checkpoint, trainers.elastic, trainers.elastic.peer, trainers.elastic.wire,
-    trainers.fleet.jobs, trainers.offloading.
+    trainers.fleet.jobs.
 """
