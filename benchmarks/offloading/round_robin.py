@@ -27,6 +27,8 @@ from offload.planning.planner import build_memgraph
 from offload.planning.policies import Policy
 
 FORWARD_LAYERS, BACKWARD_LAYERS = 8, 2
+SETS = 2
+"""Sets of weights: a step has those of the last but one, as is RoundPipe's default."""
 STEPS, SKIPPED = 10, 2
 """Steps of the graph, and how many come before those that count: 8, after which stages are on the
 same cards again."""
@@ -45,9 +47,8 @@ class Stage:
 class RoundRobin:
     """The steps of one workload. Layer 0 has the embedding, and the head is the last layer."""
 
-    def __init__(self, work: Workload, machine: Machine, stale: bool = True) -> None:
-        """`stale`: a step has the weights of the last but one, as is RoundPipe's default."""
-        self._work, self._machine, self._sets = work, machine, 2 if stale else 1
+    def __init__(self, work: Workload, machine: Machine) -> None:
+        self._work, self._machine = work, machine
         self._builder = GraphBuilder()
         self._passed = 2 * work.tokens * work.model.wide
         parts = list(work.model.list_parts(work.tokens))
@@ -56,9 +57,7 @@ class RoundRobin:
         self._layers[0] = [parts[0], *self._layers[0]]
         self._layers.append(parts[-1:])
         self._sizes = [sum(part.parameters for part in layer) for layer in self._layers]
-        self._weights = [
-            self._add_buffers(f"w{n}.", WEIGHT, Role.PARAMETER) for n in range(self._sets)
-        ]
+        self._weights = [self._add_buffers(f"w{n}.", WEIGHT, Role.PARAMETER) for n in range(SETS)]
         self._states = self._add_buffers("s", STATE, Role.STATE)
 
     def tokens_per_second(self) -> float:
@@ -103,7 +102,7 @@ class RoundRobin:
         return part.forward + part.backward + (2 * part.parameters if trained else 0)
 
     def _add_step(self, step: int, stages: Sequence[Stage]) -> None:
-        builder, weights = self._builder, self._weights[step % self._sets]
+        builder, weights = self._builder, self._weights[step % SETS]
         count = self._work.micro_batches
         sums = [] if self._work.frozen else self._add_buffers(f"g{step}.", GRADIENT, Role.GRADIENT)
         passed: dict[tuple[int, int], int] = {}
