@@ -5,15 +5,16 @@
 
 The forward tasks of each micro-batch are cut where the fewest bytes go on, into chunks of about
 equally many seconds; chunk c is of device c mod k. A backward task is of the chunk whose weights
-and activations it reads. What outlives the step has its home where it is read first, and what one
-update changes together has one home; a task that changes such a buffer runs there. So every sum is
-made on one device, in the order of the micro-batches: all bits are those of one device.
+and activations it reads, and its seconds count there. What outlives the step has its home where it
+is read first, and what one update changes together has one home; a task that changes such a buffer
+runs there. So every sum is made on one device, in the order of the micro-batches: all bits are
+those of one device.
 """
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise, product
+from itertools import accumulate
 
 from offload.errors import GraphError
 from offload.graph.costs import Costs
@@ -23,6 +24,8 @@ SLACK = 0.45
 """By how much of a chunk's seconds its end may be elsewhere, so that less goes on there."""
 SEEN = 0.1
 """The share of a copy's seconds that other work does not hide."""
+USERS = 8
+"""What more tasks of a forward pass touch, such as a mask, is of no layer."""
 PLACES = 32
 """At most so many places are tried for the end of a chunk."""
 
@@ -88,8 +91,9 @@ def _place_each(
     graph: TaskGraph, devices: int, costs: Costs, chunks: int, known: Mapping[str, int]
 ) -> list[int]:
     """The device of every task."""
-    chunk_of = _cut_forward(graph, devices, chunks, costs)
-    _add_backward(graph, chunk_of)
+    pairs = _pair_backward(graph)
+    chunk_of = _cut_forward(graph, pairs, devices, chunks, costs)
+    chunk_of |= {backward: chunk_of[pair] for backward, pair in pairs.items() if pair in chunk_of}
     near = {number: chunk % devices for number, chunk in chunk_of.items()}
     homes = _find_homes(graph, near, known)
     at = dict(homes)
@@ -185,17 +189,54 @@ class _Groups:
 # ---- chunks -------------------------------------------------------------------------------------
 
 
-def _cut_forward(graph: TaskGraph, devices: int, chunks: int, costs: Costs) -> dict[int, int]:
-    """The chunk of each task of a forward pass."""
+def _pair_backward(graph: TaskGraph) -> dict[int, int]:
+    """By backward task: the forward task of its layer, which is the last one with the largest
+    weight or activation that both touch. Tasks that touch none have that of the task before."""
+    last: dict[int, int] = {}
+    users: dict[int, int] = {}
+    pairs: dict[int, int] = {}
+    latest: dict[int, int] = {}
+    """By micro-batch: the forward task of its latest task."""
+    for number, task in enumerate(graph.tasks):
+        if task.phase == FORWARD:
+            latest[task.turn] = number
+            for b in task.touches:
+                users[b] = users.get(b, 0) + 1 if b in last and _is_of(last[b], task, graph) else 1
+                last[b] = number
+        elif task.phase == BACKWARD and task.turn in latest:
+            shared = {
+                b: graph.buffers[b].nbytes
+                for b in task.reads
+                if b in last and _is_of(last[b], task, graph) and users[b] <= USERS
+            }
+            if shared:
+                latest[task.turn] = last[max(shared, key=lambda b: shared[b])]
+            pairs[number] = latest[task.turn]
+    return pairs
+
+
+def _is_of(number: int, task: Task, graph: TaskGraph) -> bool:
+    """Whether the task of this number is of the same micro-batch."""
+    return graph.tasks[number].turn == task.turn
+
+
+def _cut_forward(
+    graph: TaskGraph, pairs: Mapping[int, int], devices: int, chunks: int, costs: Costs
+) -> dict[int, int]:
+    """The chunk of each task of a forward pass. `pairs`: the forward tasks of backward ones, whose
+    seconds count, too."""
+    seconds_of = [costs.of_task(task) for task in graph.tasks]
+    for backward, pair in pairs.items():
+        seconds_of[pair] += seconds_of[backward]
     chunk_of: dict[int, int] = {}
     known: dict[tuple[tuple[float, ...], tuple[int, ...]], list[int]] = {}
     for tasks in _list_forward_passes(graph):
-        seconds = tuple(costs.of_task(graph.tasks[number]) for number in tasks)
+        seconds = tuple(seconds_of[number] for number in tasks)
         crossing = tuple(_bytes_that_go_on(graph, tasks))
         if (seconds, crossing) not in known:
             sends = [SEEN * costs.of_copy("send", nbytes) for nbytes in crossing]
             until = [0.0, *accumulate(seconds)]
-            known[seconds, crossing] = _balance(until, sends, devices, chunks)
+            known[seconds, crossing] = _balance(until, sends, devices * chunks)
         ends = known[seconds, crossing]
         chunk_of |= {number: bisect_right(ends, place) for place, number in enumerate(tasks)}
     return chunk_of
@@ -212,52 +253,34 @@ def _list_forward_passes(graph: TaskGraph) -> list[list[int]]:
     return list(passes.values())
 
 
-def _balance(
-    until: Sequence[float], sends: Sequence[float], devices: int, chunks: int
-) -> list[int]:
-    """Where each chunk but the last one ends: near its share, and so that the fullest device has
-    the least to do. `until`: the seconds before each place; `sends`: what a cut after it costs."""
-    count, share = devices * chunks, until[-1] / (devices * chunks)
-    near = [
-        [at for at in range(1, len(sends)) if abs(until[at] / share - number) < SLACK]
-        for number in range(1, count)
-    ]
-    near = [sorted(places, key=lambda at: sends[at - 1])[:PLACES] for places in near if places]
-
-    def work(ends: Sequence[int]) -> list[float]:
-        """The seconds of each device, the largest first."""
-        seconds = [0.0] * devices
-        for chunk, (start, end) in enumerate(pairwise((0, *ends, len(sends)))):
-            seconds[chunk % devices] += until[end] - until[start] + sends[end - 1]
-        return sorted(seconds, reverse=True)
-
-    ends = [places[0] for places in near]
-    least: list[float] = []
-    while work(ends) != least:
-        least = work(ends)
-        for n, places in enumerate(near):
-            ends = min(([*ends[:n], at, *ends[n + 1 :]] for at in places), key=work)
-        for n, places in enumerate(pairwise(near)):
-            ends = min(([*ends[:n], *two, *ends[n + 2 :]] for two in product(*places)), key=work)
-    return ends
+def _balance(until: Sequence[float], sends: Sequence[float], chunks: int) -> list[int]:
+    """Where each chunk but the last one ends: near its share, and so that the fullest chunk has the
+    least to do. `until`: the seconds before each place; `sends`: what a cut after it costs."""
+    share = until[-1] / chunks
+    best: dict[int, tuple[float, float, list[int]]] = {0: (0.0, 0.0, [])}
+    """By end of the latest chunk: the seconds of the fullest one, the squares of all, the ends."""
+    for number in range(1, chunks + 1):
+        near = [at for at in range(1, len(sends)) if abs(until[at] / share - number) < SLACK]
+        near = sorted(near, key=lambda at: sends[at - 1])[:PLACES]
+        if number == chunks:
+            near = [len(sends)]
+        ways = {end: [*_extend(best, end, until, sends)] for end in near}
+        best = {end: min(found) for end, found in ways.items() if found} or best
+    (_, _, ends) = best[len(sends)]
+    return ends[:-1]
 
 
-def _add_backward(graph: TaskGraph, chunk_of: dict[int, int]) -> None:
-    """Add the chunk of each backward task: that of the weights and activations which it reads and
-    which no other chunk has touched. Tasks that read none are of the chunk of the one before."""
-    touched: dict[int, set[int]] = {}
-    for number, chunk in chunk_of.items():
-        for b in graph.tasks[number].touches:
-            touched.setdefault(b, set()).add(chunk)
-    last: dict[int, int] = {}
-    """By micro-batch: the chunk of its latest task."""
-    for number, task in enumerate(graph.tasks):
-        if number in chunk_of:
-            last[task.turn] = chunk_of[number]
-        if task.phase != BACKWARD or task.turn not in last:
-            continue
-        own = {b: min(touched[b]) for b in task.reads if len(touched.get(b, ())) == 1}
-        last[task.turn] = chunk_of[number] = _device_of_most(graph, own, last[task.turn])
+def _extend(
+    best: Mapping[int, tuple[float, float, list[int]]],
+    end: int,
+    until: Sequence[float],
+    sends: Sequence[float],
+) -> Iterator[tuple[float, float, list[int]]]:
+    """The ways of cutting up to this end."""
+    for start, (most, squares, ends) in best.items():
+        if start < end:
+            seconds = until[end] - until[start] + sends[end - 1]
+            yield max(most, seconds), squares + seconds * seconds, [*ends, end]
 
 
 def _bytes_that_go_on(graph: TaskGraph, tasks: Sequence[int]) -> list[int]:
