@@ -9,7 +9,10 @@ with its beginning and its end, and every bit is that of one device.
 
 import time
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
+
+import torch
 
 from benchmarks.harness.command import Options
 from benchmarks.harness.process import read_memory_mib, run_in_fresh_process
@@ -25,6 +28,7 @@ from benchmarks.offloading.language_steps import (
 )
 from benchmarks.offloading.round_robin import RoundRobin
 from offload import Plan, plan
+from offload.live.session import LiveSession
 from offload.lowering.device_order import order_tasks
 from offload.lowering.device_placing import place_tasks
 from offload.planning.issue import DEPTH, Chart, Issue
@@ -86,6 +90,13 @@ def measure(options: Options) -> Report:
     report.tables["[measured] host seconds to issue a node"] = format_table(
         ["cards", "nodes", "us a node"],
         [[str(r["cards"]), f"{r['nodes']:,}", f"{1e6 * r['seconds']:.1f}"] for r in issued],
+    )
+    report.rows.append(run_in_fresh_process(time_arenas, 1 if options.smoke else 5))
+    overlap = report.rows[-1]["overlap"]
+    report.asked.append(Target("two arenas of a CPU over one", 1.7, median(overlap), "", True))
+    report.tables["[measured] one step of a six-layer GPT, four micro-batches"] = format_table(
+        ["on one arena over on two, a thread each", "lowest", "highest"],
+        [[f"{median(overlap):.2f}", f"{min(overlap):.2f}", f"{max(overlap):.2f}"]],
     )
     report.remarks = [
         "Assumed: RTX 4090: 25 GB/s a link each way, which two cards share; DRAM 200 GB/s, of which"
@@ -155,6 +166,46 @@ def _targets(rows: list[dict[str, Any]]) -> list[Target]:
             targets.append(Target("8B: planning", 60, row["planning"], "s"))
             targets.append(Target("8B: memory of planning", 2, row["memory"] / 1e9, "GB"))
     return targets
+
+
+def time_arenas(rounds: int) -> dict[str, Any]:
+    """Seconds of steps of a six-layer GPT with four micro-batches: on one arena of the CPU, and on
+    two with a thread each. Interleaved."""
+    torch.set_num_threads(1)
+    seconds: dict[int, list[float]] = {1: [], 2: []}
+    for _ in range(rounds):
+        for devices in seconds:
+            seconds[devices].append(_time_steps(devices))
+    return {"overlap": [one / two for one, two in zip(*seconds.values(), strict=True)], **{
+        f"seconds on {devices}": took for devices, took in seconds.items()
+    }}  # fmt: skip
+
+
+def _time_steps(devices: int, steps: int = 6, micro_batches: int = 4) -> float:
+    """The median seconds of a step that has its plan."""
+    torch.manual_seed(0)
+    model = small_gpt()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    tokens = torch.randint(0, 256, (micro_batches, 4, 128))
+    took: list[float] = []
+    with LiveSession(model, optimizer, budget="100%", devices=devices) as session:
+        for _ in range(steps):
+            begin = time.perf_counter()
+            with session.step():
+                for batch in tokens:
+                    model(batch).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            took.append(time.perf_counter() - begin)
+    return median(took[2:])
+
+
+def small_gpt() -> torch.nn.Module:
+    layers = [
+        torch.nn.TransformerEncoderLayer(256, 4, 1024, 0.0, batch_first=True, norm_first=True)
+        for _ in range(6)
+    ]
+    return torch.nn.Sequential(torch.nn.Embedding(256, 256), *layers, torch.nn.Linear(256, 256))
 
 
 def issue_nodes(cards: int, micro_batches: int) -> dict[str, Any]:

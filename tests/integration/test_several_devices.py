@@ -145,10 +145,12 @@ class Moves(L.Callback):
             self.asks[-1].join()
 
 
-def test_a_run_moves_onto_more_and_fewer_devices() -> None:
-    plain = ol.train("auto", max_epochs=5)
+@pytest.mark.parametrize("accumulated", [1, 4])
+def test_a_run_moves_onto_more_and_fewer_devices(accumulated: int) -> None:
+    options: dict[str, Any] = {"max_epochs": 5, "accumulate_grad_batches": accumulated}
+    plain = ol.train("auto", **options)
     moves, strategy = Moves(2, 3, 2), OffloadStrategy(budget="100%")
-    ours = ol.train(strategy, max_epochs=5, callbacks=[moves])
+    ours = ol.train(strategy, callbacks=[moves], **options)
     assert ol.differences(plain, ours) == []
     assert [move.result().nbytes > 0 for move in moves.done] == [True] * 3
     assert count_devices(strategy) == 2
@@ -200,3 +202,17 @@ def test_a_run_with_too_few_micro_batches_is_told(accumulated: int, told: bool) 
     notes = " ".join(strategy.plan.graph.notes)
     assert "placed on 2 devices" in notes
     assert ("they take turns, because there are fewer micro-batches (1)" in notes) is told
+
+
+def test_plans_are_kept_for_each_number_of_devices(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="offload.plans.kept_plans")
+    plain = ol.train("auto")
+    kept: list[int] = []
+    for devices in (2, 2, 3):
+        caplog.clear()
+        strategy = OffloadStrategy(budget="90%", devices=devices, plan_cache=tmp_path)
+        assert ol.differences(plain, ol.train(strategy)) == []
+        kept.append(sum("comes from" in record.message for record in caplog.records))
+    assert kept[0] == kept[2] == 0 < kept[1]

@@ -306,7 +306,9 @@ class PlannedStrategy(Strategy):
         """Make the moves that wait, if an optimizer step begins now."""
         trainer = self._run.module.trainer
         begun = trainer.fit_loop.epoch_loop.batch_idx + 1
-        if trainer.training and begun % trainer.accumulate_grad_batches == 0:
+        has_window = self._run.request.devices > 1  # its micro-batches are one step
+        is_due = has_window or begun % trainer.accumulate_grad_batches == 0
+        if trainer.training and is_due and not self._run.session.is_in_step:
             self._moves.make_all(self.root_device, self._relocate)
 
     def _relocate(self, request: PlanRequest) -> Migration:
