@@ -66,10 +66,11 @@ def refuse(
     needed, name = smallest_budget(graph, device)
     needed, capacity = needed + reserve, capacities[device] + reserve
     where = next((task.where for task in graph.tasks if task.name == name), "")
+    on = f" on device {device}" if len(graph.devices) > 1 else ""
     raise BudgetTooSmall(
-        f"{format_size(needed)} are needed at task {name}{f' ({where})' if where else ''}, but the"
-        f" budget is {format_size(capacity)}; raise the budget to {size_to_give(needed)} or lower"
-        " the batch size",
+        f"{format_size(needed)} are needed{on} at task {name}{f' ({where})' if where else ''}, but"
+        f" the budget is {format_size(capacity)}; raise the budget to {size_to_give(needed)} or"
+        " lower the batch size",
         needed=needed,
         task=name,
     )

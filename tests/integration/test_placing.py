@@ -96,6 +96,11 @@ def test_a_plan_may_be_asked_for_several_devices() -> None:
     assert "1 device of 2 asked, because it cannot be cut further" in whole.explain()
 
 
+def test_a_budget_that_one_device_cannot_keep_names_the_device() -> None:
+    with pytest.raises(offload.BudgetTooSmall, match=r"needed on device [01] at task .*1.0 KiB"):
+        offload.plan(layers(8), 1024, COSTS, devices=2)
+
+
 def test_what_cannot_be_placed_is_refused() -> None:
     with pytest.raises(GraphError, match="devices=0: give 1 or more"):
         offload.plan(layers(2), devices=0)
