@@ -63,13 +63,23 @@ def before_batch_transfer(module: L.LightningModule, batch: Any) -> Any:
 
 @contextmanager
 def logging_as(module: L.LightningModule, hook: str) -> Iterator[None]:
-    """Within it, `self.log` takes the module to be in this hook. Only the loop says so, publicly
-    nobody can."""
+    """Within it, `self.log` takes the module to be in this hook, which has been called before in
+    this batch. Only the loop says so, publicly nobody can."""
     before = _swap(module, "_current_fx_name", hook)
+    logger = _attribute(module.trainer, "_logger_connector")
+    is_first = _swap(logger, "_first_loop_iter", False)  # where it is, means begin anew
     try:
         yield
     finally:
         _swap(module, "_current_fx_name", before)
+        _swap(logger, "_first_loop_iter", is_first)
+
+
+def log_for_batch(trainer: L.Trainer, batch: Any) -> None:
+    """Have `self.log` weigh values by the samples of this batch, of which the loop has given more
+    to it."""
+    made = results(trainer.fit_loop.epoch_loop)
+    made.batch, made.batch_size = batch, None
 
 
 def should_update_logs(trainer: L.Trainer) -> bool:

@@ -178,6 +178,8 @@ class TaskGraph:
 
     def reorder(self, order: Sequence[int], *notes: str) -> "TaskGraph":
         """Put the tasks in another order, which must keep `dependencies`."""
+        if len({*order}) < len(self.tasks):
+            raise GraphError(f"an order of {len({*order})} of the {len(self.tasks)} tasks")
         place = {old: new for new, old in enumerate(order)}
         tasks = [self.tasks[old] for old in order]
         tasks = [

@@ -53,7 +53,7 @@ def place_tasks(
     places = _place_each(graph, devices, costs, chunks, homes)
     tasks = [replace(task, device=device) for task, device in zip(graph.tasks, places, strict=True)]
     note = _describe(graph, devices, used=len({*places}))
-    placed = replace(graph.with_tasks(tasks, None, note), device_count=devices, homes=homes)
+    placed = replace(graph.with_tasks(tasks, None, note), device_count=devices, homes=dict(homes))
     placed.check()
     return placed
 
@@ -66,6 +66,8 @@ def _find_micro_batches(graph: TaskGraph) -> list[int]:
     before: dict[int, str] = {}
     """By turn: the phase of its latest task."""
     found: list[int] = []
+    if any(task.turn for task in graph.tasks):
+        return [task.turn for task in graph.tasks]
     for task in graph.tasks:
         if task.phase == FORWARD and before.get(task.turn) == BACKWARD:
             passes[task.turn] = passes.get(task.turn, 0) + 1
@@ -96,7 +98,7 @@ def _place_each(
     chunk_of |= {backward: chunk_of[pair] for backward, pair in pairs.items() if pair in chunk_of}
     near = {number: chunk % devices for number, chunk in chunk_of.items()}
     homes = _find_homes(graph, near, known)
-    at = dict(homes)
+    at = {b: home for b in range(len(graph.buffers)) if (home := homes.find(b)) is not None}
     """Where the newest content of each buffer was made."""
     placed: list[int] = []
     for number, task in enumerate(graph.tasks):
@@ -110,13 +112,13 @@ def _place_each(
         at.update(dict.fromkeys(task.writes, device))
         for b in task.writes:
             if graph.buffers[b].persistent:
-                homes.setdefault(b, device)
+                homes.settle(b, device)
     return placed
 
 
-def _find_home_of(graph: TaskGraph, task: Task, homes: Mapping[int, int]) -> int | None:
+def _find_home_of(graph: TaskGraph, task: Task, homes: "_HomeGroups") -> int | None:
     """What outlives the step is changed at its one home, a sum at the home of most of its bytes."""
-    written = {b: homes[b] for b in task.writes if b in homes}
+    written = {b: home for b in task.writes if (home := homes.find(b)) is not None}
     kept = {b: home for b, home in written.items() if graph.buffers[b].persistent}
     return _device_of_most(graph, kept or written, 0) if written else None
 
@@ -134,33 +136,31 @@ def _device_of_most(graph: TaskGraph, where: Mapping[int, int], default: int) ->
 
 def _find_homes(
     graph: TaskGraph, near: Mapping[int, int], known: Mapping[str, int]
-) -> dict[int, int]:
+) -> "_HomeGroups":
     """The device of each buffer that outlives the step or sums up over micro-batches. `near`: the
     devices of forward and backward tasks."""
-    together = _Groups(len(graph.buffers))
+    homes = _HomeGroups(len(graph.buffers))
     pieces: dict[str, int] = {}
     read: dict[int, int] = {}
     for b, buffer in enumerate(graph.buffers):
         if buffer.persistent and buffer.tensor:
-            together.join(b, pieces.setdefault(buffer.tensor, b))
+            homes.join(b, pieces.setdefault(buffer.tensor, b))
             if buffer.tensor in known:
                 read[b] = known[buffer.tensor]
     for number, task in enumerate(graph.tasks):
         kept = [b for b in task.writes if _has_home(graph, task, b)]
         for b in kept[1:]:
-            together.join(kept[0], b)
+            homes.join(kept[0], b)
         for b in task.touches if number in near else ():
             if graph.buffers[b].persistent:
                 read.setdefault(b, near[number])
         if task.phase == UPDATE and kept:
             for b in task.reads:
                 if b not in kept and graph.buffers[b].role is Role.GRADIENT:
-                    together.join(kept[0], b)
-    homes: dict[int, int] = {}
+                    homes.join(kept[0], b)
     for b, device in read.items():
-        homes.setdefault(together.first(b), device)
-    firsts = ((b, together.first(b)) for b in range(len(graph.buffers)))
-    return {b: homes[first] for b, first in firsts if first in homes}
+        homes.settle(b, device)
+    return homes
 
 
 def _has_home(graph: TaskGraph, task: Task, b: int) -> bool:
@@ -169,21 +169,30 @@ def _has_home(graph: TaskGraph, task: Task, b: int) -> bool:
     return buffer.persistent or (buffer.role is Role.GRADIENT and b in task.reads)
 
 
-class _Groups:
-    """Which buffers have one home."""
+class _HomeGroups:
+    """Groups of buffers that have one home."""
 
     def __init__(self, count: int) -> None:
         self._above = list(range(count))
+        self._devices: dict[int, int] = {}
 
-    def first(self, b: int) -> int:
+    def join(self, a: int, b: int) -> None:
+        """Put two buffers into one group. None has a home yet."""
+        a, b = sorted((self._first(a), self._first(b)))
+        self._above[b] = a
+
+    def settle(self, b: int, device: int) -> None:
+        """Give a buffer's group its home if it has none."""
+        self._devices.setdefault(self._first(b), device)
+
+    def find(self, b: int) -> int | None:
+        return self._devices.get(self._first(b))
+
+    def _first(self, b: int) -> int:
         while self._above[b] != b:
             self._above[b] = self._above[self._above[b]]
             b = self._above[b]
         return b
-
-    def join(self, a: int, b: int) -> None:
-        a, b = sorted((self.first(a), self.first(b)))
-        self._above[b] = a
 
 
 # ---- chunks -------------------------------------------------------------------------------------
@@ -257,6 +266,8 @@ def _balance(until: Sequence[float], sends: Sequence[float], chunks: int) -> lis
     """Where each chunk but the last one ends: near its share, and so that the fullest chunk has the
     least to do. `until`: the seconds before each place; `sends`: what a cut after it costs."""
     share = until[-1] / chunks
+    if not share:
+        return []
     best: dict[int, tuple[float, float, list[int]]] = {0: (0.0, 0.0, [])}
     """By end of the latest chunk: the seconds of the fullest one, the squares of all, the ends."""
     for number in range(1, chunks + 1):

@@ -28,6 +28,11 @@ class _Asks(L.Callback):
         said["should_update_logs"] = s.should_update_logs(trainer)
         said["logged_step"] = s.logged_step(trainer)
         said["results"] = type(s.results(trainer.fit_loop.epoch_loop)).__name__
+        with s.logging_as(module, "training_step"):
+            said["logging_as"] = module._current_fx_name
+        s.log_for_batch(trainer, torch.ones(3, 32))
+        module.log("of a batch", 1.0, on_step=False, on_epoch=True)
+        said["log_for_batch"] = s.results(trainer.fit_loop.epoch_loop).batch_size
         said["combined_loader"] = len(s.combined_loader(trainer).flattened)
         said["data_source"] = s.data_source(trainer).instance is trainer.train_dataloader
         said["is_accumulating"] = s.is_accumulating(trainer)
@@ -51,6 +56,8 @@ IN_A_FIT = {
     "should_update_logs": True,
     "logged_step": 1,
     "results": "_ResultCollection",
+    "logging_as": "training_step",
+    "log_for_batch": 3,
     "combined_loader": 1,
     "data_source": True,
     "is_accumulating": False,

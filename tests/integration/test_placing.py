@@ -18,6 +18,7 @@ from offload import TaskGraph
 from offload.errors import GraphError
 from offload.graph.builder import GraphBuilder
 from offload.graph.taskgraph import Role
+from offload.lowering.device_order import order_tasks
 from offload.lowering.device_placing import place_tasks
 
 
@@ -110,3 +111,11 @@ def test_what_cannot_be_placed_is_refused() -> None:
     alone = offload.plan(layers(8))
     with pytest.raises(GraphError, match=r"on devices \[1\], and this plan is for devices \[0\]"):
         alone.replan(placed)
+
+
+def test_a_step_that_is_placed_again_keeps_its_micro_batches() -> None:
+    graph = layers(8)
+    once = order_tasks(place_tasks(graph, 2, COSTS), COSTS, {})
+    again = order_tasks(place_tasks(once.on_one_device(), 4, COSTS), COSTS, {})
+    assert len(again.tasks) == len(graph.tasks)
+    assert {task.turn for task in again.tasks} == {task.turn for task in once.tasks}

@@ -14,6 +14,7 @@ from support.products import every_pair
 
 from offload import CaptureError, OffloadError
 from trainers import OffloadStrategy
+from trainers.fleet.jobs.seat import JobStrategy
 from trainers.offloading.micro_batches import split_batch
 
 pytestmark = [
@@ -216,3 +217,22 @@ def test_plans_are_kept_for_each_number_of_devices(
         assert ol.differences(plain, ol.train(strategy)) == []
         kept.append(sum("comes from" in record.message for record in caplog.records))
     assert kept[0] == kept[2] == 0 < kept[1]
+
+
+def test_what_parts_log_is_weighed_by_their_samples() -> None:
+    class Logs(ol.Module):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("samples", float(len(batch[0])), on_epoch=True)
+            return super().training_step(batch, batch_idx)
+
+        def on_before_backward(self, loss: torch.Tensor) -> None:
+            self.log("seen", 1.0, on_epoch=True)
+
+    ours = ol.train(OffloadStrategy(micro_batches=4), Logs, loader=ol.data(20, 10))
+    assert ours.metrics["callback samples"].item() == pytest.approx((9 + 9 + 4 + 4) / 10)
+
+
+def test_a_strategy_of_a_fleet_takes_one_device() -> None:
+    strategy = JobStrategy(lambda *_: pytest.fail("no plan"), tails=False)
+    with pytest.raises(OffloadError, match="devices=2: a job of a fleet runs on one device"):
+        ol.train(strategy, devices=2)

@@ -109,5 +109,7 @@ def test_lightning_tells_the_strategy_its_device() -> None:
     strategy = OffloadStrategy(device="cuda:0")
     strategy.parallel_devices = [torch.device("cuda", 1)]
     assert strategy.root_device == CUDA
-    with pytest.raises(OffloadError, match=r"has 2: give Trainer\(devices=1\)"):
+    with pytest.raises(OffloadError, match=r"device='cuda:0'\) and Trainer\(devices=2\) differ"):
         strategy.parallel_devices = [CUDA, torch.device("cuda", 1)]
+    with pytest.raises(OffloadError, match=r"follow each other, and the trainer's are \[0, 2\]"):
+        OffloadStrategy().parallel_devices = [CUDA, torch.device("cuda", 2)]

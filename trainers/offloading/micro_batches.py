@@ -27,6 +27,8 @@ class MicroBatches:
         self._count = count
         self._parts: list[MicroBatch] = []
         """The present one, which has not gone backward, and those after it."""
+        self.whole: Any = None
+        """The present batch."""
         self._rest: tuple[Any, ...] = ()
         """What `training_step` takes besides the batch."""
 
@@ -46,9 +48,13 @@ class MicroBatches:
         """Begin a batch, and return the arguments of its first micro-batch."""
         if self._count == 1:
             return args
-        batch, *rest = args
-        self._parts, self._rest = [*split_batch(batch, self._count)], (*rest,)
+        self.whole, *rest = args
+        self._parts, self._rest = [*split_batch(self.whole, self._count)], (*rest,)
         return self.next()
+
+    def end(self) -> None:
+        """Forget the parts that have not run, because an error has ended the step."""
+        self._parts, self.whole = [], None
 
     def next(self) -> tuple[Any, ...]:
         """Return the arguments of the present micro-batch."""
@@ -71,7 +77,7 @@ class MicroBatches:
 
     def weigh(self, loss: torch.Tensor) -> torch.Tensor:
         """Return the share of the present micro-batch in the batch's loss. It is over now."""
-        return loss / self._parts.pop(0).ratio if self._parts else loss
+        return loss / self._parts.pop(0).ratio
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,8 @@ class PendingMoves:
         target = None if device is None else self._run.request.target
         if there != here:
             target = self._run.request.for_target(target_on(self._run, there), plugin).target
+        if devices is not None:
+            self._check_devices(target or self._run.request.target, devices)
         move = PendingMove(budget, target, devices)
         request = move.applied_to(self._run.request)  # raises where the budget is none
         if live is not None and planned_from is not None:
@@ -109,6 +111,11 @@ class PendingMoves:
         with self._lock:
             self._waiting.append(move)
         return move.done
+
+    def _check_devices(self, target: Target, devices: int) -> None:
+        if target.make_runner is not None:
+            raise OffloadError("a fleet gives its jobs their devices: this job cannot choose them")
+        target.check_devices(devices)
 
     def _planned(self, live: LiveSession, request: PlanRequest) -> Plan:
         planner = self._run.planner_for(request)
@@ -142,7 +149,7 @@ class PendingMoves:
         if plan is None or live.plan is not move.planned_from:
             plan = self._planned(live, request)
         if request.target.device != here or request.devices != self._run.request.devices:
-            request.target.check_room(plan)
+            request.target.check_room(plan, live.plan if request.target.device == here else None)
             return relocate(request)
         migration = live.plans.move_to(request.budget, plan)
         log.info("the run goes on within budget %s", request.budget)

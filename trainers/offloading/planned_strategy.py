@@ -33,7 +33,7 @@ from offload.memory.file_memory import check_folder
 from offload.running.drivers.device_loss import device_lost
 from offload.running.runner_memory import Migration
 from offload.sizes import format_size
-from trainers.lightning_seams import is_accumulating, logging_as
+from trainers.lightning_seams import is_accumulating, log_for_batch, logging_as
 from trainers.offloading.devices import (
     drop_results,
     keep_on_host,
@@ -138,17 +138,26 @@ class PlannedStrategy(Strategy):
             self._end_step()  # the last one has not come to its update
         self._begin_step("training_step", args)
         with self._device_watched():
-            made = super().training_step(*self._parts.begin(args), **kwargs)
-            return self._parts.check(made)
+            given = self._parts.begin(args)
+            if self._parts.are_left:
+                log_for_batch(self._run.module.trainer, given[0])
+            return self._parts.check(super().training_step(*given, **kwargs))
 
     def backward(self, closure_loss: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Go backward, and then run the other micro-batches of this batch."""
+        if not self._parts.are_left:
+            return super().backward(closure_loss, *args, **kwargs)
+        module, trainer = self._run.module, self._run.module.trainer
         closure_loss = super().backward(self._parts.weigh(closure_loss), *args, **kwargs)
         while self._parts.are_left:
-            with logging_as(self._run.module, "training_step"):
-                made = super().training_step(*self._parts.next())
-            loss = self._parts.loss_of(made, self._run.module.trainer.accumulate_grad_batches)
-            super().backward(self._parts.weigh(loss), *args, **kwargs)
+            given = self._parts.next()
+            log_for_batch(trainer, given[0])
+            with logging_as(module, "training_step"):
+                made = super().training_step(*given)
+            loss = self._parts.loss_of(made, trainer.accumulate_grad_batches)
+            with logging_as(module, "backward"):
+                super().backward(self._parts.weigh(loss), *args, **kwargs)
+        log_for_batch(trainer, self._parts.whole)
         return closure_loss
 
     def post_backward(self, closure_loss: torch.Tensor) -> None:
@@ -284,7 +293,8 @@ class PlannedStrategy(Strategy):
 
     def _close(self) -> None:
         """Give the tensors memory of their own."""
-        self._run.is_set_up = False
+        self._run.is_set_up = self._is_accumulating = False
+        self._parts.end()
         self._moves.refuse_all()
         self._run.session.close()
 

@@ -56,6 +56,11 @@ class OffloadStrategy(PlannedStrategy, OneDeviceStrategy):
                 f"OffloadStrategy(devices={request.devices}) and Trainer(devices={count}) differ:"
                 " name the devices once"
             )
+        if self._has_device:
+            raise OffloadError(
+                f"OffloadStrategy(device='{self.root_device}') and Trainer(devices={count}) differ:"
+                " give Trainer(devices=1), and devices= to the strategy"
+            )
         numbers = [device.index for device in devices]
         if devices[0].type == "cuda" and numbers != [*range(numbers[0], numbers[0] + count)]:
             raise OffloadError(

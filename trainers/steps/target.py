@@ -19,10 +19,11 @@ from lightning.pytorch.plugins.precision import Precision
 
 from offload import Costs, MemoryTooSmall, OffloadError, Plan, PlanCache, Runner
 from offload.gate import Gate
+from offload.graph.taskgraph import HOST
 from offload.measuring.calibration import kept_rates
 from offload.memory.host_memory import memory_left
 from offload.program.kernels import CPU
-from offload.running.drivers.cuda import check_cuda
+from offload.running.drivers.cuda import check_cuda, check_devices
 from offload.sizes import format_size
 
 ENGINES = ("auto", "threads", "cuda", "cudagraph")
@@ -63,16 +64,36 @@ class Target:
         held = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         return free + held
 
-    def check_room(self, plan: Plan) -> None:
-        """Raise `MemoryTooSmall` if a plan that moves here has no room now."""
-        needed, left = plan.device_bytes, self.free_bytes()
-        if needed > left:
-            raise MemoryTooSmall(
-                f"{format_size(needed)} of {self.name} are needed to move there, but only"
-                f" {format_size(left)} are left. Nothing has moved: give a smaller budget, or end"
-                " what else uses memory",
-                needed=needed,
-                left=left,
+    def check_room(self, plan: Plan, before: Plan | None = None) -> None:
+        """Raise `MemoryTooSmall` if a plan that moves here has no room now. `before`: a plan on the
+        same devices, whose memory is free by then."""
+        arenas, freed = _device_arenas(plan), _device_arenas(before)
+        if not self.on_gpu:  # the devices are parts of one memory
+            arenas, freed = {0: sum(arenas.values())}, {0: sum(freed.values())}
+        for number, nbytes in arenas.items():
+            there = self if not number else replace(self, device=self.device_at(number))
+            needed, left = nbytes + plan.reserve, there.free_bytes() + freed.get(number, 0)
+            if needed > left:
+                raise MemoryTooSmall(
+                    f"{format_size(needed)} of {there.name} are needed to move there, but only"
+                    f" {format_size(left)} are left. Nothing has moved: give a smaller budget, or"
+                    " end what else uses memory",
+                    needed=needed,
+                    left=left,
+                )
+
+    def device_at(self, number: int) -> torch.device:
+        """Return the device of this number, counted from the first one."""
+        return torch.device(self.device.type, (self.device.index or 0) + number)
+
+    def check_devices(self, count: int) -> None:
+        """Raise `OffloadError` unless a plan can run on so many devices from this one on."""
+        if not self.on_gpu or count == 1:
+            return
+        check_devices(self.device, count)
+        if self.engine == "cudagraph":
+            raise OffloadError(
+                f"devices={count}: engine='cudagraph' captures one device: give engine='cuda'"
             )
 
     def measured(self, plugin: Precision, cache: PlanCache | None = None) -> "Target":
@@ -85,6 +106,12 @@ class Target:
         if self.make_runner is not None:
             return self.make_runner(plan, key, self)
         return Runner(plan, self.engine, key=key, gate=self.gate, host_dir=self.host_dir)
+
+
+def _device_arenas(plan: Plan | None) -> dict[int, int]:
+    if plan is None:
+        return {}
+    return {arena: nbytes for arena, nbytes in plan.memgraph.arenas.items() if arena != HOST}
 
 
 def products_of(plugin: Precision) -> str:

@@ -28,17 +28,17 @@ class JobStrategy(OffloadStrategy):
         plan for a device that goes to another job when only the host works on a step. `options`:
         those of `OffloadStrategy`."""
         super().__init__(**options)
-        if self._run.request.devices > 1:
-            raise OffloadError(
-                f"devices={self._run.request.devices}: a job of a fleet runs on one device: give"
-                " devices=1, and the devices to the Fleet"
-            )
         # Without a budget, too, the first step has a plan, which shows what the job needs.
         request = replace(self._run.request, tails=tails, default_budget="100%")
         self._start_run(request)
         self._make_runner = make_runner
 
     def find_target(self) -> Target:
+        if self._run.request.devices > 1:
+            raise OffloadError(
+                f"devices={self._run.request.devices}: a job of a fleet runs on one device: give"
+                " devices=1, and the devices to the Fleet"
+            )
         return replace(super().find_target(), make_runner=self._make_runner)
 
     def on_validation_end(self) -> None:
