@@ -59,22 +59,18 @@ def place_tasks(
 
 
 def _find_micro_batches(graph: TaskGraph) -> list[int]:
-    """The micro-batch of each task. A turn that goes forward after it has gone backward is several,
-    one after the other."""
-    numbers: dict[tuple[int, int], int] = {}
-    passes: dict[int, int] = {}
-    before: dict[int, str] = {}
-    """By turn: the phase of its latest task."""
-    found: list[int] = []
+    """The micro-batch of each task: its turn, if the graph has turns. Otherwise a new one begins
+    where the step goes forward after it has gone backward."""
     if any(task.turn for task in graph.tasks):
         return [task.turn for task in graph.tasks]
+    found: list[int] = []
+    number, before = 0, ""
     for task in graph.tasks:
-        if task.phase == FORWARD and before.get(task.turn) == BACKWARD:
-            passes[task.turn] = passes.get(task.turn, 0) + 1
+        if task.phase == FORWARD and before == BACKWARD:
+            number += 1
         if task.phase in (FORWARD, BACKWARD):
-            before[task.turn] = task.phase
-        key = task.turn, passes.get(task.turn, 0)
-        found.append(numbers.setdefault(key, len(numbers)))
+            before = task.phase
+        found.append(number)
     return found
 
 

@@ -7,10 +7,8 @@ being NaN.
 from typing import Any
 
 import pytest
-import torch
 from support import offload_training as training
-from support.live_training import LiveTraining
-from support.placed_training import COSTS, PlacingPlanner
+from support.placed_training import COSTS, PlacingPlanner, compare_training
 from support.products import every_value
 
 import offload
@@ -29,21 +27,9 @@ from offload.lowering.device_placing import place_tasks
 def test_a_step_on_several_devices_has_the_bits_of_eager(
     name: str, devices: int, chunks: int, share: float
 ) -> None:
-    case = training.trained_once(name)
-    case.restart()
     how: dict[str, Any] = {"engine": "threads", "order": "random", "seed": devices, "poison": True}
     planner = PlacingPlanner(devices, chunks, share, **how)
-    around = case.case.around
-    with LiveTraining(
-        case.model, case.case.loss, case.optimizer, around=around, planner=planner
-    ) as step_of:
-        for number, batch in enumerate(case.batches):
-            training.rated(case.optimizer, number)
-            torch.manual_seed(number)
-            (loss,) = step_of(*batch)
-            assert torch.equal(loss, case.losses[number]), number
-        case.compare()
-    case.compare()
+    compare_training(training.trained_once(name), planner)
     assert planner.last is not None
     assert 2 <= len({task.device for task in planner.last.graph.tasks}) <= devices
     assert any(node.kind == "send" for node in planner.last.memgraph.nodes)

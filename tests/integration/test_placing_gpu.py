@@ -15,8 +15,7 @@ from support import offload_training as training
 from support import stream_graphs as graphs
 from support.fake_gpu import host_function, needs_late_streams, only_on_a_fake_gpu
 from support.graph_edits import without_edge
-from support.live_training import LiveTraining
-from support.placed_training import COSTS, PlacingPlanner
+from support.placed_training import COSTS, PlacingPlanner, compare_training
 from support.products import every_pair, every_value
 from support.stream_runs import CUDA, driver, planned, same, smallest
 
@@ -46,21 +45,9 @@ def test_a_step_on_several_devices_has_the_bits_of_one(
     name: str, devices: int, chunks: int, share: float, order: str
 ) -> None:
     need(devices)
-    case = training.trained_once(name, "cuda")
-    case.restart()
     how: dict[str, Any] = {"engine": "cuda", "order": order, "seed": devices, "poison": True}
     planner = PlacingPlanner(devices, chunks, share, **how)
-    around = case.case.around
-    with LiveTraining(
-        case.model, case.case.loss, case.optimizer, around=around, planner=planner
-    ) as step_of:
-        for number, batch in enumerate(case.batches):
-            training.rated(case.optimizer, number)
-            torch.manual_seed(number)
-            (loss,) = step_of(*batch)
-            assert torch.equal(loss, case.losses[number]), number
-        case.compare()
-    case.compare()
+    compare_training(training.trained_once(name, "cuda"), planner)
     assert planner.last is not None
     assert 2 <= len(planner.last.graph.devices) <= devices
     assert any(node.kind == "send" for node in planner.last.memgraph.nodes)

@@ -6,7 +6,9 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from support.live_training import TestPlanner
+import torch
+from support.live_training import LiveTraining, TestPlanner
+from support.offload_training import Training, rated
 
 import offload
 from offload import Costs, Plan, TaskGraph
@@ -39,6 +41,22 @@ class PlacingPlanner(TestPlanner):
             self.last = offload.plan(graph, refused.needed, COSTS)
         self.last.verify()
         return self.last
+
+
+def compare_training(case: Training, planner: PlacingPlanner) -> None:
+    """Train by the planner's plans. Every loss, weight and state must have eager's bits."""
+    case.restart()
+    around = case.case.around
+    with LiveTraining(
+        case.model, case.case.loss, case.optimizer, around=around, planner=planner
+    ) as step_of:
+        for number, batch in enumerate(case.batches):
+            rated(case.optimizer, number)
+            torch.manual_seed(number)
+            (loss,) = step_of(*batch)
+            assert torch.equal(loss, case.losses[number]), number
+        case.compare()
+    case.compare()
 
 
 def timed_at_random(graph: TaskGraph, seed: int) -> TaskGraph:
