@@ -227,14 +227,19 @@ class Pipeline:
         self.pool: Prefetcher | None = None
         self._followed: tuple[PassOrder, DecodeWork] | None = None
 
+    def start_processes(self) -> None:
+        """Start the worker processes that are forked. Call this before any thread of ours runs: a
+        fork has no threads, and nobody there lets go of a lock that one of them holds."""
+        if self._crew is not None and self.setup.opened.decoded is None:
+            self._crew.start_processes()
+
     def ready_for(
         self, slots: int, order: PassOrder, jobs: PassJobs, ahead: int = AHEAD
     ) -> Prefetcher:
         """The workers, over a slab of `slots` slots. The first of `jobs` shows how large a slot
         is. `ahead` batches are made before the consumer asks for them."""
         decoded = self.setup.opened.decoded
-        if self._crew is not None and decoded is None:
-            self._crew.start_processes()
+        self.start_processes()
         if self._maker is None or (decoded is None and not self.suits(slots)):
             self.stop()
             self._maker = self.slabs.make(slots, order, *(jobs.some(0, 1) or [0]))

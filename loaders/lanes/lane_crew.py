@@ -76,6 +76,7 @@ class LaneCrew:
 
     def hold(self, lanes: Sequence[int]) -> None:
         """Decode these lanes ahead, and no others."""
+        self.pipeline.start_processes()
         with self.crew.lock:
             self.table.hold(lanes)
             self.crew.start(self._job_of_a_thread)

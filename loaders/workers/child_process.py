@@ -1,5 +1,6 @@
 """One worker process of `WorkerProcess`, seen from its parent: a pipe, and memory that both see."""
 
+import math
 import pickle
 import socket
 import time
@@ -22,6 +23,10 @@ END_SECONDS = (5.0, 1.0, 5.0)  # the time to end: by itself, after SIGTERM, afte
 
 class ProcessLost(Exception):
     """The process at the other end is dead or dying."""
+
+
+class NoAnswer(Exception):
+    """The process at the other end is there, but has not answered in time."""
 
 
 class ReadTimeout(Exception):
@@ -73,10 +78,12 @@ class ChildProcess:
         self.send(Request(ids, keys, packed, outbox.grown_bytes, change=news), outbox)
         self._change = change
 
-    def receive(self) -> Reply:
+    def receive(self, within: float = math.inf) -> Reply:
+        """Wait for the answer. Raises `NoAnswer` if it has not come within so many seconds."""
         pipe, process = self._pipe, self._process
         look = min(LOOK_SECONDS, (self._timeout or LOOK_SECONDS) / LOOKS)
         at, since = IDLE, time.monotonic()
+        end = since + within
         try:
             # Waiting for the pipe alone may not end: a process that was forked meanwhile may hold
             # its other end open.
@@ -87,6 +94,8 @@ class ChildProcess:
                     at, since = number, time.monotonic()
                 elif at != IDLE and time.monotonic() - since > (self._timeout or float("inf")):
                     raise ReadTimeout(at)
+                if time.monotonic() > end:
+                    raise NoAnswer
             if not pipe.poll():
                 raise ProcessLost
             reply: Reply = pickle.loads(pipe.recv_bytes())

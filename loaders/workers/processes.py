@@ -13,6 +13,7 @@ and `forkserver` need a data set that can be pickled and a script that can be im
 
 import atexit
 import logging
+import math
 import multiprocessing
 import os
 import pickle
@@ -26,7 +27,7 @@ from loaders.errors import PassEnded, SampleTimeout, SourceError, WorkerDied
 from loaders.slots.leaves import Chunk, Sample
 from loaders.sources.datasets import counts_of
 from loaders.workers import child_process, fork_server, worker
-from loaders.workers.child_process import ChildProcess, ProcessLost, ReadTimeout
+from loaders.workers.child_process import ChildProcess, NoAnswer, ProcessLost, ReadTimeout
 from loaders.workers.reading_thread import describe_exit, sample_timeout
 from loaders.workers.staging import IDLE
 from loaders.workers.worker import Request, WorkerPlace
@@ -35,6 +36,9 @@ log = logging.getLogger(__name__)
 
 StartMethod = Literal["fork", "spawn", "forkserver"]
 
+FORK_SECONDS = 60.0
+"""A forked process that has not reported after so long never will. All that it does before takes
+milliseconds, but where a thread held a lock at the fork, nobody lets go of it in there."""
 GUARDED = "keep its actions under `if __name__ == '__main__':`"
 NOT_PICKLED = (
     "open files, locks and lambdas cannot be pickled: open them in __getitem__, leave them out in"
@@ -196,10 +200,12 @@ class WorkerProcess(ClosedAtEnd):
         try:
             for payload in payloads:
                 ours.send_bytes(payload)
-            reply = child.receive()
+            reply = child.receive(FORK_SECONDS if forked else math.inf)
             init = None
             if reply.failure is None and self.place.init is not None:
                 init = child.receive().failure
+        except NoAnswer:
+            return self._fork_again(child)
         except (OSError, ProcessLost) as error:
             how = describe_exit(self._end())
             if self._stopping:
@@ -222,6 +228,18 @@ class WorkerProcess(ClosedAtEnd):
             error.add_note(f"while init was called with {self.place.number}")
             raise error
         return child
+
+    def _fork_again(self, child: ChildProcess) -> ChildProcess:
+        child.kill()
+        self._end()
+        if self._stopping:
+            self._refuse()
+        hangs = f"{self._who} hangs since it was forked: a thread of this program held a lock then"
+        if self.restarts:
+            raise WorkerDied(f'{hangs}; give start_method="forkserver", or decode in threads')
+        self.restarts += 1
+        log.warning("%s. It is forked once more", hangs)
+        return self._start()
 
     def _pickled(self, sent: Any, what: str, remedy: str) -> bytes:
         try:

@@ -1,6 +1,7 @@
 """`LaneLoader` with threads, processes, caches and faults, and what it refuses by name."""
 
 import logging
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from support.loader_datasets import Pictures, pixels
 from loaders import Cache, LoaderError, Workers
 from loaders.errors import LaneError, StateError
 from loaders.lanes.lane_loader import LaneLoader
+from loaders.workers.processes import WorkerProcess
 
 # ---- who decodes, and where it is kept ----------------------------------------------------------
 
@@ -21,6 +23,23 @@ from loaders.lanes.lane_loader import LaneLoader
 def test_worker_processes_serve_the_same() -> None:
     with LaneLoader(loader(workers=Workers(2, "process", start_method="fork")), 3) as peer:
         assert [a_pass(peer)] == reference()
+
+
+def test_worker_processes_are_forked_before_threads_of_ours_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start, living = WorkerProcess.start, list[str]()
+
+    def note_threads(process: WorkerProcess) -> None:
+        living.extend(thread.name for thread in threading.enumerate())
+        start(process)
+        assert process.pid is not None
+
+    monkeypatch.setattr(WorkerProcess, "start", note_threads)
+    with LaneLoader(loader(workers=Workers(2, "process", start_method="fork")), 3) as peer:
+        peer.hold([0])
+    assert living
+    assert not [name for name in living if name.startswith("perfect-lanes")]
 
 
 def test_a_cache_keeps_samples_for_all_lanes_and_peers(tmp_path: Path) -> None:

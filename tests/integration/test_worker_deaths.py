@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from support import worker_datasets as sets
 
 from loaders.errors import LoaderError, PassEnded, WorkerDied
 from loaders.slots.leaves import Chunk
+from loaders.workers import processes
 from loaders.workers.processes import StartMethod, WorkerProcess
 
 every_method = pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
@@ -83,6 +85,31 @@ def test_a_worker_killed_between_two_reads_is_restarted_by_the_next(
         assert ended()
         assert values(worker.read([2, 3])) == [2, 3]
         assert worker.restarts == 1
+
+
+@pytest.mark.parametrize("hangs", [1, 2])
+def test_a_forked_worker_that_never_reports_is_forked_once_more(
+    hangs: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A lock that another thread held at the fork stays shut in there."""
+    lock = threading.Lock()
+    lock.acquire()
+    work = processes.worker.work
+
+    def hang_then_work(*arguments: Any) -> None:
+        with lock if worker.restarts < hangs else nullcontext():
+            work(*arguments)
+
+    monkeypatch.setattr(processes.worker, "work", hang_then_work)
+    monkeypatch.setattr(processes, "FORK_SECONDS", 1.0)
+    with WorkerProcess(sets.Faulty(), "fork", "reader") as worker:
+        if hangs == 2:
+            with pytest.raises(WorkerDied, match=r"hangs since it was forked.*forkserver"):
+                worker.read([1])
+        else:
+            assert values(worker.read([1, 2])) == [1, 2]
+        assert worker.restarts == 1
+    assert "It is forked once more" in caplog.text
 
 
 def test_a_forked_worker_is_seen_to_die_where_its_siblings_hold_its_pipe() -> None:
