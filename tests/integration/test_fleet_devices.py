@@ -46,9 +46,9 @@ def test_jobs_on_several_devices_have_their_own_bits_and_the_last_gets_more(
     def see(state: FleetState, event: Event) -> None:
         if isinstance(event, Planned):
             widths[event.job].append(event.devices)
-            predicted[event.job] = event.seconds_by_devices
+            predicted.setdefault(event.job, event.seconds_by_devices)
 
-    fleet = Fleet(BUDGET, ["cpu"] * 3, folder=tmp_path, metric="val_loss", quantum=5, watch=see)
+    fleet = Fleet("100%", ["cpu"] * 3, folder=tmp_path, metric="val_loss", quantum=5, watch=see)
     for name, devices in (("two", 2), ("range", "1..3"), ("one", 1)):
         add(fleet, name, JOBS[name], devices=devices)
     assert states(fleet.fit()) == dict.fromkeys(JOBS, "finished")
