@@ -2,16 +2,31 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
+import torch
 from support.fleet_outcomes import states, wrong
 
 from benchmarks.jobs.fleet_jobs import BUDGET, KINDS, QUIET, JobKind, add, alone
 from trainers.fleet import Fleet, FleetError
 from trainers.fleet.deciding import device_sets
-from trainers.fleet.deciding.events import Event, Planned
+from trainers.fleet.deciding.events import (
+    Departed,
+    Event,
+    Finished,
+    Leave,
+    Planned,
+    Start,
+    Turn,
+    TurnEnded,
+)
 from trainers.fleet.deciding.fleet_state import FleetState
+from trainers.fleet.hosting.device_process import DeviceHost, HostedJob
+from trainers.fleet.jobs.lightning_job import LightningJob
+from trainers.fleet.jobs.tenancy import SeatSettings
+from trainers.random_state import RandomState
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_left_at_once"),
@@ -59,6 +74,36 @@ def test_jobs_on_several_devices_have_their_own_bits_and_the_last_gets_more(
     assert [0 < seconds < 1e9 for seconds in predicted["range"]] == [True] * 3
     lone = {name: alone(kind, BUDGET) for name, kind in JOBS.items()}
     assert wrong(lone, tmp_path) == {name: [] for name in JOBS}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_job_on_two_gpus_leaves_them_empty_and_goes_on_on_one(tmp_path: Path) -> None:
+    kind, first = AccumulatingKind(2, "sgd", 24, epochs=3), torch.device("cuda", 0)
+    events: SimpleQueue[Event] = SimpleQueue()
+    module = kind.module()
+    options = kind.options_on(first)
+    made = LightningJob(
+        module, kind.train(), kind.val(), kind.trainer_on(first), options, None, None
+    )
+    empty = torch.cuda.mem_get_info(1)[0]
+    random_state = RandomState.capture(first)
+    job = HostedJob(made, tmp_path / "jobs" / "a", random_state, least=1, most=2)
+    with DeviceHost(SeatSettings(first, 0, "100%", "val_loss", 1e9), events.put) as host:
+        said: list[Event] = []
+        for command in (
+            Start("a", 0, 2), Turn("a", 0, 4, share=False), Leave("a", 0, "moved"),
+            Start("a", 0, 1), Turn("a", 0, 99, share=False),
+        ):  # fmt: skip
+            host.do(command, job)
+            said.append(events.get(timeout=120))
+            if isinstance(command, Leave):
+                assert torch.cuda.mem_get_info(1)[0] == empty
+    kinds = [Planned, TurnEnded, Departed, Planned, Finished]
+    assert [type(event) for event in said] == kinds, said
+    planned = [event for event in said if isinstance(event, Planned)]
+    assert [event.devices for event in planned] == [2, 1]
+    assert wrong({"a": alone(kind, "100%", first)}, tmp_path) == {"a": []}
 
 
 @pytest.mark.parametrize(

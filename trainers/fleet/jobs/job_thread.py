@@ -170,10 +170,8 @@ class JobThread:
                 )
 
     def _run(self) -> None:
-        self._tenancy.join()
         event = self._last_event()
         gc.collect()  # a Trainer and its module refer to each other; now their memory is free
-        self._tenancy.leave()
         give_freed_memory_back()
         if not isinstance(event, Failed):
             event = replace(event, seconds=self._seat.turns.seconds())

@@ -14,7 +14,6 @@ import torch
 
 from loaders.workers.precedence import Precedence
 from offload import Plan, Runner
-from offload.errors import DeviceLost
 from offload.memory.host_needs import needs
 from offload.planning.host_tails import tail_seconds
 from offload.running.stage import Stage
@@ -45,18 +44,6 @@ class Tenancy:
         self._expects_cuts = False
         self._first: Target | None = None
         self._tidied_at = 0.0
-        self._jobs = 0
-
-    def join(self) -> None:
-        """A job has come to the device."""
-        self._jobs += 1
-
-    def leave(self) -> None:
-        """A job leaves the device. After the last one it holds no memory: the next job to have it
-        may be one of another process, which has several devices."""
-        self._jobs -= 1
-        if not self._jobs:
-            self.close()
 
     def runner(self, plan: Plan, key: Hashable, target: Target) -> Runner:
         """Return a runner of this plan on the device's stage."""
@@ -110,15 +97,12 @@ class Tenancy:
             give_freed_memory_back()
             self._tidied_at = time.monotonic()
 
-    def close(self, error: BaseException | None = None) -> None:
-        """End the stage. After a lost device nothing is read from it."""
+    def close(self) -> None:
+        """End the stage."""
         stage, self.stage = self.stage, None
         if stage is not None:
             stage.gate.close()  # a bystander waits for no more steps
-            if isinstance(error, DeviceLost):
-                stage.abandon()
-            else:
-                stage.close()
+            stage.close()
 
 
 def give_freed_memory_back() -> None:
