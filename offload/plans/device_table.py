@@ -54,7 +54,7 @@ def describe_part(part: str) -> str:
         return "the tasks of the host"
     if part.startswith("uplink"):
         _, number, way = part.split()
-        return f"uplink {number}, {'to' if way == 'h2d' else 'from'} its devices,"
+        return f"uplink {number}, {'to' if way == 'h2d' else 'from'} its devices"
     for lane, words in (
         ("compute", "the kernels of device"), ("h2d", "the link to device"),
         ("d2h", "the link from device"),

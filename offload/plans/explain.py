@@ -155,7 +155,7 @@ def _step(plan: "Plan") -> str:
 
 def _bound(plan: "Plan") -> str:
     part = plan.bound.lane if len(plan.graph.devices) == 1 else describe_part(plan.bound.lane)
-    return f"{format_seconds(plan.bound.seconds)} for any order: {part} binds"
+    return f"{format_seconds(plan.bound.seconds)} for any order, set by {part}"
 
 
 def _lanes(plan: "Plan") -> list[tuple[str, str]]:
