@@ -129,7 +129,7 @@ class PendingMoves:
         while self._waiting and session.live is not None and session.live.plan:
             move = self._pop()
             with (
-                session.watch_device(here),
+                session.watch_devices(*self._run.devices),
                 session.interrupt.delay(),
                 self._report_failure(move),
             ):
