@@ -74,8 +74,9 @@ def _find_groups(found: LinkRates, dram: float) -> tuple[tuple[int, ...], ...]:
     group = {device: {device} for _, device in found.alone}
     for rates in found.at_once:
         devices = {device for _, device in rates}
-        alone = sum(found.alone[way] for way in rates)
-        if len(rates) == len(devices) == 2 and _exceeds(min(alone, dram), sum(rates.values())):
+        expected = min(sum(found.alone[way] for way in rates), dram)
+        is_slower = expected > sum(rates.values()) * (1 + NOISE)
+        if len(rates) == len(devices) == 2 and is_slower:
             joined = set[int]().union(*(group[device] for device in devices))
             group |= dict.fromkeys(joined, joined)
     return tuple(sorted({tuple(sorted(each)) for each in group.values() if len(each) > 1}))
@@ -110,7 +111,3 @@ def _foretell(topology: Topology, shared: float, alone: Rates, at_once: Rates) -
         uses.append([*topology.list_uses(*ends, rate, rate)])
         most.append(rate * shared if all((way, device) in at_once for way in WAYS) else rate)
     return share_fairly(most, uses)
-
-
-def _exceeds(expected: float, measured: float) -> bool:
-    return expected > measured * (1 + NOISE)

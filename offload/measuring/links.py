@@ -11,7 +11,7 @@ from statistics import median
 
 import torch
 
-from offload.graph.wiring import NOISE, WAYS, LinkRates, Way, list_at_once
+from offload.graph.wiring import LinkRates, Way, list_at_once
 from offload.measuring.stopwatch import DeviceRun, TimedDevice
 from offload.memory.device_memory import measuring
 
@@ -53,8 +53,8 @@ def measure_links(
         [dict(zip(ways, measure(*(copies[w] for w in ways)), strict=True)) for ways in sets],
         {pair: measure(send(*pair))[0] for pair in pairs},
     )
-    if bench.device.type == "cuda":
-        _tell_of_slow_links(found)
+    told = [f"{name} {device}: {r / 1e9:.3g}" for (name, device), r in found.alone.items()]
+    log.info("links, in GB/s: %s; plans reckon with the slowest", ", ".join(told))
     return found
 
 
@@ -66,16 +66,3 @@ def _list_devices(first: torch.device, count: int) -> Sequence[torch.device]:
     if begin + count > there:
         raise ValueError(f"devices={count}: from {first} on this process sees {there - begin}")
     return [torch.device("cuda", begin + number) for number in range(count)]
-
-
-def _tell_of_slow_links(found: LinkRates) -> None:
-    for name in WAYS:
-        rates = {device: rate for (way, device), rate in found.alone.items() if way == name}
-        slow = min(rates, key=lambda device: rates[device])
-        fastest = max(rates.values())
-        if fastest > rates[slow] * (1 + NOISE):
-            log.warning(
-                "the link of device %d copies %.3g GB/s (%s), and the fastest one %.3g GB/s: plans"
-                " reckon with the slowest",
-                slow, rates[slow] / 1e9, name, fastest / 1e9,
-            )  # fmt: skip
