@@ -50,6 +50,9 @@ def build_strategy(config: RunConfig) -> Strategy | str:
             f"is {config.trainer.devices}, but a process trains on each of them, and offload plans"
         )
         raise BuildError("trainer.devices", f"{why} one process: give offload.devices instead")
+    if isinstance(config.offload.devices, str):
+        why = f"is {config.offload.devices!r}, a range, which only a job of a fleet may have"
+        raise BuildError("offload.devices", f"{why}: give a number")
     try:
         return OffloadStrategy(**config.offload.model_dump())
     except (OffloadError, ValueError) as error:  # the schema has checked all but this machine
@@ -146,7 +149,7 @@ def berth_in_fleet(seat: Seat, console: Console) -> Berth:
         options = {} if config.offload is None else config.offload.model_dump()
         # The fleet decides what the run leaves open.
         of_fleet = ("budget", "host_budget", "plan_cache")
-        left_open = [name for name in of_fleet if options.get(name) is None]
+        left_open = ["devices", *(name for name in of_fleet if options.get(name) is None)]
         return seat.strategy(**{k: v for k, v in options.items() if k not in left_open})
 
     return Berth(

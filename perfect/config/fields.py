@@ -71,6 +71,17 @@ Size = Annotated[str | int, BeforeValidator(_as_written)]
 Budget = Annotated[str | int, BeforeValidator(_size_or_share)]
 
 
+def _number_or_range(given: object) -> object:
+    least, _, most = given.partition("..") if isinstance(given, str) else ("", "", "")
+    is_range = least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most)
+    if (type(given) is int and given >= 1) or is_range:
+        return given
+    raise ValueError(f"must be a number of devices or a range such as 1..4, not {given!r}")
+
+
+JobDevices = Annotated[int | str, BeforeValidator(_number_or_range)]
+
+
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 

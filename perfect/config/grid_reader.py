@@ -229,9 +229,15 @@ class _Reading:
         if fleet.stop is not None and fleet.search is not None and fleet.search.pruner is not None:
             why = "both this and fleet.stop end jobs early: give one of them"
             self._add([(("fleet", "search", "pruner"), why)])
+        if fleet.search is not None:
+            why = "the jobs of a search have one device each: leave it out"
+            if value_at(self._base, "offload", "devices") not in (None, 1):
+                self._add([(("offload", "devices"), why)])
+            if "offload.devices" in swept:
+                self._add([(("grid", swept["offload.devices"]), why)])
         devices = value_at(self._base, "trainer", "devices")
         if type(devices) is int and devices > 1:
-            why = f"is {devices}, but a job of a fleet runs on one device: give fleet.devices"
+            why = f"is {devices}, but the fleet chooses a job's devices: give offload.devices"
             self._add([(("trainer", "devices"), why)])
         if self._base.get("elastic") is not None:
             why = "the nodes of a swarm train one run, and a fleet trains many: remove elastic, or"

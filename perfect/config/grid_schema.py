@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from perfect.config.fields import Budget, Count, Rate, Section, Size, no_effect
+from perfect.config.fields import Budget, Count, Flag, Rate, Section, Size, no_effect
 
 Mode = Literal["min", "max"]
 
@@ -79,6 +79,8 @@ class FleetConfig(Section):
     hours: Rate | None = None
     """The grid ends after so long with what is best by then, and the same command goes on for as
     long again (None: when all jobs have ended)."""
+    migrate: Flag = True
+    """Whether jobs with a range of devices move onto those that fall free."""
     metric: str = "val_loss"
     """Jobs are compared by the last value of this that they logged."""
     mode: Mode = "min"  # Whether a small or a large value is better.

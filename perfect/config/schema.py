@@ -16,6 +16,7 @@ from perfect.config.fields import (
     Bytes,
     Count,
     Flag,
+    JobDevices,
     Lengths,
     NamedOrOwn,
     Number,
@@ -316,8 +317,9 @@ class OffloadConfig(Section):
     measure again. None: nothing is kept."""
     host_dir: str | None = None
     """A folder for files that are the memory of the host, on the CPU. None: it is RAM."""
-    devices: Count = 1
-    """Over how many devices one process spreads each step. Each of them has the budget."""
+    devices: JobDevices = 1
+    """Over how many devices one process spreads each step. Each of them has the budget. A job of a
+    fleet may have a range (1..4)."""
     micro_batches: Count = 1
     """Each batch is split into so many, which several devices work on at once."""
 

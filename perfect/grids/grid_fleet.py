@@ -167,6 +167,7 @@ def build_fleet(grid: Grid, folder: Path, watch: Watch, jobs: Sequence[Point]) -
         mode=given.mode,
         quantum=given.quantum,
         hours=given.hours,
+        migrate=given.migrate,
         folder=folder,
         watch=watch,
     )
@@ -178,7 +179,8 @@ def build_fleet(grid: Grid, folder: Path, watch: Watch, jobs: Sequence[Point]) -
             " give offload: {}, which plans each step",
         )
     for point in jobs:
-        fleet.add_program(point.name, GridJob(point.config))
+        devices = 1 if point.config.offload is None else point.config.offload.devices
+        fleet.add_program(point.name, GridJob(point.config), devices=devices)
     return fleet
 
 

@@ -33,7 +33,8 @@ def curve(seed: int, hole: bool) -> Callable[[int], float | None]:
     return metric
 
 
-def some_job(rng: random.Random, number: int, limits: bool) -> PaperJob:
+def some_job(rng: random.Random, number: int, limits: bool, devices: int = 1) -> PaperJob:
+    least = rng.choice((1, 1, 1, devices, rng.randrange(1, devices + 1)))
     large = HOST + 20 if rng.random() < 0.1 else HOST - 20
     return PaperJob(
         f"job{number}",
@@ -56,13 +57,16 @@ def some_job(rng: random.Random, number: int, limits: bool) -> PaperJob:
         fails_at=rng.randrange(60) if rng.random() < 0.15 else None,
         saves_every=rng.choice((0, 1, 4)),
         input=rng.choice(("", "a", "a", "b")),
+        least=least,
+        most=rng.choice((least, devices)),
+        gain=rng.choice((0.0, 0.5, 0.9)),
     )
 
 
 def some_fleet(rng: random.Random, rule: Halving | None, limits: bool) -> PaperFleet:
     return PaperFleet(
         FleetSettings(
-            devices=rng.randrange(1, 4),
+            devices=rng.randrange(1, 5),
             host_bytes=HOST if limits else 0,
             device_bytes=100 if limits else 0,
             arena_bytes=50 if limits else 0,
@@ -70,6 +74,7 @@ def some_fleet(rng: random.Random, rule: Halving | None, limits: bool) -> PaperF
             quantum_seconds=rng.choice((0.5, 3.0)),
             move_seconds=rng.choice((0.0, 0.5)),
             rule=rule,
+            migrate=rng.random() < 0.7,
         ),
         window=rng.choice((1, 3, 20)),
     )
@@ -83,7 +88,8 @@ def test_whatever_happens_every_job_ends_and_no_law_is_broken(
     rng = random.Random(seed)
     rule = Halving("loss", eta=rng.choice((2, 3)), first=rng.randrange(1, 6)) if halving else None
     fleet = some_fleet(rng, rule, limits)
-    jobs = [some_job(rng, number, limits) for number in range(rng.randrange(1, 8))]
+    devices = fleet.settings.devices if rng.random() < 0.6 else 1
+    jobs = [some_job(rng, number, limits, devices) for number in range(rng.randrange(1, 8))]
     early = rng.randrange(1, len(jobs) + 1)
     for job in jobs[:early]:
         fleet.add(job)

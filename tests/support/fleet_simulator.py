@@ -63,7 +63,7 @@ class PaperFleet:
 
     def add(self, job: PaperJob) -> None:
         self.jobs[job.name] = job
-        self.tell(Added(job.name, job.priority))
+        self.tell(Added(job.name, job.priority, job.least, job.most))
 
     def tell(self, event: Event) -> None:
         self.journal.append(event)
@@ -160,14 +160,18 @@ class PaperFleet:
         match command:
             case Start():
                 assert job.lives is None
+                job.width = command.width
+                self._check_alone(job, device)
                 job.lives, job.trained, job.done = device, False, job.saved
                 job.starts += 1
                 self._join(job)
                 left = (job.planned_steps or job.steps) - job.done
+                predicted = job.seconds_on(job.width) * job.predicted
                 planned = Planned(
                     job.name, device, job.done, max(1, left), StepTimes(
-                        job.step_seconds * job.predicted, job.tail_seconds, job.swap_seconds
-                    ), job.memory, seconds=job.start_seconds,
+                        predicted, job.tail_seconds, job.swap_seconds
+                    ), job.memory, seconds=job.start_seconds, devices=job.width,
+                    seconds_by_devices=tuple(map(job.seconds_on, range(1, job.most + 1))),
                 )  # fmt: skip
                 if job.fails_at == 0:
                     self._later(job.start_seconds, device, Failed(job.name, device, "cannot start"))
@@ -178,13 +182,22 @@ class PaperFleet:
                 self.moves += command.why == "moved"
                 rest = job.leave_seconds
                 if job.into_step is not None:  # a step that stands aside ends first
-                    rest += job.step_seconds - job.into_step
+                    rest += job.seconds_on(job.width) - job.into_step
                     job.done, job.into_step = job.done + 1, None
                 self._later(rest, device, Departed(job.name, device, job.done, job.leave_seconds))
             case Turn():
                 assert job.lives == device
                 assert (command.steps == 0) == (job.into_step is not None)
                 self._turn(job, command)
+
+    def _check_alone(self, job: PaperJob, device: int) -> None:
+        """A job that has several devices shares them with nobody, nor does another one share."""
+        assert job.least <= job.width <= job.most
+        mine = {*range(device, device + job.width)}
+        assert max(mine) < self.settings.devices
+        for other in self.jobs.values():
+            if other.lives is not None and max(job.width, other.width) > 1:
+                assert mine.isdisjoint(range(other.lives, other.lives + other.width))
 
     def _turn(self, job: PaperJob, turn: Turn) -> None:
         device = turn.device
@@ -196,12 +209,12 @@ class PaperFleet:
         wait = max(0.0, job.tail_until - self.clock)
         steps = min(turn.steps or 1, job.steps - job.done)
         failing = job.fails_at is not None and job.fails_at <= job.done + steps
-        seconds = steps * job.step_seconds - (job.into_step or 0.0)
+        seconds = steps * job.seconds_on(job.width) - (job.into_step or 0.0)
         self.began[device] = self.clock + swap + wait
         ahead, names = self._input_left(job, turn)
         if steps > ahead and job.into_step is None:
             steps, failing = ahead, job.fails_at is not None and job.fails_at <= job.done + ahead
-            seconds = steps * job.step_seconds
+            seconds = steps * job.seconds_on(job.width)
         else:
             names = ()
         job.into_step = None
@@ -231,13 +244,13 @@ class PaperFleet:
         if (isinstance(ended, TurnEnded) and ended.aside) or ended.step == job.done:
             return  # it does already, or has no step to make
         assert not turn.share
-        steps = min(int(elapsed / job.step_seconds), ended.step - job.done - 1)
+        each = job.seconds_on(job.width)
+        steps = min(int(elapsed / each), ended.step - job.done - 1)
         self.due.remove(due)
-        job.into_step = min(elapsed - steps * job.step_seconds, job.step_seconds)
+        job.into_step = min(elapsed - steps * each, each)
         self.cuts += 1
         aside = TurnEnded(
-            job.name, turn.device, job.done + steps, steps, 1, steps * job.step_seconds, 0.0, None,
-            aside=True,
+            job.name, turn.device, job.done + steps, steps, 1, steps * each, 0.0, None, aside=True,
         )  # fmt: skip
         self._later(0.0, turn.device, aside)
 

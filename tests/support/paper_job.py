@@ -19,6 +19,13 @@ class PaperJob:
     name: str
     steps: int
     step_seconds: float = 1.0
+    """On one device."""
+    least: int = 1
+    most: int = 1
+    width: int = 1
+    """The number of its devices, from the first one on."""
+    gain: float = 0.8
+    """The part of a device by which each further one speeds a step up."""
     tail_seconds: float = 0.0
     swap_seconds: float = 0.0
     start_seconds: float = 0.0
@@ -53,3 +60,6 @@ class PaperJob:
     """Who has to read first, and has had no turn since."""
     resting: bool = False
     """Whether nobody waits for it until it reads again."""
+
+    def seconds_on(self, width: int) -> float:
+        return self.step_seconds / (1 + self.gain * (width - 1))

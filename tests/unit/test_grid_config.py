@@ -130,6 +130,23 @@ def test_the_first_rung_comes_before_the_shortest_job_ends(
         )
 
 
+def test_jobs_have_several_devices_but_not_those_of_a_search(tmp_path: Path) -> None:
+    grid = "grid: {optimizer.weight_decay: [0.1, 0.2]}\n"
+    wide = f"{RUN}offload: {{devices: 1..4}}\n{grid}"
+    made = read(f"{wide}fleet: {{migrate: false}}", tmp_path)
+    assert [point.config.offload.devices for point in made.points if point.config.offload] == [
+        "1..4", "1..4",
+    ]  # fmt: skip
+    assert not made.fleet.migrate
+    search = "fleet: {search: {sampler: RandomSampler, trials: 2}}"
+    [said] = problems(f"{wide}{search}", tmp_path)
+    assert said.endswith("offload.devices: the jobs of a search have one device each: leave it out")
+    swept = f"{RUN}offload: {{}}\ngrid: {{offload.devices: [1, 2]}}\n{search}"
+    assert "the jobs of a search have one device each" in problems(swept, tmp_path)[0]
+    [said] = problems(f"{RUN}offload: {{devices: 4..1}}\n{grid}fleet: {{}}", tmp_path)
+    assert "must be a number of devices or a range such as 1..4, not '4..1'" in said
+
+
 def test_a_budget_is_given_once_and_a_job_has_one_device(tmp_path: Path) -> None:
     said = problems(
         f"{RUN}trainer: {{devices: 2}}\ngrid: {{offload.budget: [1GiB, 2GiB]}}\n"
@@ -137,8 +154,8 @@ def test_a_budget_is_given_once_and_a_job_has_one_device(tmp_path: Path) -> None
         tmp_path,
     )
     assert said == [
-        "grid.yaml:7: trainer.devices: is 2, but a job of a fleet runs on one device: give"
-        " fleet.devices",
+        "grid.yaml:7: trainer.devices: is 2, but the fleet chooses a job's devices: give"
+        " offload.devices",
         "grid.yaml:8: grid.offload.budget: both fleet.budget and this limit a step's memory: give"
         " one of them",
     ]

@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from trainers.fleet.deciding.events import Added, FleetError, Planned, StopAsked
+from trainers.fleet.deciding.events import FleetError, Planned, StopAsked
 from trainers.fleet.deciding.halving import StopRule
 from trainers.fleet.deciding.prediction import explain_run
 from trainers.fleet.fleet_options import (
@@ -18,6 +18,7 @@ from trainers.fleet.fleet_options import (
     check_stop_rule,
     checked_hours,
     find_devices,
+    parse_job_devices,
 )
 from trainers.fleet.fleet_run import FleetRun, OnEnd, Watch
 from trainers.fleet.jobs.lightning_job import LightningJob, Module
@@ -53,6 +54,7 @@ class Fleet:
         isolation: Isolation | None = None,
         checkpoint_minutes: float = 10.0,
         hours: float | None = None,
+        migrate: bool = True,
         watch: Watch | None = None,
     ) -> None:
         """`budget`: what a step of any job may take of its device. `host_budget`: what all jobs
@@ -60,8 +62,9 @@ class Fleet:
         `mode`: what is best; a stop rule has its own. `quantum`: the steps of a turn; None: from
         measured seconds. `isolation`: where jobs run; None: in threads of this process if there is
         one device, and in a process for each of several. `hours`: `fit` ends after this time with
-        what is best by then, and the same program goes on for as long again. `watch` is called
-        after every decision."""
+        what is best by then, and the same program goes on for as long again. `migrate`: jobs that
+        may have more devices than they have move onto those that fall free, if that is predicted to
+        be worth it. `watch` is called after every decision."""
         check_stop_rule(stop)
         self.devices = find_devices(devices)
         self.folder = Path(folder)
@@ -79,6 +82,7 @@ class Fleet:
             folder=self.folder,
             checkpoint_seconds=60 * checkpoint_minutes,
             seconds=None if hours is None else checked_hours(hours),
+            migrate=migrate,
         )
         self._jobs = FleetJobs(self._options)
         self._run = FleetRun(self._options, self._jobs, watch)
@@ -107,18 +111,25 @@ class Fleet:
         seed: int | None = None,
         reserve: str | int | None = None,
         priority: int = 0,
+        devices: int | str = 1,
     ) -> None:
         """Add a job, before `fit` or while it runs, from any thread.
 
         `module`, `train` and `val` may be functions of no arguments, which are called in the job's
         own turn. `trainer`: arguments of its Trainer. `offload`: options of its `OffloadStrategy`;
         False trains it with plain Lightning, and `reserve` says what that takes of the device.
-        `seed`: as `seed_everything` at its beginning; None: it begins with the random state of this
-        process now. Jobs of a lower `priority` train only where none of a higher one can: a long
-        step of theirs stands aside in its middle."""
+        `devices`: on how many of the fleet's it trains at once: 2, or "1..4" for what is predicted
+        to be worth it and free. `seed`: as `seed_everything` at its beginning; None: it begins with
+        the random state of this process now. Jobs of a lower `priority` train only where none of a
+        higher one can: a long step of theirs stands aside in its middle."""
         self._check_open(name)
         program = LightningJob(module, train, val, dict(trainer or {}), offload, seed, reserve)
         program.check(name, self.devices[0])
+        if offload is False and str(devices) != "1":
+            raise FleetError(
+                f"job {name}: devices={devices!r} and offload=False: plain Lightning has one device"
+                " here: leave one of them out"
+            )
         running = self._run.state is not None
         if running and not self._options.in_processes and not program.makes_module:
             raise FleetError(
@@ -126,17 +137,20 @@ class Fleet:
                 " its turn: that drew random numbers of the job that has the turn. Give a function"
                 " that makes it (module=lambda: Net())"
             )
-        self.add_program(name, program, priority)
+        self.add_program(name, program, priority, devices)
 
-    def add_program(self, name: str, program: JobProgram, priority: int = 0) -> None:
+    def add_program(
+        self, name: str, program: JobProgram, priority: int = 0, devices: int | str = 1
+    ) -> None:
         """Add a job that makes its Trainer itself. It may be called from any thread."""
         check_name(name)
+        asked = parse_job_devices(devices, self.devices, f"job {name}: devices={devices!r}")
         with self._adding:
             self._check_open(name)
             random_state = self._random_state or self._options.random_state()
-            self._jobs.add(name, program, random_state, priority)
+            self._jobs.add(name, program, random_state, priority, asked)
             if self._run.state is not None:
-                self._run.events.put(Added(name, priority))
+                self._run.events.put(self._jobs.added(name))
 
     def _check_open(self, name: str) -> None:
         if self._ended:

@@ -11,8 +11,8 @@ import torch
 
 from loaders import ReuseLoader
 from offload.memory.host_memory import memory_left
-from offload.sizes import is_share, parse_share, parse_size
-from trainers.fleet.deciding.events import FleetError
+from offload.sizes import format_count, is_share, parse_share, parse_size
+from trainers.fleet.deciding.events import Added, FleetError
 from trainers.fleet.deciding.fleet_state import FleetSettings
 from trainers.fleet.deciding.halving import StopRule
 from trainers.fleet.hosting.device_process import HostedJob, pickle_program
@@ -42,6 +42,7 @@ class FleetOptions:
     folder: Path
     checkpoint_seconds: float
     seconds: float | None
+    migrate: bool
 
     def __post_init__(self) -> None:
         """Raise `FleetError` if an option is wrong."""
@@ -104,6 +105,7 @@ class FleetOptions:
             quantum=self.quantum,
             rule=self.stop,
             seconds=self.seconds,
+            migrate=self.migrate,
         )
 
 
@@ -171,6 +173,29 @@ def _find_device(name: str | int, count: int) -> torch.device:
     return torch.device("cuda", number)
 
 
+def parse_job_devices(
+    given: int | str, devices: Sequence[torch.device], what: str
+) -> tuple[int, int]:
+    """Return the least and the most devices that a job asks for: 2, or "1..4"."""
+    least, dots, most = str(given).partition("..")
+    known = not isinstance(given, bool) and least.isdecimal() and (most or least).isdecimal()
+    if not known or bool(dots) != bool(most) or not 1 <= int(least) <= int(most or least):
+        raise FleetError(f'{what}: give a number of devices, or a range such as "1..4"')
+    if int(most or least) > len(devices):
+        raise FleetError(
+            f"{what}: the fleet has {format_count(len(devices), 'device')}: give it more, or the"
+            " job less"
+        )
+    numbers = [device.index or 0 for device in devices]
+    in_order = numbers == [*range(numbers[0], numbers[0] + len(numbers))]
+    if int(most or least) > 1 and devices[0].type == "cuda" and not in_order:
+        raise FleetError(
+            f"{what}: a job has GPUs that follow one another, and those of the fleet are"
+            f" {', '.join(map(str, devices))}: give the fleet such as cuda:0, cuda:1"
+        )
+    return int(least), int(most or least)
+
+
 LONGEST_NAME = 255
 """The bytes that file systems allow for the name of a folder."""
 
@@ -185,13 +210,25 @@ class FleetJobs:
         self._programs: dict[str, JobProgram] = {}
         """As the user gave them."""
 
-    def add(self, name: str, program: JobProgram, random_state: RandomState, priority: int) -> None:
+    def add(
+        self,
+        name: str,
+        program: JobProgram,
+        random_state: RandomState,
+        priority: int,
+        devices: tuple[int, int],
+    ) -> None:
         if name in self.hosted:
             raise FleetError(f"there are two jobs of the name {name!r}: give each its own")
         _check_apart(name, program, self._programs)
-        job = HostedJob(program, self.folder(name), random_state, priority)
+        job = HostedJob(program, self.folder(name), random_state, priority, *devices)
         self.hosted[name] = pickle_program(name, job) if self._options.in_processes else job
         self._programs[name] = program
+
+    def added(self, name: str) -> Added:
+        """Return the event that tells the fleet of a job."""
+        job = self.hosted[name]
+        return Added(name, job.priority, job.least, job.most)
 
     def folder(self, name: str) -> Path:
         return self._options.folder / "jobs" / name

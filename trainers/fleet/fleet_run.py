@@ -14,7 +14,6 @@ from types import FrameType, MappingProxyType
 
 from trainers.fleet.deciding.decide import decide
 from trainers.fleet.deciding.events import (
-    Added,
     Command,
     DeviceEnded,
     Event,
@@ -92,7 +91,7 @@ class FleetRun:
             self._handle(Restarted(), hold_turns=True)
         for name in names:
             if name not in self.state.jobs:
-                self._handle(Added(name, self._jobs.hosted[name].priority), hold_turns=True)
+                self._handle(self._jobs.added(name), hold_turns=True)
 
     def _replay(self, past: list[Event | FleetSettings], settings: FleetSettings) -> FleetState:
         """Return the state after the events of earlier processes."""

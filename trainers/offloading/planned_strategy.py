@@ -166,7 +166,7 @@ class PlannedStrategy(Strategy):
         if self._parts.are_left:
             return
         if module.automatic_optimization and is_accumulating(module.trainer):
-            self._is_accumulating = self._run.request.devices > 1
+            self._is_accumulating = self._run.request.joins_batches
             if not self._is_accumulating:
                 self._end_step()
 
@@ -316,8 +316,7 @@ class PlannedStrategy(Strategy):
         """Make the moves that wait, if an optimizer step begins now."""
         trainer = self._run.module.trainer
         begun = trainer.fit_loop.epoch_loop.batch_idx + 1
-        has_window = self._run.request.devices > 1  # its micro-batches are one step
-        is_due = has_window or begun % trainer.accumulate_grad_batches == 0
+        is_due = self._run.request.joins_batches or begun % trainer.accumulate_grad_batches == 0
         if trainer.training and is_due and not self._run.session.is_in_step:
             self._moves.make_all(self.root_device, self._relocate)
 

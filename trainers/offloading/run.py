@@ -115,6 +115,11 @@ class StrategyRun:
         self.session.close()
         return plans.plan
 
+    def seconds_by_devices(self) -> tuple[float, ...]:
+        """Predict the latest step on 1, 2, .. devices."""
+        assert self._planner is not None
+        return self._planner.seconds_by_devices()
+
     def meter_now(self) -> Meter:
         """Return the meter after the kernels that have been issued have run."""
         if self.session.live is not None:

@@ -39,6 +39,8 @@ class PlanRequest:
     """A folder for the files that are the host's memory; None: it is RAM."""
     devices: int = 1
     """Over how many devices a step is spread. Each of them has the budget."""
+    most_devices: int = 1
+    """Over so many it may be spread later. Its steps are those of several devices by now."""
     default_budget: str | None = None
     """The budget of the steps of a fleet's job whose `budget` is None."""
 
@@ -56,6 +58,11 @@ class PlanRequest:
             _check("budget", parse_share if is_share(self.budget) else parse_size, self.budget)
         if self.host_budget is not None:
             _check("host_budget", parse_size, self.host_budget)
+
+    @property
+    def joins_batches(self) -> bool:
+        """Whether all batches of an update are one step, so that devices work on them at once."""
+        return max(self.devices, self.most_devices) > 1
 
     def for_target(self, target: Target, plugin: Precision) -> "PlanRequest":
         """Return the request for plans on this target, whose rates are measured if need be."""

@@ -1,13 +1,15 @@
 """Makes the plans of a live session with the user's options, and measures their runs."""
 
+import math
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from offload import Costs, Plan, PlanCache, Runner, TaskGraph
+from offload import BudgetTooSmall, Costs, Plan, PlanCache, Runner, TaskGraph
 from offload.lowering.device_placing import place_tasks
+from offload.lowering.passes import MERGES
 from offload.plans.plan import Budget
 from trainers.steps.meter import Meter
 from trainers.steps.plan_request import PlanRequest
@@ -24,6 +26,8 @@ class StepPlanner:
         self._meter = meter
         self._remark = remark
         self._part, self._inputs = "", None
+        self._unplaced: TaskGraph | None = None
+        """The latest step, if it may be spread over more devices later."""
         self._counted: set[Hashable] = set()
         """The keys of the plans of training, whose time is counted."""
 
@@ -40,8 +44,28 @@ class StepPlanner:
         return self.request.cache
 
     def place(self, graph: TaskGraph, homes: Mapping[str, int]) -> TaskGraph:
-        request = self.request
-        return place_tasks(graph, request.devices, request.target.costs or Costs(), homes=homes)
+        if self.request.most_devices > self.request.devices:
+            self._unplaced = graph
+        return place_tasks(graph, self.request.devices, self._costs, homes=homes)
+
+    @property
+    def _costs(self) -> Costs:
+        return self.request.target.costs or Costs()
+
+    def seconds_by_devices(self) -> tuple[float, ...]:
+        """Predict the latest step on 1, 2, .. devices; infinite where there is no plan of it."""
+        devices = range(1, self.request.most_devices + 1)
+        return tuple(self._predict_on(count) for count in devices)
+
+    def _predict_on(self, count: int) -> float:
+        assert self._unplaced is not None
+        graph = place_tasks(self._unplaced, count, self._costs)
+        for run_pass in MERGES:
+            graph = run_pass(graph)
+        try:
+            return self.request.plan(graph).predicted_seconds
+        except BudgetTooSmall:
+            return math.inf
 
     def plan(self, graph: TaskGraph, budget: Budget) -> Plan:
         assert budget is None or isinstance(budget, str | int)

@@ -6,8 +6,9 @@ event    what happened                                       reports.py
   for each free device where a step stands aside:
     as below, but only for jobs of higher priority
     else                                                     Turn: the rest of the step
+  a job moves onto more devices, for which none waits        device_sets.py
   for each other free device, the first of these:
-    a job here has to leave                                  Leave
+    a job here has to leave, also for one that needs several Leave
     a job is moving here, or was never started               Start
     a job waits for memory, and one here for its rung        Leave
     a job here can train                                     Turn     schedule.py
@@ -25,6 +26,13 @@ from trainers.fleet.deciding.admission import (
     fits_into_arena,
     lacks_room,
     why_not_start,
+)
+from trainers.fleet.deciding.device_sets import (
+    job_to_make_room_for,
+    reserved_devices,
+    start_width,
+    wide_jobs,
+    widen_job,
 )
 from trainers.fleet.deciding.events import Command, Event, FleetError, Leave, Start, Turn, Yield
 from trainers.fleet.deciding.fleet_state import FleetState, JobExit, JobState
@@ -50,7 +58,7 @@ def decide(state: FleetState, event: Event) -> tuple[FleetState, tuple[Command, 
     """Return the state after an event, and the commands for the devices."""
     state = apply_event(state, event)
     _check_rungs(state)
-    state = judge_rungs(admit_jobs(state))
+    state = widen_job(judge_rungs(admit_jobs(state)))
     commands: list[Command] = []
     for device in range(state.settings.devices):
         if state.busy[device] is None:
@@ -143,19 +151,32 @@ def _next(state: FleetState, device: int) -> tuple[FleetState, Command | None]:
     for job in state.jobs.values():
         if job.phase == "waiting" and job.exit.target == device:
             return _start(state, job, device)
-    waiting = [j for j in state.jobs.values() if j.phase == "waiting" and j.exit.target is None]
-    wanting = max(waiting, key=lambda job: job.priority, default=None)
+    if (owner := wide_jobs(state).get(device)) is not None and owner.device != device:
+        return state, None
+    for job in here:
+        if other := job_to_make_room_for(state, job, device):
+            asked = replace(job, exit=JobExit("moved", f"leaves room for {other}"))
+            return _leave(state.with_jobs(asked), asked, device)
+    coming = reserved_devices(state).get(device)
+    if coming is not None and not start_width(state, coming, device):
+        return state, None
     ready = [job for job in here if job.phase == "ready"]
-    if wanting is not None and any(job.priority > wanting.priority for job in ready):
-        wanting = None
+    waiting = [
+        job
+        for job in state.jobs.values()
+        if job.phase == "waiting" and job.exit.target is None
+        if all(job.priority >= other.priority for other in ready)
+    ]
+    startable = [job for job in waiting if start_width(state, job, device)]
+    wanting = max(startable, key=lambda job: job.priority, default=None)
     if wanting is not None:
         if not (why := why_not_start(state, wanting, device)):
             return _start(state, wanting, device)
         state = state.with_jobs(replace(wanting, reason=why))
-    if wanting is not None or state.queue:
+    if waiting or state.queue:
         for job in here:
             if job.phase == "at_rung":
-                why = f"stands at step {job.rungs.rung}, and others wait for memory"
+                why = f"stands at step {job.rungs.rung}, and others wait for memory or devices"
                 asked = replace(job, exit=JobExit("moved", why))
                 return _leave(state.with_jobs(asked), asked, device)
     levels = {job.priority for job in state.jobs.values() if not job.ended}
@@ -208,8 +229,13 @@ def _leave(state: FleetState, job: JobState, device: int) -> tuple[FleetState, C
 
 
 def _start(state: FleetState, job: JobState, device: int) -> tuple[FleetState, Command]:
-    started = replace(job, phase="starting", device=device, reason="builds and plans")
-    return _send(state.with_jobs(started), Start(job.name, device))
+    width = job.least if job.exit.target is None else job.exit.width
+    known = job.plan.is_measured and width == job.width
+    started = replace(
+        job, phase="starting", device=device, width=width, reason="builds and plans",
+        plan=replace(job.plan, is_measured=known),
+    )  # fmt: skip
+    return _send(state.with_jobs(started), Start(job.name, device, width))
 
 
 def _shorten_turns(state: FleetState) -> list[Command]:
@@ -223,6 +249,8 @@ def _shorten_turns(state: FleetState) -> list[Command]:
             if wanting := [job for job in above if _wants_device(state, job, device)]:
                 at_once = _should_stand_aside(state, running, command, wanting)
                 yields.append(Yield(command.job, device, at_once))
+            elif any(job.name == job_to_make_room_for(state, running, device) for job in above):
+                yields.append(Yield(command.job, device))
     return yields
 
 
@@ -249,7 +277,9 @@ def _wants_device(state: FleetState, job: JobState, device: int) -> bool:
             job_to_run_instead(state, job).phase == "ready"
         )  # else its turn is the running one's
         return job.device == device and not job.exit.kind and comes
-    could_start = job.phase == "waiting" and job.exit.target in (None, device)
+    if job.phase != "waiting" or job.exit.target not in (None, device):
+        return False
+    could_start = job.exit.target == device or start_width(state, job, device) > 0
     return could_start and not state.interrupted and not why_not_start(state, job, device)
 
 
@@ -257,8 +287,13 @@ def _train_level(
     state: FleetState, device: int, ready: list[JobState], level: int
 ) -> tuple[FleetState, Command | None]:
     """Give a turn to a job of one priority of this device, or ask one to move here."""
-    jobs, devices = runnable_jobs(state, level), state.settings.devices
-    shares = assign_shares(jobs, devices)[device]
+    numbers = _single_devices(state)
+    if device not in numbers:  # its job has several devices, or none comes before those are empty
+        return _give_turn(state, device, ready, ready[0]) if ready else (state, None)
+    jobs = runnable_jobs(state, level)
+    jobs = [replace(job, device=numbers.index(job.device)) for job in jobs if job.device in numbers]
+    place, devices = numbers.index(device), len(numbers)
+    shares = assign_shares(jobs, devices)[place]
     grains = {job.name: turn_seconds(job, state.settings) for job in ready}
     may_end_early = state.settings.rule is not None
     chosen = pick_job(ready, None if may_end_early else shares, state.last[device], grains)
@@ -272,7 +307,7 @@ def _train_level(
             if ends_soon(shares, grains[chosen.name]):
                 coming = coming or job_to_fetch(shares, waiting)
             if may_end_early:
-                coming = coming or job_to_even_out(device, jobs, waiting, devices)
+                coming = coming or job_to_even_out(place, jobs, waiting, devices)
     if coming is not None:
         why = f"moves to device {device}, which has less to do"
         asked = replace(state.jobs[coming], exit=JobExit("moved", why, device))
@@ -280,6 +315,20 @@ def _train_level(
     if not ready:
         return state, None
     lender = chosen or max(ready, key=lambda job: job.left * job.step_seconds)
+    return _give_turn(state, device, ready, lender)
+
+
+def _single_devices(state: FleetState) -> list[int]:
+    """Return the devices whose jobs take turns: no job has several of them, or waits for them."""
+    wide, reserved = wide_jobs(state), reserved_devices(state)
+    devices = range(state.settings.devices)
+    return [device for device in devices if device not in wide and device not in reserved]
+
+
+def _give_turn(
+    state: FleetState, device: int, ready: list[JobState], lender: JobState
+) -> tuple[FleetState, Command]:
+    """Give a turn to this job, or to the one for which it waits."""
     chosen = job_to_run_instead(state, lender)
     is_last = all(job.ended or job.name == chosen.name for job in state.jobs.values())
     steps, share = turn_steps(chosen, ready, state.settings, is_last)
@@ -304,6 +353,7 @@ def _movable(state: FleetState, device: int, level: int) -> set[str]:
         for job in state.jobs.values()
         if job.priority == level
         if job.phase in ("ready", "running") and not job.exit.kind and job.device != device
+        if job.width == 1
         if not job.turns.is_aside
         if not lacks_room(state, job, device)
     }

@@ -57,6 +57,9 @@ class Added:
     job: str
     priority: int = 0
     """Of the jobs that could train, only those of the highest priority do."""
+    least: int = 1
+    most: int = 1
+    """It may train on `least` to `most` devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,10 @@ class Planned:
     """The fleet's metric in the checkpoint from which it resumed; None if it was never logged."""
     input: str = ""
     """The name of the stream that it reads, and may share; "": it has a loader of its own."""
+    devices: int = 1
+    """The number of devices for which its step was planned."""
+    seconds_by_devices: tuple[float, ...] = ()
+    """The predicted seconds of a step on 1, 2, .. devices, if the job may have more of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +202,8 @@ class Start:
 
     job: str
     device: int
+    width: int = 1
+    """The number of its devices, from this one on."""
 
 
 @dataclass(frozen=True, slots=True)

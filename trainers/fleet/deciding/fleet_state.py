@@ -36,6 +36,8 @@ class FleetSettings:
     move_seconds: float = 5.0
     """The cost of a move, until a start was measured."""
     rule: StopRule | None = None
+    migrate: bool = True
+    """Whether jobs that train move onto more devices when those fall free."""
     seconds: float | None = None
     """How long one start of the fleet may train. None: until all jobs have ended."""
 
@@ -49,6 +51,8 @@ class JobPlan:
     times: StepTimes = field(default_factory=StepTimes)
     is_measured: bool = False
     """Whether the seconds of a step were measured. Before that they are predicted."""
+    seconds_by_devices: tuple[float, ...] = ()
+    """The predicted seconds of a step on 1, 2, .. devices, if the job may have more of them."""
     start_seconds: float = 0.0
     is_admitted: bool = False
     """Whether it has its memory. A job that moves keeps its right to it."""
@@ -76,6 +80,8 @@ class JobExit:
     why: str = ""
     target: int | None = None
     details: str = ""
+    width: int = 1
+    """The number of devices to which it moves, from its target on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +111,12 @@ class JobState:
     priority: int = 0
     """Jobs of a lower one train only where none of this one can."""
     device: int | None = None
+    """The first of its devices."""
+    width: int = 1
+    """The number of its devices."""
+    least: int = 1
+    most: int = 1
+    """It may train on `least` to `most` devices."""
     step: int = 0
     left: int = 0
     metric: float | None = None

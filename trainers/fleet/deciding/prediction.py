@@ -6,14 +6,16 @@
     fleet     a simulation of `decide`: turns, swaps, moves, memory
     bound     max(longest job, sum / devices): no order of turns ends before
 
-A job's seconds are those of its start, its steps and its validations. Checkpoints and the test at a
-job's end are not predicted, nor are jobs that a stop rule ends early. The gain of hidden host tails
-is estimated by cycles in which each job of a device takes a step.
+Jobs that ask for several devices have as few of them as they may, but in the fleet's own row: there
+they get more as soon as those fall free. A job's seconds are those of its start, its steps and its
+validations. Checkpoints and the test at a job's end are not predicted, nor are jobs that a stop
+rule ends early. The gain of hidden host tails is estimated by cycles in which each job of a device
+takes a step.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heappop, heappush
 
 from offload.sizes import format_count, format_size
 from trainers.fleet.deciding.admission import HeldMemory, host_bytes, why_it_never_fits
@@ -133,8 +135,10 @@ def predict(plans: Sequence[Planned], settings: FleetSettings) -> Prediction:
     known = [_with_validations(p) for p in plans if p.job not in never and p.job not in unknown]
     seconds = [_seconds(plan) for plan in known]
     devices = settings.devices
-    longest = max(seconds, default=0.0)
-    bound = max(longest, sum(seconds) / devices)
+    shortest = [min(_seconds(plan, width) for width in _widths(plan)) for plan in known]
+    work = [min(width * _seconds(plan, width) for width in _widths(plan)) for plan in known]
+    longest = max(shortest, default=0.0)
+    bound = max(longest, sum(work) / devices)
     simulation = _simulate(known, settings)
     held = [HeldMemory(p.job, p.device, p.memory) for p in plans if p.job not in never]
     hidden = simulation.seconds * (1 - _share_with_tails(known, devices))
@@ -143,8 +147,8 @@ def predict(plans: Sequence[Planned], settings: FleetSettings) -> Prediction:
         devices=devices,
         ends=PredictedEnds(
             serial=sum(seconds),
-            fifo=_end_in_order(seconds, devices),
-            pinned=_end_in_order(sorted(seconds, reverse=True), devices),
+            fifo=_end_in_order(known, devices),
+            pinned=_end_in_order(sorted(known, key=_seconds, reverse=True), devices),
             fleet=simulation.seconds - hidden,
             bound=bound - hidden if devices == 1 else bound,
         ),
@@ -172,8 +176,21 @@ def _with_validations(plan: Planned) -> Planned:
     return replace(plan, times=replace(plan.times, step_seconds=seconds))
 
 
-def _seconds(plan: Planned) -> float:
-    return plan.seconds + plan.left * plan.times.step_seconds
+def _widths(plan: Planned) -> range:
+    """Return the numbers of devices that a job may have."""
+    return range(plan.devices, max(plan.devices, len(plan.seconds_by_devices)) + 1)
+
+
+def _step_seconds(plan: Planned, width: int) -> float:
+    if width == plan.devices:
+        return plan.times.step_seconds
+    predicted = plan.seconds_by_devices
+    return plan.times.step_seconds * predicted[width - 1] / predicted[plan.devices - 1]
+
+
+def _seconds(plan: Planned, width: int | None = None) -> float:
+    """Return the seconds of a job; by default on as few devices as it may have."""
+    return plan.seconds + plan.left * _step_seconds(plan, width or plan.devices)
 
 
 def _explain_bound(
@@ -189,12 +206,12 @@ def _explain_bound(
     return f"all jobs together, on {format_count(devices, 'device')}"
 
 
-def _end_in_order(seconds: Sequence[float], devices: int) -> float:
-    """Return the end, if each job goes to the device that is free first and stays there."""
+def _end_in_order(plans: Sequence[Planned], devices: int) -> float:
+    """Return the end, if each job goes to the devices that are free first and stays there."""
     free = [0.0] * devices
-    heapify(free)
-    for length in seconds:
-        heapreplace(free, free[0] + length)
+    for plan in plans:
+        free.sort()
+        free[: plan.devices] = [free[plan.devices - 1] + _seconds(plan)] * plan.devices
     return max(free)
 
 
@@ -241,9 +258,10 @@ def _simulate(plans: Sequence[Planned], settings: FleetSettings) -> SimulatedFle
     coarse = max(settings.quantum_seconds, total / TURNS)
     settings = replace(settings, rule=None, quantum=None, quantum_seconds=coarse)
     state = FleetState.without_jobs(settings)
+    added = [Added(p.job, least=p.devices, most=_widths(p)[-1]) for p in plans]
     left = {plan.job: plan.left for plan in plans}
     last: list[str | None] = [None] * settings.devices
-    due: list[tuple[float, int, Event]] = [(0.0, n, Added(p.job)) for n, p in enumerate(plans)]
+    due: list[tuple[float, int, Event]] = [(0.0, n, event) for n, event in enumerate(added)]
     number = len(due)
     while due:
         clock, _, event = heappop(due)
@@ -257,9 +275,11 @@ def _simulate(plans: Sequence[Planned], settings: FleetSettings) -> SimulatedFle
                     moved = state.jobs[plan.job].exit.target is not None
                     simulation.moves += moved
                     wait = (plan.seconds or settings.move_seconds) if moved else plan.seconds
+                    each = _step_seconds(plan, command.width)
+                    times = replace(plan.times, step_seconds=each, tail_seconds=0.0)
                     answer = replace(
                         plan, device=device, step=plan.step + plan.left - left[plan.job],
-                        left=left[plan.job], times=replace(plan.times, tail_seconds=0.0),
+                        left=left[plan.job], times=times, devices=command.width,
                     )  # fmt: skip
                 case Yield():
                     continue  # all have the same priority here
@@ -270,7 +290,8 @@ def _simulate(plans: Sequence[Planned], settings: FleetSettings) -> SimulatedFle
                     swap = plan.times.swap_seconds if last[device] not in (None, plan.job) else 0.0
                     last[device] = plan.job
                     simulation.swaps += swap
-                    seconds = command.steps * plan.times.step_seconds
+                    width = state.jobs[plan.job].width
+                    seconds = command.steps * _step_seconds(plan, width)
                     left[plan.job] -= command.steps
                     step = plan.step + plan.left - left[plan.job]
                     wait = swap + seconds

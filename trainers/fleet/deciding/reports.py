@@ -45,7 +45,8 @@ def apply_event(state: FleetState, event: Event) -> FleetState:
         case Added():
             if event.job in state.jobs:
                 raise FleetError(f"job {event.job!r} was added twice: give each job its own name")
-            return state.with_jobs(JobState(event.job, priority=event.priority))
+            added = JobState(event.job, priority=event.priority, least=event.least, most=event.most)
+            return state.with_jobs(added)
         case InterruptAsked():
             return replace(state, interrupted="interrupted")
         case TimeChecked():
@@ -89,11 +90,13 @@ def apply_event(state: FleetState, event: Event) -> FleetState:
 
 def _apply_plan(state: FleetState, job: JobState, event: Planned) -> FleetState:
     before, times = job, event.times
-    if job.plan.is_measured:
+    is_measured = job.plan.is_measured
+    if is_measured:
         times = replace(times, step_seconds=job.step_seconds)
     plan = JobPlan(
-        event.memory, times, job.plan.is_measured, start_seconds=event.seconds, about=event.about
-    )
+        event.memory, times, is_measured, event.seconds_by_devices,
+        start_seconds=event.seconds, about=event.about,
+    )  # fmt: skip
     job = replace(
         _record_metric(state, job, event.step, event.metric),
         phase="lobby",
@@ -101,7 +104,7 @@ def _apply_plan(state: FleetState, job: JobState, event: Planned) -> FleetState:
         step=event.step,
         left=event.left,
         plan=plan,
-        exit=replace(job.exit, target=None),
+        exit=replace(job.exit, target=None, width=1),
         turns=replace(job.turns, input=event.input),
     )
     wrong = why_it_never_fits(event.memory, state.settings)
@@ -222,7 +225,7 @@ def _depart(state: FleetState, job: JobState) -> JobState:
         phase="waiting",
         device=None,
         reason=f"moves to device {target}",
-        exit=JobExit(target=target),
+        exit=JobExit(target=target, width=job.exit.width),
         turns=replace(job.turns, tail_left=0.0, waits_for=()),
     )
 

@@ -48,6 +48,9 @@ class HostedJob:
     folder: Path
     random_state: RandomState
     priority: int = 0
+    least: int = 1
+    most: int = 1
+    """It may train on `least` to `most` devices."""
 
 
 class DeviceHost(ClosedAtEnd):
@@ -77,8 +80,9 @@ class DeviceHost(ClosedAtEnd):
                 self._tenancy.expect_cuts()
             if name in self._threads:
                 self._threads[name].join()  # it has left before
+            settings = replace(self._settings, devices=command.width, most_devices=job.most)
             seat = Seat(
-                name, job.folder, self._settings, self._tenancy, job.random_state, self._send,
+                name, job.folder, settings, self._tenancy, job.random_state, self._send,
                 self._inputs,
             )  # fmt: skip
             self._threads[name] = JobThread(seat, job.program, self._tenancy, self._send)

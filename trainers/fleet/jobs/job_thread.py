@@ -98,7 +98,9 @@ class TurnKeeper(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any, **__: Any
     ) -> None:
-        self._turns.end_batch(lambda: self._memory(trainer, pl_module))
+        strategy = trainer.strategy
+        is_open = isinstance(strategy, JobStrategy) and strategy.is_in_step
+        self._turns.end_batch(lambda: None if is_open else self._memory(trainer, pl_module))
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._turns.end_training()
@@ -168,8 +170,10 @@ class JobThread:
                 )
 
     def _run(self) -> None:
+        self._tenancy.join()
         event = self._last_event()
         gc.collect()  # a Trainer and its module refer to each other; now their memory is free
+        self._tenancy.leave()
         give_freed_memory_back()
         if not isinstance(event, Failed):
             event = replace(event, seconds=self._seat.turns.seconds())

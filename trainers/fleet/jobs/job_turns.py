@@ -161,7 +161,9 @@ class JobTurns:
         self.progress = progress
         self.ends_early = False
         """Whether the turn ends after its current step. Any thread may set it."""
-        self._device = settings.number
+        self.seconds_by_devices: Callable[[], tuple[float, ...]] | None = None
+        """Predicts a step on 1, 2, .. devices; None: the job may not have several."""
+        self._device, self._devices = settings.number, settings.devices
         self._tenancy = tenancy
         self._inputs = inputs
         self._grant: Grant | None = None
@@ -193,11 +195,12 @@ class JobTurns:
         if self._shares_next_step():
             self._metric_before = self.progress.metric
 
-    def end_batch(self, memory: Callable[[], JobMemory]) -> None:
-        """Note that a batch has run. `memory`: the needs of the job if it has no plan."""
+    def end_batch(self, memory: Callable[[], JobMemory | None]) -> None:
+        """Note that a batch has run. `memory`: the needs of the job if it has no plan; None if its
+        step goes on in the next batch."""
         self.progress.has_stepped = True
-        if not self._planned:
-            self._report(memory(), "trains eagerly, without a plan")
+        if not self._planned and (needed := memory()) is not None:
+            self._report(needed, "trains eagerly, without a plan")
 
     def end_training(self) -> None:
         self._check_step_error()
@@ -286,13 +289,20 @@ class JobTurns:
             times = StepTimes(plan.predicted_seconds, tail, swap_seconds(plan))
             device, host = format_size(plan.device_bytes), format_size(plan.host_bytes)
             about = f"{device} of the device, {host} of the host, {plan.predicted_seconds:.3g} s"
-            self._report(memory, f"{about} a step", times)
+            by_devices = () if self.seconds_by_devices is None else self.seconds_by_devices()
+            self._report(memory, f"{about} a step", times, by_devices)
         runner = self._tenancy.runner(plan, key, target)
         self._runners.add(runner)
         self._watch_tails()
         return runner
 
-    def _report(self, memory: JobMemory, about: str, times: StepTimes | None = None) -> None:
+    def _report(
+        self,
+        memory: JobMemory,
+        about: str,
+        times: StepTimes | None = None,
+        by_devices: tuple[float, ...] = (),
+    ) -> None:
         """Report what the job needs, and wait until it may take that."""
         self._planned = True
         progress, times = self.progress, times or StepTimes()
@@ -301,7 +311,7 @@ class JobTurns:
             progress.job, self._device, progress.step, left, times, memory, about, self.seconds(),
             progress.validation_seconds(left, times.step_seconds),
             progress.metric if progress.has_stepped else progress.checkpoint_metric,
-            self._inputs.label(self.progress.job),
+            self._inputs.label(self.progress.job), self._devices, by_devices,
         )  # fmt: skip
         self._hand_over(event)
 

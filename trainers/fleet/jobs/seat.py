@@ -8,8 +8,7 @@ from typing import Any, Protocol
 import lightning as L
 import torch
 
-from offload import OffloadError
-from trainers.fleet.deciding.events import Event
+from trainers.fleet.deciding.events import Event, FleetError
 from trainers.fleet.inputs.shared_inputs import SharedInputs, why_not_shareable
 from trainers.fleet.jobs.job_turns import JobProgress, JobTurns, leave_for_good
 from trainers.fleet.jobs.tenancy import Baton, SeatSettings, Tenancy
@@ -23,23 +22,30 @@ class JobStrategy(OffloadStrategy):
 
     strategy_name = "offload_job"
 
-    def __init__(self, make_runner: MakeRunner, tails: bool, **options: Any) -> None:
+    def __init__(
+        self, make_runner: MakeRunner, tails: bool, most_devices: int = 1, **options: Any
+    ) -> None:
         """`make_runner` returns a runner for a plan as soon as there is memory for it. `tails`:
-        plan for a device that goes to another job when only the host works on a step. `options`:
-        those of `OffloadStrategy`."""
+        plan for a device that goes to another job when only the host works on a step.
+        `most_devices`: so many the job may have later. `options`: those of `OffloadStrategy`."""
         super().__init__(**options)
         # Without a budget, too, the first step has a plan, which shows what the job needs.
-        request = replace(self._run.request, tails=tails, default_budget="100%")
+        request = replace(
+            self._run.request, tails=tails, default_budget="100%", most_devices=most_devices
+        )
         self._start_run(request)
         self._make_runner = make_runner
 
     def find_target(self) -> Target:
-        if self._run.request.devices > 1:
-            raise OffloadError(
-                f"devices={self._run.request.devices}: a job of a fleet runs on one device: give"
-                " devices=1, and the devices to the Fleet"
-            )
         return replace(super().find_target(), make_runner=self._make_runner)
+
+    @property
+    def is_in_step(self) -> bool:
+        return self._run.session.is_in_step
+
+    def seconds_by_devices(self) -> tuple[float, ...]:
+        """Predict the latest step on 1, 2, .. devices."""
+        return self._run.seconds_by_devices()
 
     def on_validation_end(self) -> None:
         super().on_validation_end()
@@ -96,7 +102,15 @@ class Seat:
         """Return an `OffloadStrategy` with these options, within the fleet's budget."""
         on_gpu = self.device.type == "cuda"  # a CPU is its own host: no tail is hidden there
         given = {"budget": self.settings.budget, "plan_cache": self.settings.plans, **options}
-        return JobStrategy(self.turns.make_runner, on_gpu, **given)
+        if "devices" in options:
+            raise FleetError(
+                f"job {self.name}: offload={{'devices': {options['devices']!r}}} cannot be given,"
+                " because the fleet chooses them: give Fleet.add(devices=...)"
+            )
+        devices, most = self.settings.devices, self.settings.most_devices
+        made = JobStrategy(self.turns.make_runner, on_gpu, most, devices=devices, **given)
+        self.turns.seconds_by_devices = made.seconds_by_devices if most > devices else None
+        return made
 
     def share_loader(self, loader: Any, given: Any = None) -> Any:
         """Return what the job trains with: a view of this loader, if other jobs could read it as

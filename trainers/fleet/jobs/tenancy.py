@@ -45,6 +45,18 @@ class Tenancy:
         self._expects_cuts = False
         self._first: Target | None = None
         self._tidied_at = 0.0
+        self._jobs = 0
+
+    def join(self) -> None:
+        """A job has come to the device."""
+        self._jobs += 1
+
+    def leave(self) -> None:
+        """A job leaves the device. After the last one it holds no memory: the next job to have it
+        may be one of another process, which has several devices."""
+        self._jobs -= 1
+        if not self._jobs:
+            self.close()
 
     def runner(self, plan: Plan, key: Hashable, target: Target) -> Runner:
         """Return a runner of this plan on the device's stage."""
@@ -144,6 +156,10 @@ class SeatSettings:
     """The age at which a job's checkpoint is replaced."""
     plans: Path | None = None
     """The folder in which jobs of equal steps share plans and measurements."""
+    devices: int = 1
+    """A job has so many devices, from this one on."""
+    most_devices: int = 1
+    """So many it may have later."""
     inputs: InputAddress | None = None
     """The process that reads for the jobs of several processes; None if there is one process."""
 
