@@ -156,7 +156,7 @@ def rates_of_no_gpu() -> None:
         stopwatch.Gpu.time_once = time_once
 
         calibration.ON_GPU = calibration.ON_CPU  # the products that measure a GPU take minutes
-        calibration.calibrate = lambda device, precision: Costs()
+        calibration.calibrate = lambda device, precision, devices=1: Costs()
 
 
 @pytest.fixture(autouse=True)

@@ -114,8 +114,9 @@ def h100(cards: int = 8) -> Machine:
 
 def _costs(link: int, memory: int, host: int, wires: Topology) -> Costs:
     """Rates in GB a second."""
+    rate = link * GB
     return Costs(
-        memory=memory * GB, h2d=link * GB, d2h=link * GB, host_memory=host * GB, topology=wires
+        memory=memory * GB, h2d=rate, d2h=rate, d2d=rate, host_memory=host * GB, topology=wires
     )
 
 

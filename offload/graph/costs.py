@@ -49,4 +49,4 @@ class Costs:
         if self.topology is None:
             return self.d2d
         between = self.topology.between
-        return min(self.h2d, self.d2h) if between is None else between
+        return min(self.h2d, self.d2h, self.d2d) if between is None else between

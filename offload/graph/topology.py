@@ -11,14 +11,17 @@
 All devices are alike, and all uplinks.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 from offload.graph.memgraph import lane_name
 from offload.graph.taskgraph import HOST
 
 DRAM = "DRAM"
+ROUNDING = 1e-9
+"""What a rate may differ by when it is added up in another order."""
 
 
 class Use(NamedTuple):
@@ -27,7 +30,7 @@ class Use(NamedTuple):
     name: str
     rate: float
     """Bytes per second of all that go over it."""
-    times: int = 1
+    times: float = 1
     """How often each byte does."""
 
 
@@ -35,8 +38,10 @@ class Use(NamedTuple):
 class Topology:
     """How devices are wired. Rates are bytes per second, and of each direction."""
 
-    dram: float
-    """What copies and tasks of the host read and write together."""
+    dram: float | None = None
+    """What goes over the host's memory together; None: as much as all links bring."""
+    by_tasks: float = 1.0
+    """How much of that a byte takes that a task of the host reads or writes; a copy's takes 1."""
     uplinks: tuple[tuple[int, ...], ...] = ()
     """The devices behind each uplink, such as those of one switch."""
     uplink: float = 0.0
@@ -58,8 +63,36 @@ class Topology:
             for number, devices in enumerate(self.uplinks):
                 if device in devices:
                     yield Use(f"uplink {number} {way}", self.uplink)
-        yield self.use_of_memory(len(ends))
+        yield from self._uses_of_memory(len(ends))
 
-    def use_of_memory(self, times: int = 1) -> Use:
-        """The use of the host's memory, by a copy or a task of the host."""
-        return Use(DRAM, self.dram, times)
+    def uses_by_tasks(self) -> tuple[Use, ...]:
+        """What a task of the host goes over."""
+        return self._uses_of_memory(self.by_tasks)
+
+    def _uses_of_memory(self, times: float) -> tuple[Use, ...]:
+        return () if self.dram is None else (Use(DRAM, self.dram, times),)
+
+
+def share_fairly(most: Sequence[float], uses: Sequence[Sequence[Use]]) -> list[float]:
+    """The rate of each flow. `most`: its rate alone; `uses`: what it goes over."""
+    rates = list(most)
+    left = {name: rate for over in uses for name, rate, _ in over}
+    """By what is used: the bytes per second that nobody has yet."""
+    rising = range(len(most))
+    while rising:
+        load: dict[str, float] = {}
+        for flow in rising:
+            for name, _, times in uses[flow]:
+                load[name] = load.get(name, 0) + times
+        level = min((left[name] / times for name, times in load.items()), default=inf)
+        reached = [flow for flow in rising if most[flow] <= level * (1 + ROUNDING)]
+        if not reached:
+            full = {n for n, times in load.items() if left[n] <= level * times * (1 + ROUNDING)}
+            reached = [f for f in rising if any(name in full for name, _, _ in uses[f])]
+            for flow in reached:
+                rates[flow] = level
+        for flow in reached:
+            for name, _, times in uses[flow]:
+                left[name] -= rates[flow] * times
+        rising = [flow for flow in rising if flow not in reached]
+    return rates

@@ -26,6 +26,8 @@ SEEN = 0.1
 """The share of a copy's seconds that other work does not hide."""
 USERS = 8
 """What more tasks of a forward pass touch, such as a mask, is of no layer."""
+PLACED = "placed on"
+"""How the note of a graph begins that says where its tasks run."""
 PLACES = 32
 """At most so many places are tried for the end of a chunk."""
 
@@ -82,7 +84,7 @@ def _describe(graph: TaskGraph, devices: int, used: int) -> str:
         f"; they take turns, because there are fewer micro-batches ({passes}): accumulate batches,"
         " or give micro_batches"
     )
-    return f"placed on {on}{fewer}{idle if 1 < used > passes else ''}"
+    return f"{PLACED} {on}{fewer}{idle if 1 < used > passes else ''}"
 
 
 def _place_each(

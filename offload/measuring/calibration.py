@@ -1,6 +1,6 @@
 """Measures a machine's rates in a few seconds, so that a plan can be made before anything ran.
 
-    links    small and large copies, each way and both ways at once
+    links    small and large copies, each way and both ways at once; of several devices (links.py)
     device   a matrix product by dtype, a kernel that only moves bytes, one that does nothing
     host     the optimizer's update, by more and more workers at once, as they share the memory
 
@@ -29,6 +29,9 @@ from offload.caching.machine import machine_of, our_version
 from offload.caching.plan_cache import PlanCache
 from offload.graph.costs import Costs
 from offload.graph.rates import Sample, Samples, costs_of
+from offload.graph.topology import Topology
+from offload.graph.wiring import with_links
+from offload.measuring.links import measure_links
 from offload.measuring.stopwatch import Clock, Cpu, Gpu, TimedDevice, run_in_a_row
 from offload.memory.device_memory import measuring
 from offload.memory.host_memory import memory_left
@@ -71,45 +74,63 @@ ON_CPU = Sizes(memory=64 * MIB, gemm={"float32": 768, "bfloat16": 512}, update=1
 
 
 def calibrate(
-    device: str | torch.device, precision: str = "float32", seconds: float = 2.5
+    device: str | torch.device,
+    precision: str = "float32",
+    seconds: float = 2.5,
+    devices: int = 1,
 ) -> Costs:
     """The costs of this machine, for `plan(costs=calibrate("cuda"))`.
 
-    `precision` of the program's matrix products: float32, tf32 or bfloat16."""
-    return costs_of(take_samples(device, seconds), precision)
+    `precision` of the program's matrix products: float32, tf32 or bfloat16. `devices`: a plan uses
+    so many from this one on, so their links are measured, too, in as many seconds again. On a CPU
+    they are parts of its memory."""
+    costs = costs_of(take_samples(device, seconds), precision)
+    if devices == 1:
+        return costs
+    with _open_bench(device) as bench:
+        repeat = functools.partial(_repeat, clock=time.perf_counter)
+        found = measure_links(bench, devices, sizes_on(bench.device).link, seconds, repeat)
+    return with_links(costs, found)
 
 
-def kept_rates(cache: PlanCache | None, device: torch.device, precision: str) -> Costs:
-    """The rates of this device, which are measured if the cache has none.
+def kept_rates(
+    cache: PlanCache | None, device: torch.device, precision: str, devices: int = 1
+) -> Costs:
+    """The rates of this device, or of several from it on, which are measured if the cache has none.
 
     Rates differ a little whenever they are measured, and a kept plan is known by its rates. So a
     start uses the rates of the first one, on the same device with the same PyTorch."""
     if cache is None:
-        return calibrate(device, precision)
-    key = (our_version(), machine_of(device), device.type, precision)
+        return calibrate(device, precision, devices=devices)
+    wired = None if devices == 1 else (device.index, devices)
+    key = (our_version(), machine_of(device), device.type, precision, wired)
     data = cache.read(KIND, key)
     if data is not None:
         try:
             return _read_costs(data)
         except (TypeError, ValueError) as error:
             cache.refuse(KIND, key, f"{type(error).__name__}: {error}")
-    costs = calibrate(device, precision)
-    cache.write(KIND, key, _list_rates(costs))
+    costs = calibrate(device, precision, devices=devices)
+    cache.write(KIND, key, asdict(costs))
     return costs
 
 
-def _list_rates(costs: Costs) -> dict[str, Any]:
-    """What is measured: all that one device has."""
-    return {name: rate for name, rate in asdict(costs).items() if name != "topology"}
-
-
 def _read_costs(data: Any) -> Costs:
-    kinds = {name: type(rate) for name, rate in _list_rates(Costs()).items()}
-    if not isinstance(data, dict) or {name: type(rate) for name, rate in data.items()} != kinds:
+    kinds = {name: type(rate) for name, rate in asdict(Costs()).items() if name != "topology"}
+    if not isinstance(data, dict):
+        raise ValueError("these are not the rates of a machine")
+    wires = data.pop("topology", None)
+    if {name: type(rate) for name, rate in data.items()} != kinds:
         raise ValueError("these are not the rates of a machine")
     if min(data.values()) <= 0:
         raise ValueError("a rate is 0 or less")
-    return Costs(**data)
+    return Costs(**data, topology=None if wires is None else _read_topology(**wires))
+
+
+def _read_topology(uplinks: Sequence[Sequence[int]], **rates: Any) -> Topology:
+    if any(rate is not None and not rate >= 0 for rate in rates.values()):
+        raise ValueError("a rate is less than 0")
+    return Topology(**rates, uplinks=tuple(tuple(map(int, group)) for group in uplinks))
 
 
 def take_samples(
@@ -122,14 +143,20 @@ def take_samples(
 
     `workers`: the most host workers; by default all CPUs of this process but one, which issues
     kernels."""
+    with _open_bench(device) as bench:
+        sizes = sizes or sizes_on(bench.device)
+        return measure_rates(bench, sizes, seconds, workers or max(1, usable_cpus() - 1))
+
+
+@contextmanager
+def _open_bench(device: str | torch.device) -> Iterator[TimedDevice]:
     target = torch.device(device)
     if target.type not in ("cuda", "cpu"):
         raise ValueError(f"device={device!r} cannot be measured: give cuda or cpu")
     bench: TimedDevice = Gpu(target) if target.type == "cuda" else Cpu()
-    sizes = sizes or sizes_on(target)
     try:
         with torch.no_grad(), measuring("its rates", target):
-            return measure_rates(bench, sizes, seconds, workers or max(1, usable_cpus() - 1))
+            yield bench
     finally:
         bench.close()
 
@@ -175,7 +202,7 @@ def measure_rates(
     host, there = bench.host_memory(sizes.link), _make_bytes(sizes.link, bench.device)
     host_too, there_too = bench.host_memory(sizes.link), _make_bytes(sizes.link, bench.device)
     into, out = bench.copy(there, host), bench.copy(host_too, there_too)
-    both = repeat(lambda: bench.time_both(into, out, 2))
+    both = repeat(lambda: bench.time_at_once([(bench.device, into), (bench.device, out)], 2))
     return Samples(
         gemm={
             name: Sample(2.0 * rows**3, repeat(_product_timer(bench, name, rows)))

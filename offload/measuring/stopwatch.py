@@ -10,7 +10,7 @@ import ctypes
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import Protocol
@@ -22,6 +22,8 @@ from offload.torch_seams import clear_cublas_workspaces, empty_host_cache
 log = logging.getLogger(__name__)
 
 Run = Callable[[], object]
+DeviceRun = tuple[torch.device, Run]
+"""Where it runs, and what."""
 Clock = Callable[[], float]
 
 
@@ -40,8 +42,8 @@ class TimedDevice(Protocol):
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> Run: ...
 
-    def time_both(self, into: Run, out: Run, times: int) -> tuple[float, float]:
-        """Seconds of each copy while the other one runs too, `times` in a row."""
+    def time_at_once(self, copies: Sequence[DeviceRun], times: int) -> Sequence[float]:
+        """Seconds of each copy while the other ones run too, `times` in a row."""
         ...
 
     def close(self) -> None:
@@ -72,16 +74,15 @@ class Cpu:
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> Run:
         return functools.partial(_move_bytes, to, source)
 
-    def time_both(self, into: Run, out: Run, times: int) -> tuple[float, float]:
-        start = Barrier(2)
+    def time_at_once(self, copies: Sequence[DeviceRun], times: int) -> Sequence[float]:
+        start = Barrier(len(copies))
 
-        def lane(run: Run) -> float:
+        def lane(copy: DeviceRun) -> float:
             start.wait()
-            return self.time_once(functools.partial(run_in_a_row, run, times)) / times
+            return self.time_once(functools.partial(run_in_a_row, copy[1], times)) / times
 
-        with ThreadPoolExecutor(1, "calibrate-d2h") as pool:
-            other = pool.submit(lane, out)
-            return lane(into), other.result()
+        with ThreadPoolExecutor(len(copies), "calibrate-copies") as pool:
+            return [*pool.map(lane, copies)]
 
     def close(self) -> None:
         """There is nothing to give back."""
@@ -120,22 +121,22 @@ class Gpu:
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> Run:
         return functools.partial(to.copy_, source, non_blocking=True)
 
-    def time_both(self, into: Run, out: Run, times: int) -> tuple[float, float]:
-        lanes = [torch.cuda.Stream(self.device, priority=-1) for _ in range(2)]
-        begin = torch.cuda.Event(enable_timing=True)
+    def time_at_once(self, copies: Sequence[DeviceRun], times: int) -> Sequence[float]:
+        lanes = [torch.cuda.Stream(device, priority=-1) for device, _ in copies]
+        begins = [torch.cuda.Event(enable_timing=True) for _ in lanes]
         ends = [torch.cuda.Event(enable_timing=True) for _ in lanes]
-        begin.record(torch.cuda.current_stream(self.device))
-        for stream in lanes:
+        for begin, stream in zip(begins, lanes, strict=True):
+            begin.record(torch.cuda.current_stream(stream.device))
             stream.wait_event(begin)
-        for _ in range(times):  # alternate, so that both begin at once
-            for stream, run in zip(lanes, (into, out), strict=True):
+        for _ in range(times):  # alternate, so that all begin at once
+            for stream, (_, run) in zip(lanes, copies, strict=True):
                 with torch.cuda.stream(stream):
                     run()
         for stream, end in zip(lanes, ends, strict=True):
             end.record(stream)
+        for end in ends:
             end.synchronize()
-        seconds = [begin.elapsed_time(end) / 1e3 / times for end in ends]
-        return seconds[0], seconds[1]
+        return [b.elapsed_time(e) / 1e3 / times for b, e in zip(begins, ends, strict=True)]
 
     def close(self) -> None:
         """Give back all memory, because the next plan counts what is taken of the device."""

@@ -10,17 +10,13 @@ nothing else is shared.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from math import inf
 
 from offload.graph.costs import Costs
 from offload.graph.memgraph import TASK, Node, ends_of_lane, lane_name
 from offload.graph.taskgraph import HOST, TaskGraph
-from offload.graph.topology import Use
-
-ROUNDING = 1e-9
-"""What a rate may differ by when it is added up in another order."""
+from offload.graph.topology import Use, share_fairly
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +31,7 @@ class Route:
     def of_lane(cls, lane: str, costs: Costs) -> "Route":
         topology = costs.topology
         if lane == "host":
-            return cls(() if topology is None else (topology.use_of_memory(),), ())
+            return cls(() if topology is None else topology.uses_by_tasks(), ())
         if topology is None:
             return cls((), (lane,))
         source, target = ends_of_lane(lane)
@@ -117,28 +113,3 @@ class Flows:
 def other_way(way: str) -> str:
     """The lane of a link's other direction."""
     return ("d2h" if way.startswith("h2d") else "h2d") + way[3:]
-
-
-def share_fairly(most: Sequence[float], uses: Sequence[Sequence[Use]]) -> list[float]:
-    """The rate of each flow. `most`: its rate alone; `uses`: what it goes over."""
-    rates = list(most)
-    left = {name: rate for over in uses for name, rate, _ in over}
-    """By what is used: the bytes per second that nobody has yet."""
-    rising = range(len(most))
-    while rising:
-        load: dict[str, int] = {}
-        for flow in rising:
-            for name, _, times in uses[flow]:
-                load[name] = load.get(name, 0) + times
-        level = min((left[name] / times for name, times in load.items()), default=inf)
-        reached = [flow for flow in rising if most[flow] <= level * (1 + ROUNDING)]
-        if not reached:
-            full = {n for n, times in load.items() if left[n] <= level * times * (1 + ROUNDING)}
-            reached = [f for f in rising if any(name in full for name, _, _ in uses[f])]
-            for flow in reached:
-                rates[flow] = level
-        for flow in reached:
-            for name, _, times in uses[flow]:
-                left[name] -= rates[flow] * times
-        rising = [flow for flow in rising if flow not in reached]
-    return rates

@@ -2,6 +2,7 @@
 
             busy      peak       bytes in     bytes out
 device 0    87 %    20.5 GiB      4.1 GiB      66.0 GiB
+idle        13 % of the time of all devices
 """
 
 from typing import TYPE_CHECKING
@@ -33,17 +34,20 @@ def device_table(plan: "Plan") -> list[str]:
             if target != HOST:
                 into[target] += node.nbytes
     lived = find_lives(memgraph, plan.simulation.timeline)
-    lines = [HEAD.rstrip()]
+    lines, makespan, computed = [HEAD.rstrip()], plan.simulation.makespan, 0.0
     for device in devices:
         busy = plan.simulation.busy.get(lane_name("compute", device), 0.0)
+        computed += busy
         peak = int(measure_usage(memgraph, lived, device, plan.reserve).total.max())
-        cells = format_share(busy, plan.simulation.makespan), format_size(peak)
+        cells = format_share(busy, makespan), format_size(peak)
         sizes = format_size(into[device]), format_size(out[device])
         lines.append(
             f"{f'device {device}':<12}{cells[0]:>8}"
             + "".join(f"{c:>13}" for c in (cells[1], *sizes))
         )
-    return lines
+    whole = makespan * len(devices)
+    idle = format_share(whole - computed, whole)
+    return [*lines, f"{'idle':<12}{idle:>8} of the time of all devices"]
 
 
 def describe_part(part: str) -> str:
@@ -54,7 +58,7 @@ def describe_part(part: str) -> str:
         return "the tasks of the host"
     if part.startswith("uplink"):
         _, number, way = part.split()
-        return f"uplink {number}, {'to' if way == 'h2d' else 'from'} its devices,"
+        return f"uplink {number}, {'to' if way == 'h2d' else 'from'} its devices"
     for lane, words in (
         ("compute", "the kernels of device"), ("h2d", "the link to device"),
         ("d2h", "the link from device"),

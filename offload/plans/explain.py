@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from offload.graph.memgraph import OFFLOAD, RELOAD, SEND, TASK, MemGraph
 from offload.graph.taskgraph import Role, Task
+from offload.lowering.device_placing import PLACED
 from offload.lowering.host_updates import is_update, move_updates_to_host, weigh_moves
 from offload.lowering.micro_batches import ONCE
 from offload.planning.refusal import smallest_budget
@@ -155,7 +156,7 @@ def _step(plan: "Plan") -> str:
 
 def _bound(plan: "Plan") -> str:
     part = plan.bound.lane if len(plan.graph.devices) == 1 else describe_part(plan.bound.lane)
-    return f"{format_seconds(plan.bound.seconds)} for any order: {part} binds"
+    return f"{format_seconds(plan.bound.seconds)} for any order, set by {part}"
 
 
 def _lanes(plan: "Plan") -> list[tuple[str, str]]:
@@ -272,7 +273,7 @@ def _bits(plan: "Plan") -> str:
 
 def _notes(plan: "Plan") -> list[tuple[str, str]]:
     made = [note for note in plan.graph.notes if not note.startswith(ONCE)]  # a fact above
-    notes = [*plan.remarks, *made]
+    notes = sorted([*plan.remarks, *made], key=lambda note: not note.startswith(PLACED))
     shown = [("notes" if not n else "", note) for n, note in enumerate(notes[:MOST_NOTES])]
     if len(notes) > MOST_NOTES:
         shown[-1] = ("", f"... and {len(notes) - MOST_NOTES + 1} more: plan.remarks, graph.notes")

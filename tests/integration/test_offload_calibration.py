@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,10 @@ from support.fake_gpu import not_on_a_fake_gpu
 
 import offload
 from offload.graph.rates import costs_of
+from offload.measuring import calibration
 from offload.measuring.calibration import MIB, Sizes, calibrate, take_samples
+from offload.measuring.links import measure_links
+from offload.measuring.stopwatch import Gpu
 
 TINY = Sizes(link=MIB, memory=MIB, gemm={"float32": 64, "bfloat16": 64}, update=MIB)
 
@@ -27,6 +31,34 @@ def test_a_plan_takes_what_was_calibrated() -> None:
     costs = costs_of(take_samples("cpu", 0.05, TINY, workers=1))
     graph = offload.capture(lambda x: (x @ x.T).relu(), torch.ones(8, 8))
     assert offload.plan(graph, costs=costs).costs == costs
+
+
+def test_arenas_of_a_cpu_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "sizes_on", lambda _: replace(TINY, link=8 * MIB))
+    costs = calibrate("cpu", seconds=0.1, devices=3)
+    assert costs.topology is not None
+    graph = offload.capture(lambda x: (x @ x.T).relu(), torch.ones(8, 8))
+    made = offload.plan(graph, costs=costs, devices=3)
+    assert made.costs == costs and made.predicted_seconds > 0
+
+
+@pytest.mark.gpu
+def test_the_links_of_several_gpus_are_measured_and_keep_no_memory() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs 2 GPUs")
+    devices = [torch.device("cuda", number) for number in range(2)]
+    for device in devices:
+        torch.zeros(1, device=device)
+    before = [torch.cuda.memory_reserved(device) for device in devices]
+    bench = Gpu(devices[0])
+    found = measure_links(bench, 2, MIB, 0.0, lambda run, seconds: [run(), run()])
+    bench.close()
+    assert [torch.cuda.memory_reserved(device) for device in devices] <= before
+    assert len(found.alone) == 4 and len(found.at_once) == 3 and len(found.peers) == 1
+    rates = [*found.alone.values(), *found.peers.values()]
+    assert min(rates + [rate for each in found.at_once for rate in each.values()]) > 0
+    with pytest.raises(ValueError, match=r"devices=99: from cuda:0 on this process sees \d"):
+        measure_links(bench, 99, MIB, 0.0, lambda run, seconds: [run()])
 
 
 def test_a_device_that_is_none_is_refused() -> None:

@@ -125,7 +125,7 @@ def test_each_of_several_devices_has_a_row() -> None:
         ("compute12", "the kernels of device 12"),
         ("d2h3", "the link from device 3"),
         ("h2d", "the link to device 0"),
-        ("uplink 1 h2d", "uplink 1, to its devices,"),
+        ("uplink 1 h2d", "uplink 1, to its devices"),
         ("DRAM", "the host's memory"),
         ("host", "the tasks of the host"),
         ("critical path", "critical path"),

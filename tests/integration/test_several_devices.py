@@ -14,7 +14,6 @@ from support.products import every_pair
 
 from offload import CaptureError, OffloadError
 from trainers import OffloadStrategy
-from trainers.fleet.jobs.seat import JobStrategy
 from trainers.offloading.micro_batches import split_batch
 
 pytestmark = [
@@ -230,9 +229,3 @@ def test_what_parts_log_is_weighed_by_their_samples() -> None:
 
     ours = ol.train(OffloadStrategy(micro_batches=4), Logs, loader=ol.data(20, 10))
     assert ours.metrics["callback samples"].item() == pytest.approx((9 + 9 + 4 + 4) / 10)
-
-
-def test_a_strategy_of_a_fleet_takes_one_device() -> None:
-    strategy = JobStrategy(lambda *_: pytest.fail("no plan"), tails=False)
-    with pytest.raises(OffloadError, match="devices=2: a job of a fleet runs on one device"):
-        ol.train(strategy, devices=2)

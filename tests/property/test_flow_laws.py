@@ -19,8 +19,7 @@ from offload.graph.memgraph import (
     lane_of_copy,
 )
 from offload.graph.taskgraph import HOST
-from offload.graph.topology import Topology, Use
-from offload.planning.flows import share_fairly
+from offload.graph.topology import Topology, Use, share_fairly
 from offload.planning.simulator import Simulation, simulate
 
 NEAR = 1 + 1e-6
@@ -87,7 +86,7 @@ def test_whoever_gets_more_takes_it_from_somebody_who_has_no_more(
 # ---- in a simulated step ------------------------------------------------------------------------
 
 FOUR = Topology(dram=30.0, uplinks=((0, 1), (2, 3)), uplink=10.0)
-COSTS = Costs(h2d=10.0, d2h=10.0, d2d=4.0, copy=0, host_memory=20.0, launch=0, topology=FOUR)
+COSTS = Costs(h2d=10.0, d2h=10.0, d2d=40.0, copy=0, host_memory=20.0, launch=0, topology=FOUR)
 
 
 def run(*nodes: tuple[str, int, int, int], costs: Costs = COSTS) -> Simulation:

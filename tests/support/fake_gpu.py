@@ -37,18 +37,19 @@ needs_held_streams = pytest.mark.skipif(
 )
 
 
-def lose_device(error: int = ILLEGAL_ADDRESS) -> None:
-    """Have all later calls of the fake GPU fail, as after a kernel that read past its tensor."""
-    _runtime().fakecuda_lose(error)
+def lose_device(error: int = ILLEGAL_ADDRESS, device: int = 0) -> None:
+    """Have all later calls to a fake GPU fail, as after a kernel that read past its tensor."""
+    _runtime().fakecuda_lose(device, error)
 
 
 @contextmanager
 def losable_device() -> Iterator[None]:
-    """After this block the device is there again."""
+    """After this block all devices are there again."""
     try:
         yield
     finally:
-        _runtime().fakecuda_lose(0)
+        for device in range(torch.cuda.device_count()):
+            lose_device(0, device)
 
 
 def host_function(call: Callable[[], object]) -> None:

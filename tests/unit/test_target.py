@@ -11,6 +11,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 
 from offload import Costs, OffloadError
 from offload.caching.plan_cache import PlanCache
+from offload.graph.topology import Topology
 from offload.measuring import calibration
 from trainers import OffloadStrategy
 from trainers.steps.target import Target, target_of
@@ -68,16 +69,21 @@ def test_an_engine_of_a_gpu_says_why_there_is_none(
 def test_a_gpu_is_calibrated_once_and_a_cpu_never(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    def calibrate(device: torch.device, precision: str) -> Costs:
-        asked.append((device, precision))
-        return Costs(h2d=1.0)
+    def calibrate(device: torch.device, precision: str, *, devices: int) -> Costs:
+        asked.append((device, precision, devices))
+        return Costs(h2d=1.0, topology=Topology() if devices > 1 else None)
 
     monkeypatch.setattr(calibration, "calibrate", calibrate)
     found = Target(CUDA, "cuda").measured(MixedPrecision("bf16-mixed", "cuda"))
     assert found.costs == Costs(h2d=1.0)
     assert found.measured(Precision()) is found
     assert Target().measured(Precision()).costs is None
-    assert asked == [(CUDA, "bfloat16")]
+    assert asked == [(CUDA, "bfloat16", 1)]
+    monkeypatch.setattr(Target, "check_devices", lambda self, count: None)
+    spread = found.measured(Precision(), devices=2)
+    assert spread.measured(Precision(), devices=2) is spread
+    assert spread.costs == Costs(h2d=1.0, topology=Topology())
+    assert asked[1:] == [(CUDA, "float32", 2)]
 
 
 def test_with_a_cache_a_gpu_is_calibrated_by_the_first_start_alone(
@@ -86,20 +92,30 @@ def test_with_a_cache_a_gpu_is_calibrated_by_the_first_start_alone(
     asked: list[Any] = []
     device = torch.device("cpu")  # whose name can be asked for here
 
-    def calibrate(device: torch.device, precision: str) -> Costs:
+    def calibrate(device: torch.device, precision: str, *, devices: int) -> Costs:
         asked.append(precision)
-        return Costs(h2d=1.0 + len(asked))
+        wires = Topology(5.0, 0.5, ((0, 1), (2, 3)), 2.0) if devices > 1 else None
+        return Costs(h2d=1.0 + len(asked), topology=wires)
 
     monkeypatch.setattr(calibration, "calibrate", calibrate)
 
-    def rates(precision: str = "float32") -> Costs:
-        return calibration.kept_rates(PlanCache(tmp_path), device, precision)
+    def rates(precision: str = "float32", devices: int = 1) -> Costs:
+        return calibration.kept_rates(PlanCache(tmp_path), device, precision, devices)
 
     assert rates() == rates() == Costs(h2d=2.0)
     assert rates("bfloat16") == Costs(h2d=3.0)
     assert asked == ["float32", "bfloat16"]
+    spread = rates(devices=4)
+    assert spread == rates(devices=4)
+    assert spread.topology is not None and spread.h2d == 4.0
+    assert rates(devices=2).h2d == 5.0
+    wrong = Topology(), {"dram": -1.0}, {"uplinks": 3}, {"uplinks": [["x"]]}, {"speed": 1.0}
+    for n, wires in enumerate(wrong[1:]):
+        kept = {**asdict(Costs()), "topology": {**asdict(wrong[0]), **wires}}
+        monkeypatch.setattr(PlanCache, "read", lambda *_, kept=kept: kept)
+        assert rates(devices=2).h2d == 6.0 + n
     monkeypatch.setattr(PlanCache, "read", lambda *_: {**asdict(Costs()), "h2d": -1.0})
-    assert rates() == Costs(h2d=4.0)
+    assert rates() == Costs(h2d=10.0)
 
 
 def test_lightning_tells_the_strategy_its_device() -> None:

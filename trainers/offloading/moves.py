@@ -98,10 +98,13 @@ class PendingMoves:
                 " second step on"
             )
         target = None if device is None else self._run.request.target
+        if devices is not None and self._run.request.target.make_runner is not None:
+            raise OffloadError("a fleet gives its jobs their devices: this job cannot choose them")
         if there != here:
-            target = self._run.request.for_target(target_on(self._run, there), plugin).target
-        if devices is not None:
-            self._check_devices(target or self._run.request.target, devices)
+            wished = replace(self._run.request, devices=devices or self._run.request.devices)
+            target = wished.for_target(target_on(self._run, there), plugin).target
+        elif devices is not None:
+            self._run.request.target.check_devices(devices)
         move = PendingMove(budget, target, devices)
         request = move.applied_to(self._run.request)  # raises where the budget is none
         if live is not None and planned_from is not None:
@@ -111,11 +114,6 @@ class PendingMoves:
         with self._lock:
             self._waiting.append(move)
         return move.done
-
-    def _check_devices(self, target: Target, devices: int) -> None:
-        if target.make_runner is not None:
-            raise OffloadError("a fleet gives its jobs their devices: this job cannot choose them")
-        target.check_devices(devices)
 
     def _planned(self, live: LiveSession, request: PlanRequest) -> Plan:
         planner = self._run.planner_for(request)
@@ -131,7 +129,7 @@ class PendingMoves:
         while self._waiting and session.live is not None and session.live.plan:
             move = self._pop()
             with (
-                session.watch_device(here),
+                session.watch_devices(*self._run.devices),
                 session.interrupt.delay(),
                 self._report_failure(move),
             ):

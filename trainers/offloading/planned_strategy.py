@@ -137,7 +137,7 @@ class PlannedStrategy(Strategy):
         if not self._is_in_update and not self._is_accumulating:
             self._end_step()  # the last one has not come to its update
         self._begin_step("training_step", args)
-        with self._device_watched():
+        with self._devices_watched():
             given = self._parts.begin(args)
             if self._parts.are_left:
                 log_for_batch(self._run.module.trainer, given[0])
@@ -175,7 +175,7 @@ class PlannedStrategy(Strategy):
     ) -> Any:
         self._is_in_update = True
         try:
-            with self._device_watched():
+            with self._devices_watched():
                 result = super().optimizer_step(optimizer, closure, model, **kwargs)
         finally:
             self._is_in_update = False
@@ -199,7 +199,7 @@ class PlannedStrategy(Strategy):
     def _whole_step(self, name: str, inputs: Any) -> Iterator[None]:
         self._end_step()
         self._begin_step(name, inputs)
-        with self._device_watched():
+        with self._devices_watched():
             yield
         self._end_step()
 
@@ -209,11 +209,11 @@ class PlannedStrategy(Strategy):
     def _end_step(self, optimizer: Optimizer | None = None) -> None:
         """End the step if one is open, after its update by this optimizer."""
         self._is_accumulating = False
-        with self._device_watched():
+        with self._devices_watched():
             self._run.end_step(optimizer)
 
-    def _device_watched(self) -> AbstractContextManager[None]:
-        return self._run.session.watch_device(self.root_device)
+    def _devices_watched(self) -> AbstractContextManager[None]:
+        return self._run.session.watch_devices(*self._run.devices)
 
     # ---- a run -----------------------------------------------------------------------------------
 
@@ -275,7 +275,7 @@ class PlannedStrategy(Strategy):
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
         session = self._run.session
-        session.lost = session.lost or device_lost(exception, self.root_device)
+        session.lost = session.lost or device_lost(exception, *self._run.devices)
         self._close_for_good()
         if session.has_lost_results:
             drop_results(self._run.module.trainer)

@@ -53,6 +53,14 @@ class StrategyRun:
         assert self.connected is not None
         return self.connected
 
+    @property
+    def devices(self) -> Sequence[torch.device]:
+        """All devices of the steps."""
+        target = self.request.target
+        if self.request.devices == 1:
+            return [target.device]
+        return [target.device_at(number) for number in range(self.request.devices)]
+
     def _stage(self) -> Stage | None:
         """The stage of the steps; None before the first one and after the last."""
         runner = self.session.live.plans.runner if self.session.live is not None else None

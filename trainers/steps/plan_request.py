@@ -66,7 +66,7 @@ class PlanRequest:
 
     def for_target(self, target: Target, plugin: Precision) -> "PlanRequest":
         """Return the request for plans on this target, whose rates are measured if need be."""
-        return replace(self, target=target.measured(plugin, self.cache))
+        return replace(self, target=target.measured(plugin, self.cache, self.devices))
 
     def check_eager(self, why: str) -> None:
         """Raise `CaptureError` if this run has a budget, which eager training could not keep, or

@@ -170,12 +170,12 @@ class StepSession:
     # ---- a lost device ---------------------------------------------------------------------------
 
     @contextmanager
-    def watch_device(self, device: torch.device) -> Iterator[None]:
+    def watch_devices(self, *devices: torch.device) -> Iterator[None]:
         """Raise `DeviceLost` in place of any error of this block that says so, and remember it."""
         try:
             yield
         except Exception as error:
-            self.lost = self.lost or device_lost(error, device)
+            self.lost = self.lost or device_lost(error, *devices)
             if self.lost is None or self.lost is error:
                 raise
             raise self.lost from error

@@ -96,11 +96,16 @@ class Target:
                 f"devices={count}: engine='cudagraph' captures one device: give engine='cuda'"
             )
 
-    def measured(self, plugin: Precision, cache: PlanCache | None = None) -> "Target":
-        """Return this target with the rates of its GPU, which takes seconds if they are unknown."""
-        if not self.on_gpu or self.costs is not None:
+    def measured(
+        self, plugin: Precision, cache: PlanCache | None = None, devices: int = 1
+    ) -> "Target":
+        """Return this target with the rates of its GPU, and of what several from it on share. It
+        takes seconds if they are unknown."""
+        known = self.costs is not None and (devices == 1 or self.costs.topology is not None)
+        if not self.on_gpu or known:
             return self
-        return replace(self, costs=kept_rates(cache, self.device, products_of(plugin)))
+        self.check_devices(devices)
+        return replace(self, costs=kept_rates(cache, self.device, products_of(plugin), devices))
 
     def runner(self, plan: Plan, key: Hashable = None) -> Runner:
         if self.make_runner is not None:

@@ -8,7 +8,7 @@ so nothing may be copied from it, and least of all into a checkpoint. An error t
 sticky one, or was raised while it was handled, counts as well.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 
@@ -66,7 +66,7 @@ def device_lost(error: BaseException, *devices: torch.device) -> DeviceLost | No
             return cause
         code = _code(cause)
         if code is not None and code in LOST:
-            where = " or ".join(map(str, devices))
+            where = " or ".join(map(str, _find_silent(devices)))
             lost = DeviceLost(
                 f"{where} is lost: {LOST[code]} (CUDA error {code}). What was on it cannot be read"
                 " any more, so nothing of this step, or since the last checkpoint, can be saved."
@@ -89,6 +89,21 @@ def naming_loss(*devices: torch.device) -> Iterator[None]:
         if lost is None or lost is error:
             raise
         raise lost from lost.__cause__
+
+
+def _find_silent(devices: Sequence[torch.device]) -> Sequence[torch.device]:
+    """Those of several devices that answer no more; all of them if none says so by itself."""
+    if len(devices) == 1:
+        return devices
+    return [device for device in devices if not _answers(device)] or devices
+
+
+def _answers(device: torch.device) -> bool:
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _and_those_before(error: BaseException) -> Iterator[BaseException]:

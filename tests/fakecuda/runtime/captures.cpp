@@ -93,9 +93,9 @@ using fake::captures;
 using fake::stream_of;
 
 API cudaError_t cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCaptureMode mode) {
-  FAIL_IF_LOST();
   if (!handle || handle == cudaStreamLegacy) FAIL(cudaErrorStreamCaptureUnsupported);
   auto* stream = stream_of(handle);
+  FAIL_IF_LOST(stream->device);
   if (stream->capture) FAIL(cudaErrorIllegalState);
   auto capture = std::make_shared<fake::Capture>();
   capture->origin = stream;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "captures.h"
+#include "devices.h"
 #include "errors.h"
 #include "loss.h"
 #include "streams.h"
@@ -62,6 +63,10 @@ struct Event {
 
 Event* event_of(cudaEvent_t handle) { return reinterpret_cast<Event*>(handle); }
 
+int device_of(const Event& event) {
+  return event.mark ? event.mark->device : fake::current_device();
+}
+
 // Joins `stream` to the capture in which the event was recorded, after the event's nodes.
 cudaError_t join(fake::Stream* stream, const Event& event) {
   auto capture = event.capture;
@@ -100,9 +105,9 @@ API cudaError_t cudaEventDestroy(cudaEvent_t event) {
 }
 
 API cudaError_t cudaEventRecordWithFlags(cudaEvent_t handle, cudaStream_t on, unsigned) {
-  FAIL_IF_LOST();
   auto* event = event_of(handle);
   auto* stream = fake::stream_of(on);
+  FAIL_IF_LOST(stream->device);
   if (stream->capture) {
     if (stream->capture->invalid) FAIL(cudaErrorStreamCaptureInvalidated);
     event->mark = nullptr;
@@ -122,8 +127,8 @@ API cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 }
 
 API cudaError_t cudaEventQuery(cudaEvent_t handle) {
-  FAIL_IF_LOST();
   auto* event = event_of(handle);
+  FAIL_IF_LOST(device_of(*event));
   if (event->capture) {
     event->capture->invalid = true;
     FAIL(cudaErrorCapturedEvent);
@@ -133,8 +138,8 @@ API cudaError_t cudaEventQuery(cudaEvent_t handle) {
 }
 
 API cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
-  FAIL_IF_LOST();
   auto* event = event_of(handle);
+  FAIL_IF_LOST(device_of(*event));
   if (event->capture) {
     event->capture->invalid = true;
     FAIL(cudaErrorCapturedEvent);
@@ -156,9 +161,9 @@ API cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cuda
 }
 
 API cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t what, unsigned) {
-  FAIL_IF_LOST();
   auto* event = event_of(what);
   auto* stream = fake::stream_of(handle);
+  FAIL_IF_LOST(stream->device);
   if (event->capture) return join(stream, *event);
   if (!event->mark) return cudaSuccess;
   if (stream->capture) {

@@ -4,13 +4,17 @@
 
 #include <atomic>
 
+#include "devices.h"
+
 namespace {
-std::atomic<cudaError_t> why{cudaSuccess};
+std::atomic<cudaError_t> why[fake::MOST_DEVICES];  // cudaSuccess is 0
 }
 
-cudaError_t fake::lost() { return why; }
+cudaError_t fake::lost(int device) { return why[device]; }
 
-void fake::lose(cudaError_t error) { why = error; }
+void fake::lose(int device, cudaError_t error) { why[device] = error; }
 
-// `error`: what all later calls return; 0 brings the device back.
-API void fakecuda_lose(int error) { fake::lose(static_cast<cudaError_t>(error)); }
+// `error`: what all later calls to the device return; 0 brings it back.
+API void fakecuda_lose(int device, int error) {
+  fake::lose(device, static_cast<cudaError_t>(error));
+}

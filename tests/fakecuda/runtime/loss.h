@@ -1,16 +1,16 @@
-// The loss of the device: once it is lost, every call that waits, asks or gives it work fails.
+// The loss of a device: once it is lost, every call that waits, asks or gives it work fails.
 #pragma once
 
 #include "errors.h"
 
 namespace fake {
 
-// Why the device is lost, or cudaSuccess.
-cudaError_t lost();
+// Why a device is lost, or cudaSuccess.
+cudaError_t lost(int device);
 
-void lose(cudaError_t why);
+void lose(int device, cudaError_t why);
 
 }  // namespace fake
 
-#define FAIL_IF_LOST() \
-  if (fake::lost() != cudaSuccess) FAIL(fake::lost())
+#define FAIL_IF_LOST(device) \
+  if (fake::lost(device) != cudaSuccess) FAIL(fake::lost(device))

@@ -106,7 +106,7 @@ cudaError_t copy(void* to, const void* from, size_t bytes, cudaStream_t raw, boo
     auto run = [=] {
       if (!reachable(from, bytes) || (writes && !reachable(to, bytes))) {
         fake::say("a copy came to memory that is not page-locked any more");
-        fake::lose(cudaErrorIllegalAddress);
+        fake::lose(stream->device, cudaErrorIllegalAddress);
         return;
       }
       std::memmove(to, from, bytes);

@@ -113,8 +113,8 @@ Stream* stream_of(cudaStream_t handle) {
 }
 
 cudaError_t enqueue(cudaStream_t handle, Work work, const char* name) {
-  FAIL_IF_LOST();
   Stream* stream = stream_of(handle);
+  FAIL_IF_LOST(stream->device);
   if (stream->capture) return add_node(stream, std::move(work), name);
   stream->push(std::move(work));
   return cudaSuccess;
@@ -165,8 +165,8 @@ API cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* answer) {
 }
 
 API cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
-  FAIL_IF_LOST();
   auto* stream = stream_of(handle);
+  FAIL_IF_LOST(stream->device);
   if (stream->capture) {
     stream->capture->invalid = true;
     FAIL(cudaErrorStreamCaptureUnsupported);
@@ -176,8 +176,8 @@ API cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
 }
 
 API cudaError_t cudaStreamQuery(cudaStream_t handle) {
-  FAIL_IF_LOST();
   auto* stream = stream_of(handle);
+  FAIL_IF_LOST(stream->device);
   if (stream->capture) {
     stream->capture->invalid = true;
     FAIL(cudaErrorStreamCaptureUnsupported);
@@ -186,7 +186,7 @@ API cudaError_t cudaStreamQuery(cudaStream_t handle) {
 }
 
 API cudaError_t cudaDeviceSynchronize() {
-  FAIL_IF_LOST();
+  FAIL_IF_LOST(fake::current_device());
   if (fake::spoil_captures_on(fake::current_device())) {
     FAIL(cudaErrorStreamCaptureUnsupported);
   }
