@@ -30,6 +30,15 @@ def test_fewer_jobs_than_devices_share_them_out_by_the_prediction() -> None:
     assert fleet.clock < 1000 / 1.8 + 10
 
 
+def test_what_a_step_took_on_one_device_says_nothing_about_two() -> None:
+    fleet, job = on(2), PaperJob("a", 1000, most=2)
+    fleet.add(job)
+    while job.starts < 2 or fleet.state.jobs["a"].phase == "starting":
+        fleet.step()
+    assert fleet.state.jobs["a"].width == 2
+    assert fleet.state.jobs["a"].step_seconds == job.seconds_on(2)
+
+
 def test_the_last_job_gets_what_falls_free() -> None:
     short, long = PaperJob("short", 200, most=2), PaperJob("long", 1000, most=4)
     starts = run(fleet := on(4), short, long)
@@ -37,14 +46,14 @@ def test_the_last_job_gets_what_falls_free() -> None:
     assert fleet.clock < 0.6 * 1000
 
 
-def test_jobs_that_share_a_device_get_empty_ones_before_another_gets_two() -> None:
-    fleet = on(2)
-    fleet.add(PaperJob("wide", 30, least=2, most=2))
-    for name in "ab":
-        fleet.add(PaperJob(name, 400, most=2, start_seconds=1.0))
+def test_jobs_that_share_a_device_get_empty_ones_before_another_gets_three() -> None:
+    fleet = on(4)
+    fleet.add(PaperJob("first", 30, least=3, most=3))
+    for name, most in (("a", 4), ("b", 1), ("c", 1)):
+        fleet.add(PaperJob(name, 400, most=most, start_seconds=1.0))
     starts = run(fleet)
-    assert {start.width for start in starts if start.job == "a"} == {1}
-    assert fleet.clock < 30 / 1.8 + 400 + 20
+    assert [start.width for start in starts if start.job == "a"][:2] == [1, 2]
+    assert fleet.clock < 30 / 2.6 + 400 + 20
 
 
 def test_a_job_that_gains_nothing_by_more_devices_keeps_its_one() -> None:
