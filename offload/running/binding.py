@@ -120,9 +120,12 @@ class Binding:
 
 def _why_uncaptured(memgraph: MemGraph, arenas: Arenas) -> str:
     """Why no graph can be captured; empty where one can. CUDA copies memory that is not page-locked
-    by way of a buffer of its own, which the host fills. Only the device's default generator takes
-    part in a replay."""
-    if generators_of(memgraph.graph):
+    by way of a buffer of its own, which the host fills. Only the first device's default generator
+    takes part in a replay."""
+    graph = memgraph.graph
+    if len(graph.devices) > 1 and any(task.random for task in graph.tasks):
+        return "it draws random numbers on several devices, and a graph has the generator of one"
+    if generators_of(graph):
         return "it draws from a torch.Generator of its own, whose state no replay moves on"
     if not arenas.note or all(node.kind == TASK for node in memgraph.nodes):
         return ""
