@@ -75,7 +75,7 @@ GPU_VENV = $(if $(TORCH),.venv-torch-$(TORCH),.venv)
 GPU_TESTS = OMP_NUM_THREADS=1 $(GPU_VENV)/bin/python tests/fakecuda/on_gpu.py \
 	$(GPU_VENV)/bin/python -m pytest -n $(JOBS) --dist worksteal -m gpu
 LATE = streams.py offload_runner_faults.py streams_models.py captured_streams.py preemption.py \
-	placing_gpu.py captured_devices.py several_devices.py
+	placing_gpu.py captured_devices.py device_draws.py several_devices.py
 REORDERED = captured_streams.py captured_devices.py offload_cudagraph.py
 gpu-tests: $(GPU_VENV)/dev
 	$(GPU_TESTS) tests

@@ -123,10 +123,10 @@ def _why_uncaptured(memgraph: MemGraph, arenas: Arenas) -> str:
     by way of a buffer of its own, which the host fills. Only the first device's default generator
     takes part in a replay."""
     graph = memgraph.graph
-    if len(graph.devices) > 1 and any(task.random for task in graph.tasks):
-        return "it draws random numbers on several devices, and a graph has the generator of one"
-    if generators_of(graph):
-        return "it draws from a torch.Generator of its own, whose state no replay moves on"
+    if generators_of(graph) or (len(graph.devices) > 1 and any(t.random for t in graph.tasks)):
+        return (
+            "it draws on several devices or from a generator of its own, which no replay moves on"
+        )
     if not arenas.note or all(node.kind == TASK for node in memgraph.nodes):
         return ""
     return "a graph copies only page-locked memory of the host, and none could be had"

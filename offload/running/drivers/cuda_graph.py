@@ -61,8 +61,9 @@ class GraphCuda(Cuda):
         """Start to capture on this stream and on those that fork from it. All streams are idle."""
         self.synchronize()  # as torch.cuda.graph does; a capture is rare, and drivers differ
         if not self._captured:
-            self._pool = torch.cuda.graph_pool_handle()
-            self._other_pools = tuple(map(_make_pool, self.devices[1:]))
+            self._pool, self._other_pools = torch.cuda.graph_pool_handle(), ()
+        without = self.devices[1 + len(self._other_pools) :]
+        self._other_pools += tuple(map(_make_pool, without))
         graph = torch.cuda.CUDAGraph()
         self._switch(origin)
         # A garbage collection now might free memory that CUDA must not free during a capture.
