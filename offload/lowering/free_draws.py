@@ -22,7 +22,7 @@ def free_draws(graph: TaskGraph) -> TaskGraph:
     drawing = [number for number, task in enumerate(graph.tasks) if task.random]
     if device_of(graph).type != "cuda" or not drawing:
         return graph
-    starts, end = {}, 0
+    ends = [0]
     for number in drawing:
         task = graph.tasks[number]
         if draws_at_a_place(getattr(task.kernel, "calls", ())):
@@ -31,18 +31,14 @@ def free_draws(graph: TaskGraph) -> TaskGraph:
         if advance is None:
             note = f"draws wait for each other, because {task.name} may draw in other ways, too"
             return graph.with_tasks(graph.tasks, None, note)
-        starts[number] = end
-        end += advance
-    draws = StepDraws(device_of(graph), total=end)
+        ends.append(ends[-1] + advance)
+    draws, first = StepDraws(device_of(graph), total=ends[-1]), drawing[0]
     tasks = list(graph.tasks)
-    for number, start in starts.items():
+    for number, start, end in zip(drawing, ends[:-1], ends[1:], strict=True):
         task = tasks[number]
-        after = {a for a in task.after if a not in starts}
-        kernel = draws.wrap(task.kernel.calls, start, start + (_find_advance(task) or 0))
-        if number == drawing[0]:
-            kernel = draws.begin_before(kernel)
-        else:
-            after.add(drawing[0])
+        others = {a for a in task.after if not tasks[a].random}
+        after = others if number == first else others | {first}
+        kernel = draws.wrap(task.kernel.calls, start, end, begins=number == first)
         tasks[number] = replace(task, kernel=kernel, after=tuple(sorted(after)))
     return graph.with_tasks(tasks)
 

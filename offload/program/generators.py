@@ -108,16 +108,12 @@ class StepDraws:
                 " when they draw: train with devices=1"
             )
 
-    def begin_before(self, calls: Calls) -> Calls:
-        """The step's first calls that draw."""
+    def wrap(self, calls: Sequence[Call], start: int, end: int, *, begins: bool) -> Calls:
+        """These calls, which draw what lies from start to end. `begins`: they are the first."""
         begin = Call(self.begin, (default_generator(self.device),), allocations=())
-        return Calls((begin, *calls.calls))
-
-    def wrap(self, calls: Sequence[Call], start: int, end: int) -> Calls:
-        """These calls, which draw what lies from start to end."""
         enter = Call(self.enter, (start, self.device), allocations=())
         leave = Call(self.leave, (end, self.device), allocations=())
-        return Calls((enter, *calls, leave))
+        return Calls((*([begin] if begins else []), enter, *calls, leave))
 
 
 def draws_at_a_place(calls: Sequence[Call]) -> bool:

@@ -90,6 +90,17 @@ def test_every_edge_of_a_graph_between_devices_is_needed(launches: list[Any]) ->
     assert wrong > len(crossing) / 3, f"{wrong} of {len(crossing)}"
 
 
+def test_a_captured_step_moves_to_more_devices(launches: list[Any]) -> None:
+    graph = placed(2)
+    with Runner(planned(graph.on_one_device()), "cudagraph") as runner:
+        for plan in (None, planned(graph), planned(graph.on_one_device())):
+            if plan is not None:
+                runner.move_to(plan)
+            launches.clear()
+            assert all(works(runner, graph, graph.program.tensors, step) for step in range(3))
+            assert launches
+
+
 def test_what_kernels_allocate_on_any_device_is_the_graphs_own(launches: list[Any]) -> None:
     """A replay writes to it, so it must not be what the caller has got since the capture."""
 
