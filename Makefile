@@ -75,12 +75,12 @@ GPU_VENV = $(if $(TORCH),.venv-torch-$(TORCH),.venv)
 GPU_TESTS = OMP_NUM_THREADS=1 $(GPU_VENV)/bin/python tests/fakecuda/on_gpu.py \
 	$(GPU_VENV)/bin/python -m pytest -n $(JOBS) --dist worksteal -m gpu
 LATE = streams.py offload_runner_faults.py streams_models.py captured_streams.py preemption.py \
-	placing_gpu.py several_devices.py fleet_devices.py
-REORDERED = captured_streams.py offload_cudagraph.py
+	placing_gpu.py captured_devices.py device_draws.py several_devices.py fleet_devices.py
+REORDERED = captured_streams.py captured_devices.py offload_cudagraph.py
 gpu-tests: $(GPU_VENV)/dev
 	$(GPU_TESTS) tests
 	FAKE_CUDA_ASYNC=1 FAKE_CUDA_DEVICES=4 $(GPU_TESTS) $(addprefix tests/integration/test_,$(LATE))
-	FAKE_CUDA_SHUFFLE=1 $(GPU_TESTS) $(addprefix tests/integration/test_,$(REORDERED))
+	FAKE_CUDA_SHUFFLE=1 FAKE_CUDA_DEVICES=4 $(GPU_TESTS) $(addprefix tests/integration/test_,$(REORDERED))
 
 ## Without root or sudo, a laptop goes on without FFCV; CI does not.
 .venv/backends: .venv/dev scripts/install_ffcv_packages.sh

@@ -138,7 +138,7 @@ def _add_literals(reader: TapeReader, tape: Any, returned: Collection[int]) -> s
         numbers = tape.given_bytes(slot, 0, value.nbytes).clone()
         target = Value(slot, torch.uint8, (value.nbytes,), (1,))
         call = Call(Literal(numbers), (target,))
-        calls.append(TapeCall("offload::literal", call, {}, {slot: None}, False, node))
+        calls.append(TapeCall("offload::literal", call, {}, {slot: None}, False, False, node))
     reader.calls[:0] = calls
     reader.written |= {*made} & {*reader.nbytes}
     return {*made}

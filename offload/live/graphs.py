@@ -133,7 +133,7 @@ def _add_tasks(
         turn = lanes[done]
         done += len(run)
         for group in _cut_run(run):
-            node = group[0].node
+            node, random = group[0].node, group[0].random
             reads: Slots = {}
             writes: Slots = {}
             for call in group:
@@ -144,7 +144,7 @@ def _add_tasks(
             unborn = dict.fromkeys(slot for slot in reads if slot not in there)
             kernels = tuple(_move_starts(call.call, late) for call in group)
             phase = BACKWARD if node.backward else FORWARD
-            chain = [f"draws {turn}"] if node.random else []
+            chain = [f"draws {turn}"] if random else []
             chain += [BEGINS] if group[0].op == BEGINS else []
             number = builder.task(
                 group[-1].op.split("::")[1],
@@ -157,7 +157,7 @@ def _add_tasks(
                 repeatable=not chain
                 and fresh.issuperset(writes)
                 and weights.keys().isdisjoint(writes),
-                random=node.random,
+                random=random,
                 turn=turn,
                 pointwise=all(call.pointwise for call in group),
                 where=node.where,

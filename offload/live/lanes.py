@@ -33,7 +33,7 @@ def begin_lane(seed: Number) -> None:
 def lanes_of(calls: Sequence[TapeCall]) -> Iterator[int]:
     """The number of each call's lane. All are of one where the first draws go on with a lane that
     had begun before."""
-    first = next((call for call in calls if call.node.random), None)
+    first = next((call for call in calls if call.random), None)
     apart = first is not None and first.op == BEGINS
     begun = 0
     for call in calls:

@@ -48,6 +48,8 @@ class TapeCall:
     reads: Slots
     writes: Slots
     pointwise: bool
+    random: bool
+    """Whether it draws random numbers."""
     node: Any
 
 
@@ -123,7 +125,8 @@ class TapeReader:
         call = Call(kernel, tuple(given[:first]), kwargs, made if fresh else ())
         reads = self._reads(named, given)
         writes = dict.fromkeys(node.written) | fresh
-        return TapeCall(node.op, call, reads, writes, torch.Tag.pointwise in op.tags, node)
+        random = node.random and not _drops_nothing(named, given)
+        return TapeCall(node.op, call, reads, writes, torch.Tag.pointwise in op.tags, random, node)
 
     def _reads(self, op: NamedOp, given: list[Any]) -> Slots:
         """All storages that it is given, but those that it overwrites completely."""
@@ -195,6 +198,12 @@ class TapeReader:
                 return False
             count *= size
         return count * value.dtype.itemsize == self.nbytes[value.buffer]
+
+
+def _drops_nothing(op: NamedOp, given: Sequence[Any]) -> bool:
+    """Whether it is attention without dropout, which draws nothing."""
+    pairs = zip(op.arguments, given, strict=True)
+    return any(argument.name == "dropout_p" and value == 0 for argument, value in pairs)
 
 
 def _is_elementwise(name: str) -> bool:

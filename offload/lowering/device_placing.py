@@ -19,6 +19,7 @@ from itertools import accumulate
 from offload.errors import GraphError
 from offload.graph.costs import Costs
 from offload.graph.taskgraph import BACKWARD, FORWARD, UPDATE, Role, Task, TaskGraph
+from offload.lowering.free_draws import free_draws
 
 SLACK = 0.45
 """By how much of a chunk's seconds its end may be elsewhere, so that less goes on there."""
@@ -57,7 +58,7 @@ def place_tasks(
     note = _describe(graph, devices, used=len({*places}))
     placed = replace(graph.with_tasks(tasks, None, note), device_count=devices, homes=dict(homes))
     placed.check()
-    return placed
+    return free_draws(placed)
 
 
 def _find_micro_batches(graph: TaskGraph) -> list[int]:

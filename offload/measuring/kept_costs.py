@@ -39,6 +39,8 @@ class Cost:
     elsewhere: int = 0
     """Bytes that it allocates on threads of its own. They cannot be placed."""
     failure: str = ""
+    advance: int | None = None
+    """How far it moves the device's default generator on; None: unknown."""
 
 
 def cost_of(log: Log, outputs: Mapping[int, int], alignment: int, seconds: float) -> Cost:
@@ -158,6 +160,8 @@ def _read_cost(data: Any) -> Cost:
     for name in ("workspace", "unplaced", "elsewhere"):
         if type(made[name]) is not int or made[name] < 0:
             raise ValueError(f"{name}={made[name]!r} is not a number of bytes")
+    if made["advance"] is not None and type(made["advance"]) is not int:
+        raise ValueError(f"advance={made['advance']!r} is no offset of a generator")
     if not isinstance(made["seconds"], float) or set(made) != {
         field.name for field in fields(Cost)
     }:

@@ -45,7 +45,7 @@ from offload.memory.placement import (
     op_name,
 )
 from offload.memory.workspaces import kept_bytes, steady, warm
-from offload.program.generators import generators_of
+from offload.program.generators import default_generator, generators_in, generators_of
 from offload.program.kernels import CPU, Call, Calls, device_of
 from offload.program.trees import tensors_of
 from offload.torch_seams import OpOverload, spin
@@ -60,6 +60,8 @@ RUNS, ENOUGH = 3, 0.02
 DRAWN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 SPIN = 400_000
 """Cycles that a device spins, about a fifth of a millisecond, so that the host gets ahead."""
+SEED, OFFSET = 0x5EED5EED, 64
+"""A state that no kernel gives a generator."""
 HOST_LANE = "host"
 
 
@@ -104,10 +106,13 @@ def measure_tasks(graph: TaskGraph, kept: KeptCosts | MeasuredCosts | None = Non
 
 
 def _may_draw(task: Task) -> bool:
+    return task.random or any(map(_is_seeded, getattr(task.kernel, "calls", ())))
+
+
+def _is_seeded(call: Call) -> bool:
     """Whether a kernel may draw random numbers: one that does, and one of Python's."""
-    ops = [call.of_torch for call in getattr(task.kernel, "calls", ())]
-    seeded = torch.Tag.nondeterministic_seeded
-    return task.random or any(not isinstance(op, OpOverload) or seeded in op.tags for op in ops)
+    op = call.of_torch
+    return not isinstance(op, OpOverload) or torch.Tag.nondeterministic_seeded in op.tags
 
 
 @contextmanager
@@ -151,7 +156,7 @@ def _lines(graph: TaskGraph, keys: Sequence[Sequence[int]]) -> dict[int, str]:
 def _add_costs(task: Task, costs: Sequence[Cost]) -> Task:
     pairs = zip(task.kernel.calls, costs, strict=True)
     calls = tuple(
-        Call(call.op, call.args, call.kwargs, call.outputs, cost.allocations)
+        Call(call.op, call.args, call.kwargs, call.outputs, cost.allocations, cost.advance)
         for call, cost in pairs
     )
     seconds = [cost.seconds for cost in costs if cost.seconds is not None]
@@ -243,7 +248,7 @@ class _Bench:
         with record_function(MARK):
             self._fill(key, call)
         try:
-            return measure(key, call)
+            return replace(measure(key, call), advance=self._find_advance(key, call))
         except _DidNotRun as failed:
             error = failed.error
             failure = f"{op_name(call.op)}: {type(error).__name__}: {error}".splitlines()[0]
@@ -254,6 +259,20 @@ class _Bench:
         except Exception as error:
             error.add_note(f"{self._lines[key]}while {op_name(call.op)} was measured")
             raise
+
+    def _find_advance(self, key: int, call: Call) -> int | None:
+        """How far the call moves the device's default generator on. It is unknown of what may also
+        draw otherwise, or seed."""
+        if not _is_seeded(call):
+            return 0
+        if self._device.type != "cuda" or not isinstance(call.of_torch, OpOverload):
+            return None
+        default, on_host = default_generator(self._device), torch.get_rng_state()
+        default.manual_seed(SEED).set_offset(OFFSET)
+        self._watch(key, call)()
+        moved = default.get_offset() - OFFSET
+        seeded = default.initial_seed() != SEED or not torch.equal(torch.get_rng_state(), on_host)
+        return None if seeded or generators_in(call) else moved
 
     def _measure_placed(self, shim: Shim, key: int, call: Call) -> Cost:
         run = self._watch(key, call)

@@ -1,4 +1,4 @@
 """What a captured task calls: torch kernels whose tensors are named by buffer.
 
-May import: graph, torch_seams.
+May import: errors, graph, torch_seams.
 """

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from offload.errors import StepError
 from offload.program.kernels import CPU, Call, Calls
 from offload.torch_seams import generator_key
 
@@ -68,10 +69,64 @@ class DrawState:
         return Calls((enter, *calls, leave))
 
 
+@dataclass(slots=True, eq=False)
+class StepDraws:
+    """The draws of a step on several devices, in any order: the place of each in the sequence of
+    the first device's generator is known beforehand.
+
+        in program order    [ a ][ b ][ c ]        the generator is at the end from the first on
+        device 0             a .......... c        each task draws from its own place on
+        device 1                  b
+    """
+
+    device: torch.device
+    """The first device."""
+    total: int
+    """How far the step moves the generator on."""
+    seed: int = 0
+    offset: int = 0
+    _others: tuple[int, int] = (0, 0)
+
+    def begin(self, generator: torch.Generator) -> None:
+        self.seed, self.offset = generator.initial_seed(), generator.get_offset()
+        generator.set_offset(self.offset + self.total)
+
+    def enter(self, start: int, device: torch.device) -> None:
+        default = default_generator(device)
+        self._others = default.initial_seed(), default.get_offset()
+        default.manual_seed(self.seed).set_offset(self.offset + start)
+
+    def leave(self, end: int, device: torch.device) -> None:
+        default = default_generator(device)
+        drawn = default.get_offset() - self.offset
+        seed, offset = self._others
+        default.manual_seed(seed).set_offset(offset)
+        if drawn != end:
+            raise StepError(
+                f"a task on {device} moved the random generator to {drawn} from the step's begin,"
+                f" and {end} was found when its kernels were measured. Other devices rely on that"
+                " when they draw: train with devices=1"
+            )
+
+    def wrap(self, calls: Sequence[Call], start: int, end: int, *, begins: bool) -> Calls:
+        """These calls, which draw what lies from start to end. `begins`: they are the first."""
+        begin = Call(self.begin, (default_generator(self.device),), allocations=())
+        enter = Call(self.enter, (start, self.device), allocations=())
+        leave = Call(self.leave, (end, self.device), allocations=())
+        return Calls((*([begin] if begins else []), enter, *calls, leave))
+
+
+def draws_at_a_place(calls: Sequence[Call]) -> bool:
+    """Whether a `StepDraws` says what these calls draw."""
+    return any(isinstance(getattr(call.op, "__self__", None), StepDraws) for call in calls)
+
+
 def draw_elsewhere(
     calls: Sequence[Call], first: torch.device, here: torch.device
 ) -> Sequence[Call]:
     """These calls, which on this device draw what they would draw on the first one."""
+    if draws_at_a_place(calls):
+        return calls
     made: list[Call] = []
     for call in calls:
         own = [g for g in generators_in(call) if g.device not in (here, CPU)]

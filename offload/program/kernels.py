@@ -78,6 +78,8 @@ class Call:
     view, a None, a result in place. Empty for a call that works in place."""
     allocations: Any = None
     """The allocations that profiling.py recorded."""
+    advance: int | None = None
+    """How far it moves the device's default generator on, as profiling.py found; None: unknown."""
 
     @property
     def calls(self) -> "Sequence[Call]":

@@ -120,10 +120,13 @@ class Binding:
 
 def _why_uncaptured(memgraph: MemGraph, arenas: Arenas) -> str:
     """Why no graph can be captured; empty where one can. CUDA copies memory that is not page-locked
-    by way of a buffer of its own, which the host fills. Only the device's default generator takes
-    part in a replay."""
-    if generators_of(memgraph.graph):
-        return "it draws from a torch.Generator of its own, whose state no replay moves on"
+    by way of a buffer of its own, which the host fills. Only the first device's default generator
+    takes part in a replay."""
+    graph = memgraph.graph
+    if generators_of(graph) or (len(graph.devices) > 1 and any(t.random for t in graph.tasks)):
+        return (
+            "it draws on several devices or from a generator of its own, which no replay moves on"
+        )
     if not arenas.note or all(node.kind == TASK for node in memgraph.nodes):
         return ""
     return "a graph copies only page-locked memory of the host, and none could be had"

@@ -5,13 +5,14 @@
 If one lane touches a block, the bytes are filled after the last of its nodes, in the stream's
 order. If several do, the block is dead when all of them have ended, and no stream knows when that
 is. So its bytes are filled when the next block begins there. Nodes of the host fill nothing, and
-host memory is never filled.
+host memory is never filled. Nor is what a send brings before it does: its stream is of the device
+that sends, and that one does not fill other devices' bytes.
 """
 
 from collections.abc import Callable
 from functools import partial
 
-from offload.graph.memgraph import MemGraph
+from offload.graph.memgraph import SEND, MemGraph
 from offload.graph.taskgraph import HOST
 from offload.memory.arenas import Arenas
 from offload.running.engines.work import Run
@@ -34,8 +35,9 @@ class CapturedPoison:
             lanes = {nodes[node].lane for node in block.nodes}
             if block.place.arena == HOST or not lanes or "host" in lanes:
                 continue
-            if not block.from_start:
-                self._born[min(block.nodes)].append(number)
+            first = min(block.nodes)
+            if not block.from_start and nodes[first].kind != SEND:
+                self._born[first].append(number)
             if not block.to_end and len(lanes) == 1:
                 for node in set(block.nodes):
                     self._touched[node].append(number)

@@ -33,6 +33,7 @@ def test_fewer_jobs_than_devices_share_them_out_by_the_prediction() -> None:
 def test_what_a_step_took_on_one_device_says_nothing_about_two() -> None:
     fleet, job = on(2), PaperJob("a", 1000, most=2)
     fleet.add(job)
+    fleet.add(PaperJob("short", 20))
     while job.starts < 2 or fleet.state.jobs["a"].phase == "starting":
         fleet.step()
     assert fleet.state.jobs["a"].width == 2

@@ -16,7 +16,6 @@ from offload.memory.device_memory import DeviceLeft
 from offload.memory.room import check_move, check_room
 from offload.program.kernels import Program
 from offload.running.drivers.cuda import check_devices
-from offload.running.engine_choice import driver_for
 
 FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
 GIB = 1 << 30
@@ -58,14 +57,6 @@ def test_devices_of_two_kinds_are_refused_with_both(
     kinds[1] = other
     with pytest.raises(OffloadError, match=f"cuda:0 is a H200 with 140.0 GiB and {told}"):
         check_devices(FIRST, 2)
-
-
-def test_a_graph_cannot_be_captured_from_several_devices(kinds: Kinds) -> None:
-    made = driver_for("cudagraph", FIRST, None)
-    assert made is not None
-    made.drive(1)
-    with pytest.raises(OffloadError, match="of one device, and this one is for 2"):
-        made.drive(2)
 
 
 def test_each_device_must_have_room_for_its_own_arena(monkeypatch: pytest.MonkeyPatch) -> None:

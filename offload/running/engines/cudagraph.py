@@ -250,7 +250,7 @@ def cut_work(work: StepWork, cut: bool = False) -> CaptureState:
         ]
         pieces = shorten_pieces(pieces, busy, PIECE_SECONDS)
     hosted = {n: work.part(piece.nodes) for n, piece in enumerate(pieces) if piece.on_host}
-    copies = any(not e.startswith(COMPUTE) for e in work.lanes)
+    copies = any(not lane.startswith((COMPUTE, "d2d")) for lane in work.lanes)
     return CaptureState(pieces, hosted, copies, cut, impossible=bool(work.uncaptured))
 
 
