@@ -70,7 +70,7 @@ def test_a_split_batch_is_an_accumulated_one(devices: int, budget: Any) -> None:
     accumulated = ol.train("auto", loader=ol.data(40, 2), accumulate_grad_batches=4, **CLIPPED)
     strategy = OffloadStrategy(budget=budget, devices=devices, micro_batches=4)
     ours = ol.train(strategy, loader=ol.data(40, 8), **CLIPPED)
-    assert count_devices(strategy) == devices
+    assert min(devices, 2) <= count_devices(strategy) <= devices  # measured seconds decide
     for one, other in zip(
         accumulated.module.state_dict().values(), ours.module.state_dict().values(), strict=True
     ):
