@@ -104,7 +104,7 @@ def list_forward_passes(graph: TaskGraph) -> list[list[int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ways:
+class _Way:
     """A way to cut what is before the last of these ends."""
 
     ends: tuple[int, ...]
@@ -136,9 +136,9 @@ class _Balance:
         """Where each chunk but the last one ends."""
         if not self._share:
             return ()
-        ways = [_Ways((0,), (0.0,) * self._devices)]
+        ways = [_Way((0,), (0.0,) * self._devices)]
         for chunk in range(self._devices * self._laps):
-            best: dict[tuple[int, tuple[float, ...]], _Ways] = {}
+            best: dict[tuple[int, tuple[float, ...]], _Way] = {}
             for way in (longer for shorter in ways for longer in self._extend(shorter, chunk)):
                 alike = way.ends[-1], tuple(round(load / self._share, 3) for load in way.loads)
                 if alike not in best or self._cost(way) < self._cost(best[alike]):
@@ -147,17 +147,16 @@ class _Balance:
         best_way = min(ways, key=lambda way: max(way.loads) + way.sent / self._devices)
         return best_way.ends[1:-1]
 
-    def _cost(self, way: _Ways) -> float:
+    def _cost(self, way: _Way) -> float:
         return way.uneven + way.sent / self._devices
 
-    def _extend(self, way: _Ways, chunk: int) -> Iterator[_Ways]:
+    def _extend(self, way: _Way, chunk: int) -> Iterator[_Way]:
         """The ways to cut up to the end of this chunk."""
         until, begin = self._until, way.ends[-1]
         lap, device = divmod(chunk, self._devices)
         wanted = self._wanted_seconds(way.loads[device], lap, device)
-        for end in self._list_places(
-            begin, wanted, is_last=chunk + 1 == self._devices * self._laps
-        ):
+        is_last = chunk + 1 == self._devices * self._laps
+        for end in self._list_places(begin, wanted, is_last):
             seconds = until[end] - until[begin]
             loads = (*way.loads[:device], way.loads[device] + seconds, *way.loads[device + 1 :])
             if lap + 1 < self._laps:
@@ -166,7 +165,7 @@ class _Balance:
                 over = [load - self._share for load in loads[: device + 1]]
                 others = max(1, self._devices - device - 1)
                 uneven = (sum(x * x for x in over) + sum(over) ** 2 / others) / self._share
-            yield _Ways((*way.ends, end), loads, way.sent + self._sends[end - 1], uneven)
+            yield _Way((*way.ends, end), loads, way.sent + self._sends[end - 1], uneven)
 
     def _wanted_seconds(self, load: float, lap: int, device: int) -> float:
         """An equal part of what a device has yet to get."""

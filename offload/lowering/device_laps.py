@@ -8,7 +8,7 @@ Each number of laps is tried with a sketch of the step: one task for each pass t
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from offload.graph.builder import GraphBuilder
@@ -23,17 +23,15 @@ WORTH = 0.99
 
 
 def choose_cut(
-    graph: TaskGraph, pairs: Mapping[int, int], devices: int, laps: Iterable[int], costs: Costs
+    graph: TaskGraph, pairs: Mapping[int, int], devices: int, laps: Sequence[int], costs: Costs
 ) -> Cut:
     """The cut with the fastest sketch. `laps`: the numbers of laps to try, few to many."""
-    best, least = None, 0.0
-    for count in laps:
-        cut = cut_step(graph, pairs, devices, count, costs)
-        seconds = _predict_seconds(graph, cut, devices, count, costs)
-        if best is None or seconds < WORTH * least:
-            best, least = cut, seconds
-    assert best is not None
-    return best
+    cuts = [cut_step(graph, pairs, devices, count, costs) for count in laps]
+    seconds = [
+        _predict_seconds(graph, cut, devices, count, costs) / WORTH**more
+        for more, (cut, count) in enumerate(zip(cuts, laps, strict=True))
+    ]
+    return cuts[seconds.index(min(seconds))]
 
 
 def _predict_seconds(graph: TaskGraph, cut: Cut, devices: int, laps: int, costs: Costs) -> float:
@@ -45,7 +43,7 @@ def _predict_seconds(graph: TaskGraph, cut: Cut, devices: int, laps: int, costs:
     for task in sketch.tasks:
         if task.phase != UPDATE:
             sent[task.device] += sketch.buffers[task.writes[-1]].nbytes
-    return max(*ends, *(costs.of_copy("send", nbytes) for nbytes in sent.values()))
+    return max([0.0, *ends, *(costs.of_copy("send", nbytes) for nbytes in sent.values())])
 
 
 def _sketch_step(graph: TaskGraph, cut: Cut, devices: int, laps: int, costs: Costs) -> TaskGraph:

@@ -89,6 +89,7 @@ def _place_each(
 ) -> list[int]:
     """The device of every task."""
     near = {number: chunk % devices for number, chunk in chunk_of.items()}
+    near = _follow_homes(graph, near, known)
     homes = _find_homes(graph, near, known)
     at = {b: home for b in range(len(graph.buffers)) if (home := homes.find(b)) is not None}
     """Where the newest content of each buffer was made."""
@@ -124,6 +125,27 @@ def _device_of_most(graph: TaskGraph, where: Mapping[int, int], default: int) ->
 
 
 # ---- where what outlives the step has its home --------------------------------------------------
+
+
+def _follow_homes(
+    graph: TaskGraph, near: Mapping[int, int], known: Mapping[str, int]
+) -> Mapping[int, int]:
+    """The devices of forward and backward tasks, if other steps have left weights somewhere: tasks
+    go to their weights, except to those of several devices, and else to the task before them."""
+    users: dict[int, set[int]] = {}
+    for number, device in near.items():
+        for b in graph.tasks[number].reads:
+            users.setdefault(b, set()).add(device)
+    tensors = {b: graph.buffers[b].tensor for b, used in users.items() if len(used) == 1}
+    homes = {b: known[tensor] for b, tensor in tensors.items() if tensor in known}
+    latest: dict[int, int] = {}
+    following: dict[int, int] = {}
+    for number, device in near.items():
+        task = graph.tasks[number]
+        at = {b: homes[b] for b in task.reads if b in homes}
+        following[number] = _device_of_most(graph, at, latest.get(task.turn, device))
+        latest[task.turn] = following[number]
+    return following if homes else near
 
 
 def _find_homes(

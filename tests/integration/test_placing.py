@@ -4,6 +4,7 @@ The devices are arenas of the CPU, and the nodes run in any order that the plan 
 being NaN.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -109,6 +110,26 @@ def test_what_cannot_be_placed_is_refused() -> None:
     alone = offload.plan(layers(8))
     with pytest.raises(GraphError, match=r"on devices \[1\], and this plan is for devices \[0\]"):
         alone.replan(placed)
+
+
+def test_an_evaluation_runs_where_training_has_left_the_weights() -> None:
+    """By itself, a single pass would go round the devices once."""
+    graph = layers(8)
+    placed = place_tasks(graph, 2, COSTS, laps=(2,))
+    homes = dict(zip([f"w{n}" for n in range(8)], placed.home_devices(), strict=False))
+    assert [*homes.values()] == [0, 0, 1, 1, 0, 0, 1, 1]
+    forward = graph.with_tasks([task for task in graph.tasks if task.name.startswith("f0")])
+    assert [task.device for task in place_tasks(forward, 2, COSTS).tasks] == [0] * 4 + [1] * 4
+    followed = place_tasks(forward, 2, COSTS, homes=homes)
+    assert [task.device for task in followed.tasks] == [*homes.values()]
+
+
+def test_updates_alone_are_placed() -> None:
+    graph = layers(4)
+    updates = graph.with_tasks([task for task in graph.tasks if task.phase == "update"])
+    states = [replace(buffer, role=Role.STATE) for buffer in updates.buffers]
+    placed = place_tasks(replace(updates, buffers=tuple(states)), 2, COSTS, homes={"w3": 1})
+    assert placed.tasks[3].device == 1
 
 
 def test_a_step_that_is_placed_again_keeps_its_micro_batches() -> None:
