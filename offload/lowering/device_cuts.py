@@ -180,7 +180,7 @@ class _Balance:
         if is_last or begin == last:
             return (last,)
         at, slack = self._until[begin] + wanted, SLACK * self._share / self._laps
-        first = max(begin + 1, bisect_left(self._until, at - slack))
+        first = max(begin + 1, min(last - 1, bisect_left(self._until, at - slack)))
         near = range(first, min(last, max(first + 1, bisect_right(self._until, at + slack))))
         return nsmallest(PLACES, near, key=lambda end: self._sends[end - 1]) or (last,)
 

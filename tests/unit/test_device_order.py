@@ -1,6 +1,7 @@
 """In which order several devices begin their tasks, and whose states of the optimizer stay."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -164,6 +165,19 @@ def test_what_a_device_has_too_much_in_a_lap_it_has_less_in_another(laps: int) -
     placed = place_tasks(rounds(4, 6, 2, head=3.0), 4, COSTS, laps=(laps,))
     loads = [sum(t.seconds or 0 for t in placed.tasks if t.device == d) for d in range(4)]
     assert max(loads) <= 1.1 * sum(loads) / 4
+
+
+@pytest.mark.parametrize("laps", [1, 2, 4])
+@pytest.mark.parametrize("longest", [0, 3, 7])
+def test_a_layer_that_takes_nearly_all_the_time_has_company_elsewhere(
+    laps: int, longest: int
+) -> None:
+    """A machine with neighbours measures such times, and the budget is of two devices."""
+    graph = rounds(2, 4, 2)
+    slow = (f"F0.{longest}", f"F1.{longest}")
+    tasks = [replace(t, seconds=1e6 if t.name in slow else 1e-3) for t in graph.tasks]
+    placed = place_tasks(graph.with_tasks(tasks), 2, COSTS, laps=(laps,))
+    assert {task.device for task in placed.tasks} == {0, 1}
 
 
 def test_cuts_make_the_fullest_device_as_light_as_they_can() -> None:
