@@ -22,7 +22,7 @@ from benchmarks.offloading.language_steps import (
 )
 from offload import GraphBuilder, Role, simulate
 from offload.graph.taskgraph import UPDATE
-from offload.lowering.device_order import order_tasks
+from offload.lowering.device_order import list_device_orders
 from offload.planning.planner import build_memgraph
 from offload.planning.policies import Policy
 
@@ -65,7 +65,7 @@ class RoundRobin:
         stages, costs = list(self._list_stages()), self._machine.costs
         for step in range(STEPS):
             self._add_step(step, stages)
-        graph = order_tasks(self._builder.graph(), costs, {})
+        [(_, graph)] = list_device_orders(self._builder.graph(), costs, {})
         capacities = dict.fromkeys(graph.devices, self._machine.memory // 64 * 64)
         memgraph = build_memgraph(graph, capacities, Policy(drop_ahead=64))
         ends = [0.0] * STEPS

@@ -29,7 +29,7 @@ from benchmarks.offloading.language_steps import (
 from benchmarks.offloading.round_robin import RoundRobin
 from offload import Plan, plan
 from offload.live.session import LiveSession
-from offload.lowering.device_order import order_tasks
+from offload.lowering.device_order import list_device_orders
 from offload.lowering.device_placing import place_tasks
 from offload.planning.issue import DEPTH, Chart, Issue
 from offload.planning.planner import build_memgraph
@@ -213,7 +213,7 @@ def issue_nodes(cards: int, micro_batches: int) -> dict[str, Any]:
     machine = rtx4090(cards)
     graph = step_of(Workload(LLAMA_8B, micro_batches), machine.flops)
     placed = place_tasks(graph, cards, machine.costs)
-    ordered = order_tasks(placed, machine.costs, {})
+    _, ordered = list_device_orders(placed, machine.costs, {})[-1]
     capacities = dict.fromkeys(ordered.devices, machine.memory // 64 * 64)
     nodes = build_memgraph(ordered, capacities, Policy(drop_ahead=64)).nodes
     after: list[list[int]] = [[] for _ in nodes]

@@ -98,6 +98,8 @@ class Task:
     """Whether it draws random numbers. `after` chains such tasks."""
     turn: int = 0
     """The number of its micro-batch among several (lowering/micro_batches.py)."""
+    lap: int = 0
+    """How often its micro-batch has gone round all devices before (lowering/device_placing.py)."""
     pointwise: bool = False
     recomputes: str = ""
     """The task that this one runs once more."""

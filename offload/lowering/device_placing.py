@@ -3,45 +3,37 @@
     device 0   F0 F1 | f0 f1 | . . . . B1 B0 | b1 b0        layers 0 and 1, their weights and states
     device 1         | F2 F3 | f2 f3 B3 B2 | b3 b2          layers 2 and 3
 
-The forward tasks of each micro-batch are cut where the fewest bytes go on, into chunks of about
-equally many seconds; chunk c is of device c mod k. A backward task is of the chunk whose weights
-and activations it reads, and its seconds count there. What outlives the step has its home where it
-is read first, and what one update changes together has one home; a task that changes such a buffer
-runs there. So every sum is made on one device, in the order of the micro-batches: all bits are
-those of one device.
+The forward tasks of each micro-batch are cut into chunks (device_cuts.py), and chunk c is of device
+c mod k in lap c div k. A backward task is where the forward task of its layer is. What outlives the
+step has its home where it is read first, and what one update changes together has one home; a task
+that changes such a buffer runs there. So every sum is made on one device, in the order of the
+micro-batches: all bits are those of one device.
 """
 
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
 
 from offload.errors import GraphError
 from offload.graph.costs import Costs
 from offload.graph.taskgraph import BACKWARD, FORWARD, UPDATE, Role, Task, TaskGraph
+from offload.lowering.device_cuts import list_forward_passes, pair_backward
+from offload.lowering.device_laps import LAPS, choose_cut
 from offload.lowering.free_draws import free_draws
 
-SLACK = 0.45
-"""By how much of a chunk's seconds its end may be elsewhere, so that less goes on there."""
-SEEN = 0.1
-"""The share of a copy's seconds that other work does not hide."""
-USERS = 8
-"""What more tasks of a forward pass touch, such as a mask, is of no layer."""
 PLACED = "placed on"
 """How the note of a graph begins that says where its tasks run."""
-PLACES = 32
-"""At most so many places are tried for the end of a chunk."""
 
 
 def place_tasks(
     graph: TaskGraph,
     devices: int,
     costs: Costs,
-    chunks: int = 1,
+    laps: Sequence[int] = LAPS,
     homes: Mapping[str, int] | None = None,
 ) -> TaskGraph:
-    """The same step on so many devices, or on as many as it can be cut for. `chunks`: of each
-    device. `homes`: the devices where other steps have left tensors, which stay there."""
+    """The same step on so many devices, or on as many as it can be cut for. `laps`: how often a
+    micro-batch may go round the devices; the fastest is chosen. `homes`: the devices where other
+    steps have left tensors, which stay there."""
     if devices < 1:
         raise GraphError(f"devices={devices}: give 1 or more")
     if devices == 1:
@@ -53,10 +45,16 @@ def place_tasks(
     graph = graph.with_tasks(
         [replace(task, turn=turn) for task, turn in zip(graph.tasks, turns, strict=True)]
     )
-    places = _place_each(graph, devices, costs, chunks, homes)
-    tasks = [replace(task, device=device) for task, device in zip(graph.tasks, places, strict=True)]
-    note = _describe(graph, devices, used=len({*places}))
-    placed = replace(graph.with_tasks(tasks, None, note), device_count=devices, homes=dict(homes))
+    chunk_of = choose_cut(graph, pair_backward(graph), devices, laps, costs).chunk_of
+    places = _place_each(graph, devices, chunk_of, homes)
+    tasks = [
+        replace(task, device=device, lap=chunk_of.get(number, 0) // devices)
+        for number, (task, device) in enumerate(zip(graph.tasks, places, strict=True))
+    ]
+    placed = graph.with_tasks(
+        tasks, None, _describe(tasks, devices, len(list_forward_passes(graph)))
+    )
+    placed = replace(placed, device_count=devices, homes=dict(homes))
     placed.check()
     return free_draws(placed)
 
@@ -77,25 +75,25 @@ def _find_micro_batches(graph: TaskGraph) -> list[int]:
     return found
 
 
-def _describe(graph: TaskGraph, devices: int, used: int) -> str:
+def _describe(tasks: Sequence[Task], devices: int, passes: int) -> str:
+    used = len({task.device for task in tasks})
+    laps = 1 + max((task.lap for task in tasks), default=0)
     fewer = f" of {devices} asked, because it cannot be cut further" if used < devices else ""
     on = "1 device" if used == 1 else f"{used} devices"
-    passes = len(_list_forward_passes(graph))
+    rounds = f", and each micro-batch goes round them {laps} times" if laps > 1 else ""
     idle = (
         f"; they take turns, because there are fewer micro-batches ({passes}): accumulate batches,"
         " or give micro_batches"
     )
-    return f"{PLACED} {on}{fewer}{idle if 1 < used > passes else ''}"
+    return f"{PLACED} {on}{fewer}{rounds}{idle if 1 < used > passes else ''}"
 
 
 def _place_each(
-    graph: TaskGraph, devices: int, costs: Costs, chunks: int, known: Mapping[str, int]
+    graph: TaskGraph, devices: int, chunk_of: Mapping[int, int], known: Mapping[str, int]
 ) -> list[int]:
     """The device of every task."""
-    pairs = _pair_backward(graph)
-    chunk_of = _cut_forward(graph, pairs, devices, chunks, costs)
-    chunk_of |= {backward: chunk_of[pair] for backward, pair in pairs.items() if pair in chunk_of}
     near = {number: chunk % devices for number, chunk in chunk_of.items()}
+    near = _follow_homes(graph, near, known)
     homes = _find_homes(graph, near, known)
     at = {b: home for b in range(len(graph.buffers)) if (home := homes.find(b)) is not None}
     """Where the newest content of each buffer was made."""
@@ -131,6 +129,27 @@ def _device_of_most(graph: TaskGraph, where: Mapping[int, int], default: int) ->
 
 
 # ---- where what outlives the step has its home --------------------------------------------------
+
+
+def _follow_homes(
+    graph: TaskGraph, near: Mapping[int, int], known: Mapping[str, int]
+) -> Mapping[int, int]:
+    """The devices of forward and backward tasks, if other steps have left weights somewhere: tasks
+    go to their weights, except to those of several devices, and else to the task before them."""
+    users: dict[int, set[int]] = {}
+    for number, device in near.items():
+        for b in graph.tasks[number].reads:
+            users.setdefault(b, set()).add(device)
+    tensors = {b: graph.buffers[b].tensor for b, used in users.items() if len(used) == 1}
+    homes = {b: known[tensor] for b, tensor in tensors.items() if tensor in known}
+    latest: dict[int, int] = {}
+    following: dict[int, int] = {}
+    for number, device in near.items():
+        task = graph.tasks[number]
+        at = {b: homes[b] for b in task.reads if b in homes}
+        following[number] = _device_of_most(graph, at, latest.get(task.turn, device))
+        latest[task.turn] = following[number]
+    return following if homes else near
 
 
 def _find_homes(
@@ -192,125 +211,3 @@ class _HomeGroups:
             self._above[b] = self._above[self._above[b]]
             b = self._above[b]
         return b
-
-
-# ---- chunks -------------------------------------------------------------------------------------
-
-
-def _pair_backward(graph: TaskGraph) -> dict[int, int]:
-    """By backward task: the forward task of its layer, which is the last one with the largest
-    weight or activation that both touch. Tasks that touch none have that of the task before."""
-    last: dict[int, int] = {}
-    users: dict[int, int] = {}
-    pairs: dict[int, int] = {}
-    latest: dict[int, int] = {}
-    """By micro-batch: the forward task of its latest task."""
-    for number, task in enumerate(graph.tasks):
-        if task.phase == FORWARD:
-            latest[task.turn] = number
-            for b in task.touches:
-                users[b] = users.get(b, 0) + 1 if b in last and _is_of(last[b], task, graph) else 1
-                last[b] = number
-        elif task.phase == BACKWARD and task.turn in latest:
-            shared = {
-                b: graph.buffers[b].nbytes
-                for b in task.reads
-                if b in last and _is_of(last[b], task, graph) and users[b] <= USERS
-            }
-            if shared:
-                latest[task.turn] = last[max(shared, key=lambda b: shared[b])]
-            pairs[number] = latest[task.turn]
-    return pairs
-
-
-def _is_of(number: int, task: Task, graph: TaskGraph) -> bool:
-    """Whether the task of this number is of the same micro-batch."""
-    return graph.tasks[number].turn == task.turn
-
-
-def _cut_forward(
-    graph: TaskGraph, pairs: Mapping[int, int], devices: int, chunks: int, costs: Costs
-) -> dict[int, int]:
-    """The chunk of each task of a forward pass. `pairs`: the forward tasks of backward ones, whose
-    seconds count, too."""
-    seconds_of = [costs.of_task(task) for task in graph.tasks]
-    for backward, pair in pairs.items():
-        seconds_of[pair] += seconds_of[backward]
-    chunk_of: dict[int, int] = {}
-    known: dict[tuple[tuple[float, ...], tuple[int, ...]], list[int]] = {}
-    for tasks in _list_forward_passes(graph):
-        seconds = tuple(seconds_of[number] for number in tasks)
-        crossing = tuple(_bytes_that_go_on(graph, tasks))
-        if (seconds, crossing) not in known:
-            sends = [SEEN * costs.of_copy("send", nbytes) for nbytes in crossing]
-            until = [0.0, *accumulate(seconds)]
-            known[seconds, crossing] = _balance(until, sends, devices * chunks)
-        ends = known[seconds, crossing]
-        chunk_of |= {number: bisect_right(ends, place) for place, number in enumerate(tasks)}
-    return chunk_of
-
-
-def _list_forward_passes(graph: TaskGraph) -> list[list[int]]:
-    """The tasks of each micro-batch's forward pass. What follows the last backward pass measures
-    or clips gradients, and is of none."""
-    passes: dict[int, list[int]] = {}
-    trained = {task.turn for task in graph.tasks if task.phase == BACKWARD}
-    for number, task in enumerate(graph.tasks):
-        if task.phase == FORWARD and (not trained or task.turn in trained):
-            passes.setdefault(task.turn, []).append(number)
-    return list(passes.values())
-
-
-def _balance(until: Sequence[float], sends: Sequence[float], chunks: int) -> list[int]:
-    """Where each chunk but the last one ends: near its share, and so that the fullest chunk has the
-    least to do. `until`: the seconds before each place; `sends`: what a cut after it costs."""
-    share = until[-1] / chunks
-    if not share:
-        return []
-    best: dict[int, tuple[float, float, list[int]]] = {0: (0.0, 0.0, [])}
-    """By end of the latest chunk: the seconds of the fullest one, the squares of all, the ends."""
-    for number in range(1, chunks + 1):
-        near = [at for at in range(1, len(sends)) if abs(until[at] / share - number) < SLACK]
-        near = sorted(near, key=lambda at: sends[at - 1])[:PLACES]
-        if number == chunks:
-            near = [len(sends)]
-        ways = {end: [*_extend(best, end, until, sends)] for end in near}
-        best = {end: min(found) for end, found in ways.items() if found} or best
-    (_, _, ends) = best[len(sends)]
-    return ends[:-1]
-
-
-def _extend(
-    best: Mapping[int, tuple[float, float, list[int]]],
-    end: int,
-    until: Sequence[float],
-    sends: Sequence[float],
-) -> Iterator[tuple[float, float, list[int]]]:
-    """The ways of cutting up to this end."""
-    for start, (most, squares, ends) in best.items():
-        if start < end:
-            seconds = until[end] - until[start] + sends[end - 1]
-            yield max(most, seconds), squares + seconds * seconds, [*ends, end]
-
-
-def _bytes_that_go_on(graph: TaskGraph, tasks: Sequence[int]) -> list[int]:
-    """After each of these tasks: the bytes that they have made and that a later one reads."""
-    made: dict[int, int] = {}
-    last: dict[int, int] = {}
-    for place, number in enumerate(tasks):
-        for b in graph.tasks[number].writes:
-            if not graph.buffers[b].persistent:
-                made.setdefault(b, place)
-        for b in graph.tasks[number].reads:
-            last[b] = place
-    change = [0] * (len(tasks) + 1)
-    for b, place in made.items():
-        if last.get(b, -1) > place:
-            change[place] += graph.buffers[b].nbytes
-            change[last[b]] -= graph.buffers[b].nbytes
-    crossing: list[int] = []
-    now = 0
-    for place in range(len(tasks)):
-        now += change[place]
-        crossing.append(now)
-    return crossing

@@ -36,7 +36,7 @@ class Functions:
 
 def merge_key(task: Task) -> tuple[object, ...]:
     """Tasks with equal keys can be merged, and so can those that differ only in the first part."""
-    return (task.phase, task.lane, task.device, task.turn, _kind(task.kernel))
+    return (task.phase, task.lane, task.device, task.turn, task.lap, _kind(task.kernel))
 
 
 def is_ordered(task: Task) -> bool:

@@ -122,7 +122,10 @@ class _Search:
 
     def find_best(self) -> FoundPlan:
         took = self._try_shares("", self._wanted.graph, self._effort.drops)
-        self._try_other_graphs()
+        if len(self._wanted.graph.devices) > 1:
+            took = [min([*took, *self._try_orders()], key=lambda tried: tried.seconds)]
+        else:
+            self._try_other_graphs()
         if self._best is None:
             self._refuse()
         before = self._best
@@ -183,6 +186,15 @@ class _Search:
         used_up = len(self._tried) >= max(LEAST, WALKED // len(self._wanted.graph.tasks))
         work = least_seconds(graph, self._wanted.costs)
         return used_up or self._best.simulation.makespan <= ENOUGH * work
+
+    def _try_orders(self) -> list[Tried]:
+        """Try a plan of each other order of several devices."""
+        took: list[Tried] = []
+        for name, graph in self._wanted.others:
+            share, policy = next(self._policies.list_policies(graph, self._effort.drops))
+            title = f"{name}, {_describe_policy(share, policy)}"
+            took.append(Tried(self._try(title, policy, graph), f"{name}, ", share, policy, graph))
+        return took
 
     def _try_other_graphs(self) -> None:
         """Try a few plans of each other graph. What its host tasks touch is not resident."""

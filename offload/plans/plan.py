@@ -6,7 +6,7 @@ budget |=================================================|
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ from offload.graph.memgraph import MemGraph, Place, places_of
 from offload.graph.remarks import Remarks
 from offload.graph.taskgraph import HOST, TaskGraph
 from offload.lowering.chunks import chunk_tasks
-from offload.lowering.device_order import order_tasks
+from offload.lowering.device_order import list_device_orders
 from offload.lowering.device_placing import place_tasks
 from offload.lowering.fitting_states import find_fitting_states
 from offload.lowering.host_updates import CHOICES, move_updates_to_host
@@ -264,12 +264,13 @@ def _make_plan(options: PlanningOptions, graph: TaskGraph, homes: Mapping[int, P
     fixed = {b for b, place in homes.items() if place.arena != HOST}
     if len(graph.devices) > 1:
         limits = {d: nbytes - reserve for d, nbytes in options.budget.items() if nbytes is not None}
-        planned = graph = order_tasks(planned, options.costs, limits)
-        capacities = _find_capacities(options, planned, homes, reserve)
-        fixed |= find_fitting_states(planned, capacities)
-        first = move_updates_to_host(planned, options.costs, options.optimizer, fixed)
-        others = []
+        orders = list_device_orders(planned, options.costs, limits)
+        capacities = _find_capacities(options, orders[0][1], homes, reserve)
+        (_, first), *others = [
+            (name, _move_updates(ordered, capacities, options, fixed)) for name, ordered in orders
+        ]
     else:
+        orders = []
         (_, first), *others = [
             (", ".join(filter(None, (order, where))), variant)
             for order, ordered in list_orders(planned)
@@ -280,12 +281,25 @@ def _make_plan(options: PlanningOptions, graph: TaskGraph, homes: Mapping[int, P
         options.tails,
     )  # fmt: skip
     found_plan = proved_plan(wanted, options.cache, options.proven)
+    if orders:
+        graph = orders[found_plan.choice.graph if found_plan.choice else 0][1]
     same = {option.name: getattr(options, option.name) for option in fields(options)}
     plan = Plan(source=graph, found=found_plan, **same)
     log.info("%r, bound by %s", plan, plan.bound.lane)
     if log.isEnabledFor(logging.DEBUG):
         log.debug("%s", plan.explain())
     return plan
+
+
+def _move_updates(
+    graph: TaskGraph,
+    capacities: Mapping[int, int],
+    options: PlanningOptions,
+    fixed: Collection[int],
+) -> TaskGraph:
+    """Move the updates to the host whose states do not fit on their devices."""
+    staying = {*fixed, *find_fitting_states(graph, capacities)}
+    return move_updates_to_host(graph, options.costs, options.optimizer, staying)
 
 
 def _find_capacities(

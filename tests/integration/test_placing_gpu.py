@@ -36,17 +36,17 @@ FAKE_KERNELS = only_on_a_fake_gpu("kernels of a GPU add in any order")
 
 @FAKE_KERNELS
 @pytest.mark.parametrize(
-    "name, devices, chunks, share, order",
+    "name, devices, laps, share, order",
     every_value(
         ["gpt", "resnet18", "llama"], [2, 4], [1, 2], [1.0, 0.4, 0.0], ["priority", "random"]
     ),
 )
 def test_a_step_on_several_devices_has_the_bits_of_one(
-    name: str, devices: int, chunks: int, share: float, order: str
+    name: str, devices: int, laps: int, share: float, order: str
 ) -> None:
     need(devices)
     how: dict[str, Any] = {"engine": "cuda", "order": order, "seed": devices, "poison": True}
-    planner = PlacingPlanner(devices, chunks, share, **how)
+    planner = PlacingPlanner(devices, laps, share, **how)
     compare_training(training.trained_once(name, "cuda"), planner)
     assert planner.last is not None
     assert 2 <= len(planner.last.graph.devices) <= devices

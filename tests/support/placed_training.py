@@ -20,18 +20,18 @@ COSTS = Costs(flops=1e12, memory=1e12, launch=1e-7, h2d=2e10, d2h=2e10, d2d=2e10
 class PlacingPlanner(TestPlanner):
     """Plans a step on so many devices, each of which has this share of one device's peak."""
 
-    def __init__(self, devices: int, chunks: int, share: float, **how: Any) -> None:
+    def __init__(self, devices: int, laps: int, share: float, **how: Any) -> None:
         super().__init__(None, lambda _: nullcontext(), how)
-        self._placed = devices, chunks
+        self._placed = devices, laps
         self._share, self._wanted = share, 0
         self.last: Plan | None = None
 
     def place(self, graph: TaskGraph, homes: Mapping[str, int]) -> TaskGraph:
         whole = offload.plan(graph, None, COSTS)
         self._wanted = whole.reserve + int(whole.peak_bytes * self._share)
-        devices, chunks = self._placed
+        devices, laps = self._placed
         timings = (timed_at_random(graph, seed) for seed in range(10))
-        return [place_tasks(timed, devices, COSTS, chunks, homes) for timed in timings][-1]
+        return [place_tasks(timed, devices, COSTS, (laps,), homes) for timed in timings][-1]
 
     def plan(self, graph: TaskGraph, budget: Any) -> Plan:
         del budget
