@@ -98,7 +98,7 @@ def test_a_job_on_two_gpus_leaves_them_empty_and_goes_on_on_one(tmp_path: Path) 
             host.do(command, job)
             said.append(events.get(timeout=120))
             if isinstance(command, Leave):
-                assert torch.cuda.mem_get_info(1)[0] == empty
+                assert torch.cuda.mem_get_info(1)[0] >= empty
     kinds = [Planned, TurnEnded, Departed, Planned, Finished]
     assert [type(event) for event in said] == kinds, said
     planned = [event for event in said if isinstance(event, Planned)]
