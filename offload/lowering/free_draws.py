@@ -9,7 +9,9 @@ in its sequence, and it was measured how far each kernel moves it on. So the pla
 known, and it follows only the first one, which notes where the step begins.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from offload.graph.taskgraph import Task, TaskGraph
 from offload.program.generators import StepDraws, draws_at_a_place
@@ -17,11 +19,14 @@ from offload.program.kernels import device_of
 
 
 def free_draws(graph: TaskGraph) -> TaskGraph:
-    """The same step, whose tasks draw in any order. It is as it was on CPUs, and where a kernel
-    draws from another generator, seeds one, or has numbers that differ from step to step."""
+    """The same step, whose tasks draw in any order. On CPUs they draw one after the other, and also
+    where a kernel draws from another generator, seeds one, or has numbers that differ from step to
+    step."""
     drawing = [number for number, task in enumerate(graph.tasks) if task.random]
-    if device_of(graph).type != "cuda" or not drawing:
+    if not drawing:
         return graph
+    if device_of(graph).type != "cuda":
+        return _chain(graph, drawing)
     ends = [0]
     for number in drawing:
         task = graph.tasks[number]
@@ -40,6 +45,16 @@ def free_draws(graph: TaskGraph) -> TaskGraph:
         after = others if number == first else others | {first}
         kernel = draws.wrap(task.kernel.calls, start, end, begins=number == first)
         tasks[number] = replace(task, kernel=kernel, after=tuple(sorted(after)))
+    return graph.with_tasks(tasks)
+
+
+def _chain(graph: TaskGraph, drawing: Sequence[int]) -> TaskGraph:
+    """The same step, whose tasks draw one after the other. Lanes have a generator each, but every
+    kernel of a CPU draws from one default generator, whose state they exchange meanwhile."""
+    tasks = list(graph.tasks)
+    for before, number in pairwise(drawing):
+        after = tuple(sorted({*tasks[number].after, before}))
+        tasks[number] = replace(tasks[number], after=after)
     return graph.with_tasks(tasks)
 
 

@@ -50,13 +50,20 @@ def build_strategy(config: RunConfig) -> Strategy | str:
             f"is {config.trainer.devices}, but a process trains on each of them, and offload plans"
         )
         raise BuildError("trainer.devices", f"{why} one process: give offload.devices instead")
-    if isinstance(config.offload.devices, str):
-        why = f"is {config.offload.devices!r}, a range, which only a job of a fleet may have"
-        raise BuildError("offload.devices", f"{why}: give a number")
+    _count_devices(config)
     try:
         return OffloadStrategy(**config.offload.model_dump())
     except (OffloadError, ValueError) as error:  # the schema has checked all but this machine
         raise BuildError(_key(error, "offload.engine"), str(error)) from error
+
+
+def _count_devices(config: RunConfig) -> int:
+    """Return over how many devices each step of a run is spread that is no job of a fleet."""
+    devices = 1 if config.offload is None else config.offload.devices
+    if isinstance(devices, str):
+        why = f"is {devices!r}, a range, which only a job of a fleet may have"
+        raise BuildError("offload.devices", f"{why}: give a number")
+    return devices
 
 
 def check_device(trainer: L.Trainer) -> None:
@@ -200,6 +207,7 @@ def berth_in_swarm(console: Console, folder: RunFolder, join: str, name: str = "
                 loose_key=given.loose_key,
                 alike=shared_keys(dump_config(config)),
                 budget=None if config.offload is None else config.offload.budget,
+                devices=_count_devices(config),
             )
         except (AddressError, CannotBeElastic) as error:
             raise BuildError("elastic", str(error)) from error

@@ -33,7 +33,6 @@ FIXED_FOR_PEERS: Mapping[str, tuple[Any, ...]] = MappingProxyType({
     "verify": (True,),
     "plan_cache": (None,),
     "host_dir": (None,),
-    "devices": (1,),
     "micro_batches": (1,),
 })  # fmt: skip
 """The keys of `offload` that a peer of a swarm does not use, each with the only value allowed."""
@@ -118,7 +117,7 @@ def _elastic_conflicts(raw: Raw) -> Iterator[tuple[Place, str]]:
     yield from _offload_of_a_peer(raw.get("offload"))
     devices, accumulate = (value_at(raw, "trainer", key) for key in ("devices", "accumulate"))
     if type(devices) is int and devices > 1:
-        why = f"is {devices}, but a peer of a swarm trains on one device: start a peer for each"
+        why = f"is {devices}, but a peer of a swarm is one process: give offload.devices"
         yield ("trainer", "devices"), why
     if type(accumulate) is int and accumulate > 1:
         why = f"is {accumulate}, but lanes are micro-batches already: remove it, and raise"
@@ -150,7 +149,7 @@ def _offload_of_a_peer(offload: Any) -> Iterator[tuple[Place, str]]:
         yield ("offload", "budget"), f"{why}: give it, or remove offload"
     for key, allowed in FIXED_FOR_PEERS.items():
         if key in offload and offload[key] not in allowed:
-            why = f"is {offload[key]}, but a peer of a swarm plans its lanes by budget alone"
+            why = f"is {offload[key]}, but a peer of a swarm plans its lanes by budget and devices"
             yield ("offload", key), f"{why}: remove it"
 
 

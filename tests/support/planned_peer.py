@@ -138,7 +138,9 @@ def alone(out: Path, budget: str | int | None, steps: int = 8, **more: Any) -> R
     """Train with an anchor of its own."""
     out.mkdir(parents=True, exist_ok=True)
     secret = write_secret(out)
-    given = {key: more.pop(key) for key in ("sum", "checkpoint", "device") if key in more}
+    given = {
+        key: more.pop(key) for key in ("sum", "checkpoint", "device", "devices") if key in more
+    }
     with Anchor("127.0.0.1", 0, read_secret(secret), Settings()) as anchor:
         serving = threading.Thread(target=anchor.run)
         serving.start()

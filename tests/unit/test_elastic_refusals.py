@@ -127,7 +127,7 @@ def test_the_device_that_the_user_names_is_kept() -> None:
 
 
 def test_several_devices_are_refused() -> None:
-    with pytest.raises(CannotBeElastic, match=r"devices=2.*start a peer for each"):
+    with pytest.raises(CannotBeElastic, match=r"devices=2.*devices= to the strategy"):
         strategy_with(2)
 
 

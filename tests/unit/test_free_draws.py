@@ -111,3 +111,15 @@ def test_the_generators_are_as_after_eager_and_a_wrong_length_is_an_error(
     with pytest.raises(StepError, match=r"on cuda:1 moved .* to 16 .* 12 was found .* devices=1"):
         draws.leave(12, torch.device("cuda", 1))
     assert [known[0].state, known[1].state] == [(7, 112), (5, 40)]
+
+
+def test_lanes_with_a_generator_each_draw_one_after_the_other_on_cpus() -> None:
+    builder = GraphBuilder()
+    for number in range(4):
+        b = builder.buffer(f"b{number}", 64)
+        builder.task(
+            f"t{number}", [], [b], kernel=Call(print), random=True, device=number % 2, turn=number
+        )
+        builder.output(b)
+    graph = replace(builder.graph(), program=Program((), (), {}, device=torch.device("cpu")))
+    assert [task.after for task in free_draws(graph).tasks] == [(), (0,), (1,), (2,)]

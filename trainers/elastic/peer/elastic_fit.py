@@ -76,10 +76,12 @@ class ElasticFit(OneDeviceStrategy):
         lanes: int,
         sum: Sum,
         budget: str | int | None = None,
+        devices: int = 1,
         **more: Any,
     ) -> None:
         super().__init__(**more)
-        self._planning = None if budget is None else Planning(budget)
+        is_planned = budget is not None or devices != 1
+        self._planning = Planning(budget, devices) if is_planned else None
         if sum not in SUMS:
             raise CannotBeElastic(f"sum={sum!r}: choose one of {', '.join(SUMS)}")
         self._sum = sum
@@ -98,7 +100,8 @@ class ElasticFit(OneDeviceStrategy):
 
     def _take_several(self, devices: Sequence[torch.device]) -> NoReturn:
         raise CannotBeElastic(
-            f"devices={len(devices)}: a peer trains on one device; start a peer for each"
+            f"Trainer(devices={len(devices)}): give Trainer(devices=1), and devices= to the"
+            " strategy, which spreads a peer's lanes over them"
         )
 
     @property

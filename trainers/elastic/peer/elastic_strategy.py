@@ -69,6 +69,7 @@ class ElasticStrategy(ElasticFit):
         loose_key: bool = False,
         alike: Mapping[str, str] | None = None,
         budget: str | int | None = None,
+        devices: int = 1,
         **more: Any,
     ) -> None:
         """`global_batch`: the samples of a step, over all peers; the loader's batch size if not
@@ -79,9 +80,10 @@ class ElasticStrategy(ElasticFit):
         address at which others reach this peer; the one by which it reaches the anchor if not
         given. `name`: of this peer, unique in the swarm. `alike`: more that must be equal at all
         peers, by name. `budget`: lanes and updates run as plans within so many bytes of the device,
-        as of `OffloadStrategy`; peers with and without one train together. `loose_key`: others may
-        use the secret file here. `more` is given to Lightning's strategy."""
-        super().__init__(global_batch, lanes, sum, budget, **more)
+        as of `OffloadStrategy`; peers with and without one train together. `devices`: a peer's
+        lanes are spread over so many, from the trainer's one on. `loose_key`: others may use the
+        secret file here. `more` is given to Lightning's strategy."""
+        super().__init__(global_batch, lanes, sum, budget, devices, **more)
         self._addresses = parse_addresses(join)
         self._secret = read_secret(secret_file, loose=loose_key)
         self._checkpoint = checkpoint

@@ -66,7 +66,7 @@ def _why_alone(plans: Sequence[Plan]) -> str:
     """Say why a group would not help; empty: it may."""
     if len(plans) != 1:
         return f"the Python of a lane needs values in its middle, so it ran in {len(plans)} parts"
-    if not _copies_weights(plans[0]):
+    if plans[0].graph.device_count == 1 and not _copies_weights(plans[0]):
         return "all weights are resident"
     return ""
 

@@ -44,8 +44,8 @@ class LanePlanner(StepPlanner):
 class Planning:
     """One strategy's."""
 
-    def __init__(self, budget: str | int) -> None:
-        self.request = PlanRequest(budget)
+    def __init__(self, budget: str | int | None, devices: int) -> None:
+        self.request = PlanRequest(budget or "100%", devices=devices)
         self.session = StepSession()
         self.ran: Sequence[Plan] = ()
         self.plan: Plan | None = None
@@ -59,10 +59,11 @@ class Planning:
         """Plan for the device of this strategy of Lightning's."""
         if why := why_no_core():
             raise CannotBeElastic(
-                f"budget={self.request.budget!r}: this run cannot be planned: {why}."
-                " Without a plan no budget can be kept: change what is named, or leave out budget="
+                f"budget={self.request.budget!r}: this run cannot be planned: {why}. Without a plan"
+                " no budget can be kept: change what is named, or leave out budget= and devices="
             )
         target = target_of("auto", strategy.accelerator, strategy.root_device)
+        target.check_devices(self.request.devices)
         # A GPU's peers have the same bits, and the host's updates would have others.
         where = "auto" if target.device.type == "cpu" else "device"
         request = replace(self.request, optimizer=where)
