@@ -17,7 +17,7 @@ callback makes the fit loop read it again.
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -299,8 +299,12 @@ class PhaseSwitch(L.Callback):
     @contextmanager
     def averaged(self, pl_module: L.LightningModule) -> Iterator[None]:
         """Give the module its final weights: the averages, if the last phase keeps an average."""
-        with self._average.shown(pl_module) if self.policy.phase.ema else nullcontext():
+        if self.policy.phase.ema:
+            self._average.show(pl_module)
+        try:
             yield
+        finally:
+            self._average.hide(pl_module)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._pass.owes_end:  # after a resume at an epoch's end, Lightning ends it once more

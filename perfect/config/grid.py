@@ -15,7 +15,8 @@ from typing import Annotated, Any, Union, final, get_args, get_origin
 
 from pydantic import BaseModel
 
-from perfect.config.grid_schema import FleetConfig
+from offload.sizes import format_count
+from perfect.config.grid_schema import FleetConfig, HalvingConfig
 from perfect.config.schema import RunConfig, dump_config
 
 Parts = tuple[str | int, ...]
@@ -194,6 +195,15 @@ def length_of(config: RunConfig) -> int | None:
     """Return the steps of a run, if they are known without its data."""
     steps = [phase.steps for phase in config.phases]
     return None if None in steps else sum(step or 0 for step in steps)
+
+
+def why_too_late(stop: HalvingConfig | None, lengths: Sequence[int]) -> str | None:
+    """Return why jobs of these lengths end before the first rung; None if they do not."""
+    if stop is None or not lengths or stop.first < min(lengths):
+        return None
+    shortest = format_count(min(lengths), "step")
+    why = f"is {stop.first}, but the shortest job has {shortest}, so it would never be judged"
+    return f"{why}: lower it"
 
 
 def paths_of(key: str) -> tuple[str, ...]:

@@ -16,7 +16,6 @@ last states is unknown, and a full disk loses only the lines that do not fit.
 import json
 import logging
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -25,8 +24,8 @@ from typing import Any
 
 import yaml
 from rich.console import Console
-from rich.text import Text
 
+from perfect.command_line import handled, print_plain
 from perfect.config.grid import Grid
 from perfect.config.yaml_reader import read_dump
 from perfect.errors import ConfigError, FolderError, RunError
@@ -157,17 +156,18 @@ def run_grid(grid: Grid, out: Path, console: Console) -> int:
         fleet = build_fleet(grid, out, watch, grid.points)
         status, code = "failed", 1
         try:
-            for part in (_sigterm_as_ctrl_c(), _log_warnings(), timeline, board):
+            as_ctrl_c = handled(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+            for part in (as_ctrl_c, _log_warnings(), timeline, board):
                 stack.enter_context(part)
             result = fit_of(grid, fleet)()
             status, code = "completed", 0
             if left := result.unfinished:
                 status, again = "out of time", "the same command goes on for as long again"
-                _print_line(console, f"the time is over: {describe_unfinished(left, out)}: {again}")
+                print_plain(console, f"the time is over: {describe_unfinished(left, out)}: {again}")
         except KeyboardInterrupt as error:
             status, code = "interrupted", 130
             message = str(error) or f"stopped at once; the same command goes on in {out}"
-            _print_line(console, message)
+            print_plain(console, message)
         finally:
             stack.close()
             _write_records(grid, folder, fleet, status, console)
@@ -184,31 +184,14 @@ def _write_records(
     results = grid_results(grid, folder.path, result, status)
     console.print(result_table(results, runs_of(folder.path, results)))
     for failure in failures(result):
-        _print_line(console, failure, style="red")
+        print_plain(console, failure, style="red")
     try:
         folder.write(results)
         write_fleet_page(folder.path)
     except (RunError, OSError) as error:  # it must not hide the error that ended the fleet
-        _print_line(console, f"the results could not be written: {error}")
+        print_plain(console, f"the results could not be written: {error}")
         return
-    _print_line(console, f"report: {folder.report}")
-
-
-def _print_line(console: Console, text: str, style: str = "") -> None:
-    console.print(Text(text, style=style), soft_wrap=True)
-
-
-@contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """SIGTERM is Ctrl-C in this block."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    print_plain(console, f"report: {folder.report}")
 
 
 @contextmanager

@@ -89,6 +89,12 @@ def resnet8_stride2(num_classes: int) -> ResNet:
     return ResNet(num_classes, widths=(16, 32, 64), blocks=1, stem_stride=2)
 
 
+def resnet50(num_classes: int) -> nn.Module:
+    from torchvision.models import resnet50  # this import is slow, and only resnet50 needs it
+
+    return resnet50(num_classes=num_classes)
+
+
 # ---- VGG16 (Simonyan & Zisserman 2015) without the two hidden linear layers -------------------
 
 VGG_STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
