@@ -27,8 +27,8 @@ from loaders.pixels.augmentation import (
     reads_slots,
     view_keys,
 )
-from loaders.pixels.moves import Moves, move_parts, picture_sizes
-from loaders.pixels.placing import Images, SlotPictures
+from loaders.pixels.moves import Moves, move_parts
+from loaders.pixels.placing import Images, SlotPictures, picture_sizes
 from loaders.slots.columns import ArrayColumn
 from loaders.slots.leaves import as_kind, is_tv_tensor
 from loaders.slots.slab import Slab

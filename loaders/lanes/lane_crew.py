@@ -176,7 +176,7 @@ class LaneCrew:
         def run() -> tuple[Serve, Residents | None, LaneRoom]:
             serve = progress.walk.serve(step)
             residents = progress.walk.plan.walk(step)[0] if enters else None
-            return serve, residents, room or table.rooms.make(progress, residents)
+            return serve, residents, room or table.make_room(progress, residents)
 
         def note(planned: Any, error: BaseException | None) -> None:
             serve, residents, there = planned or (None, None, room)

@@ -23,41 +23,10 @@ from loaders.stats import BatchInfo
 from loaders.workers.decode_work import DecodeWork, Done, PassJobs, PassOrder, WorkProgress
 
 
-class LaneRooms:
-    """Makes rooms for the lanes of one loader. Several threads call it."""
-
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
-        self._lock = threading.Lock()
-        self._first: LaneRoom | None = None
-        """The first room that was made. Others are like it."""
-
-    def make(self, progress: LaneProgress, residents: Residents | None) -> LaneRoom:
-        """Make room for the samples of a lane. The first one that is still to be served shows how
-        large a slot is. `residents` says who stands in the buffer, if nobody has noted it yet."""
-        pipeline, order, slots = self._pipeline, progress.order, progress.of.slots
-        with self._lock:
-            if self._first is None:
-                jobs = progress.samples.work.jobs
-                if residents is not None:
-                    jobs = PassJobs.from_residents(residents, len(order))
-                # If that sample cannot be read, another one of the share takes its place.
-                slabs = pipeline.slabs
-                slab = slabs.slab_for(slots, order, *(jobs.some(0, 1) or [0]))
-                self._first = LaneRoom(slab, slabs.maker_of(slab), [*range(slots - 1, -1, -1)])
-                return self._first
-            like = self._first
-        if pipeline.setup.opened.decoded is not None:
-            return like
-        slab = Slab(like.slab.nest.template, slots, varies=like.slab.varies)
-        return LaneRoom(slab, like.maker.for_slab(slab), [*range(slots - 1, -1, -1)])
-
-
 class LaneTable:
     """The lanes that one peer holds, in the order in which they were given."""
 
     def __init__(self, pipeline: Pipeline) -> None:
-        self.rooms = LaneRooms(pipeline)
         self.held: dict[int, HeldLane] = {}
         self.step = 0
         self.extra_decodes = 0
@@ -68,6 +37,31 @@ class LaneTable:
         self._walks: dict[int, LaneWalk] = {}
         self.spare: list[LaneRoom] = []
         """Rooms that lanes have left."""
+        self._first_room: LaneRoom | None = None
+        """The first room that was made. Others are like it."""
+        self._making = threading.Lock()
+
+    def make_room(self, progress: LaneProgress, residents: Residents | None) -> LaneRoom:
+        """Make room for the samples of a lane. The first one that is still to be served shows how
+        large a slot is. `residents` says who stands in the buffer, if nobody has noted it yet.
+        Several threads call it, without the lock of the crew."""
+        pipeline, order, slots = self._pipeline, progress.order, progress.of.slots
+        with self._making:
+            if self._first_room is None:
+                jobs = progress.samples.work.jobs
+                if residents is not None:
+                    jobs = PassJobs.from_residents(residents, len(order))
+                # If that sample cannot be read, another one of the share takes its place.
+                slabs = pipeline.slabs
+                slab = slabs.slab_for(slots, order, *(jobs.some(0, 1) or [0]))
+                room = LaneRoom(slab, slabs.maker_of(slab), [*range(slots - 1, -1, -1)])
+                self._first_room = room
+                return room
+            like = self._first_room
+        if pipeline.setup.opened.decoded is not None:
+            return like
+        slab = Slab(like.slab.nest.template, slots, varies=like.slab.varies)
+        return LaneRoom(slab, like.maker.for_slab(slab), [*range(slots - 1, -1, -1)])
 
     def begin(self, of: LanePass, order: PassOrder, step: int) -> None:
         """Serve this pass from `step` on. Lanes that are held stay, with what was decoded ahead."""

@@ -68,7 +68,8 @@ class IterableSamples:
         return type(self.dataset).__name__
 
     def check(self, world_size: int) -> None:
-        if world_size > 1 and self.sharded is None and not is_huggingface(self.dataset):
+        of_huggingface = type(self.dataset).__module__.partition(".")[0] == "datasets"
+        if world_size > 1 and self.sharded is None and not of_huggingface:
             kind = type(self.dataset).__name__
             raise LoaderError(
                 f"nobody says whether {kind} gives each of {world_size} ranks its own samples: give"
@@ -79,7 +80,9 @@ class IterableSamples:
     def begin(self, turn: StreamTurn, place: Place | None = None, skip: int = 0) -> StreamReading:
         dataset, sharded = self.dataset, self.sharded is True
         if self.sharded is None and turn.world_size > 1:
-            dataset, sharded = of_rank(dataset, turn.rank, turn.world_size), True
+            distributed = importlib.import_module("datasets.distributed")
+            dataset = distributed.split_dataset_by_node(dataset, turn.rank, turn.world_size)
+            sharded = True
         return _read(dataset, turn, 1 if sharded else turn.world_size, place, skip)
 
     def decode(self, raw: RawSample, room: Room = ANYWHERE) -> Any:
@@ -144,16 +147,6 @@ def _mark(sample: Any) -> str:
 
 BUFFER = "BufferShuffledExamplesIterable"
 ITERABLES = "datasets.iterable_dataset"
-
-
-def is_huggingface(dataset: Any) -> bool:
-    return type(dataset).__module__.partition(".")[0] == "datasets"
-
-
-def of_rank(dataset: Any, rank: int, world_size: int) -> Any:
-    """The samples of one rank."""
-    distributed = importlib.import_module("datasets.distributed")
-    return distributed.split_dataset_by_node(dataset, rank, world_size)
 
 
 def loses_samples(dataset: Any) -> bool:
