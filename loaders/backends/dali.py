@@ -19,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from loaders.backends import Encoded, read, unreadable
+from loaders.backends import Encoded, read
 from loaders.errors import BackendMissing
-from loaders.pixels.decoding import check_encoded, decode_pixels
+from loaders.pixels.decoding import check_encoded, decode_pixels, unreadable
 from loaders.sources.archives import PictureTar
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class DaliPictures:
         try:
             check_encoded(data, self.files.decoder.pixel_limit)
         except Image.DecompressionBombError as error:
-            raise unreadable(self.files, index, str(error)) from error
+            raise unreadable(self.files.name_of(index), error) from error
         except Exception:  # DALI may be able to decode it; if not, it raises
             log.debug("%s of the files: DALI alone knows how large it is", index)
         return np.frombuffer(data, dtype=np.uint8)
@@ -107,7 +107,8 @@ class DaliPictures:
                 try:
                     self._decode([data])
                 except RuntimeError as its_own:
-                    raise unreadable(self.files, index, _reason(data, its_own)) from its_own
+                    why = _reason(data, its_own)
+                    raise unreadable(self.files.name_of(index), why) from its_own
             error.add_note(
                 f"DALI failed on the samples {list(ids)} together, and on none of them alone"
             )

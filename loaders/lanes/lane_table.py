@@ -17,9 +17,8 @@ from loaders.batching.batches import Gathered
 from loaders.lanes.held_lanes import HeldLane, LaneProgress, LaneRoom
 from loaders.lanes.lane_order import LanePass, LaneWalk
 from loaders.order.serve import Residents, Serve
-from loaders.pipeline import Pipeline
+from loaders.pipeline import Pipeline, make_batch
 from loaders.slots.slab import Slab
-from loaders.stats import BatchInfo
 from loaders.workers.decode_work import DecodeWork, Done, PassJobs, PassOrder, WorkProgress
 
 
@@ -177,10 +176,7 @@ class LaneTable:
 
         def make(step: int, serve: Serve, slots: NDArray[np.int64]) -> Gathered:
             assert held.room is not None
-            serves = serve.serves if progress.of.reaugment else np.zeros_like(serve.serves)
-            draws, ids = share.draws(serve.positions, serves), share.ids(serve.positions)
-            info = BatchInfo(share.pass_index, step, serve.positions, ids, serve.serves, draws)
-            return held.room.maker.make(info, slots, serves)
+            return make_batch(held.room.maker, share, progress.of.reaugment, step, serve, slots)
 
         rows = None if decoded is None else partial(decoded.rows_of, share)
         work = DecodeWork(PassJobs.whole_pass(0), read, make, of.whole.reuse, rows)

@@ -156,7 +156,7 @@ class PictureDecoder:
             with FileIO(path) as file:
                 data = file.readall()
         except OSError as error:
-            raise _unreadable(str(path), error) from error
+            raise unreadable(str(path), error) from error
         return self.decode(data, str(path), room)
 
     def decode(self, data: bytes, name: str, room: Room = ANYWHERE) -> torch.Tensor:
@@ -166,7 +166,7 @@ class PictureDecoder:
         except LoaderError:
             raise  # there is no room for the pixels, and nothing is wrong with the file
         except Exception as error:  # decoders raise all kinds of errors, even SyntaxError
-            raise _unreadable(name, error) from error
+            raise unreadable(name, error) from error
         # The result is a view [3, H, W] over memory [H, W, 3], which is channels_last.
         return torch.from_numpy(pixels).permute(2, 0, 1)
 
@@ -251,5 +251,5 @@ def check_encoded(data: bytes, pixel_limit: int | None = None) -> None:
     check_extent(height, width, pixel_limit)
 
 
-def _unreadable(name: str, error: Exception) -> DecodeError:
-    return DecodeError(f"cannot decode picture {name}: {error}; repair the file or remove it")
+def unreadable(name: str, why: Exception | str) -> DecodeError:
+    return DecodeError(f"cannot decode picture {name}: {why}; repair the file or remove it")

@@ -58,7 +58,8 @@ def why_not(path: str, data: Mapping[str, Any], root: type[BaseModel] = RunConfi
             here, value = holders, value.get(part) if isinstance(value, dict) else None
         done.append(str(part))
     if any(_is_model(m) for kind in here for m in (kind, *_inner(kind))):
-        inside = [leaf for leaf in leaves(root) if leaf.startswith(f"{_general(path)}.")]
+        above = "".join("0." if part.isdecimal() else f"{part}." for part in path.split("."))
+        inside = [leaf for leaf in leaves(root) if leaf.startswith(above)]
         inside.sort(key=lambda leaf: (len(leaf), leaf))
         return f"'{path}' holds other keys: give one of them, such as '{inside[0]}'"
     return None
@@ -108,10 +109,6 @@ def put(data: dict[str, Any], path: str, value: Any) -> None:  # Any: plain data
             here[part] = {}
         here = here[part]
     here[last] = copy.deepcopy(value)
-
-
-def _general(path: str) -> str:
-    return ".".join("0" if part.isdecimal() else part for part in path.split("."))
 
 
 def _is_model(kind: Any) -> bool:

@@ -27,8 +27,7 @@ from rich.console import Console
 
 from perfect.command_line import handled, print_plain
 from perfect.config.grid import Grid
-from perfect.config.yaml_reader import read_dump
-from perfect.errors import ConfigError, FolderError, RunError
+from perfect.errors import FolderError, RunError
 from perfect.grids.grid_fleet import (
     build_fleet,
     failures,
@@ -67,7 +66,7 @@ class GridFolder:
         """Make the folder. Raise `FolderError` if this grid may not run here."""
         plain = grid.dump()
         if is_folder(self.path) and self.grid.exists():
-            self._compare(plain)
+            check_same(self.grid, "another grid", plain, _what)
         elif self.path.exists() and any(self.path.iterdir()):
             raise FolderError(
                 f"{self.path} is not empty and holds no grid (no grid.yaml): give another --out"
@@ -79,13 +78,6 @@ class GridFolder:
             raise FolderError(
                 f"{self.path} cannot be written ({error}): free some space, or give another --out"
             ) from error
-
-    def _compare(self, mine: dict[str, Any]) -> None:
-        try:
-            theirs = read_dump(self.grid)
-        except ConfigError as error:
-            raise FolderError(f"{self.grid} is damaged ({error}): give another --out") from error
-        check_same(f"{self.path} holds another grid", _what(theirs), _what(mine))
 
     def write(self, results: Mapping[str, Any]) -> None:
         """Write grid.json, whole or not at all."""

@@ -1,11 +1,7 @@
 """The networks that a YAML can name.
 
-    resnet18, vgg16, mobilenetv2   32x32 pictures: the three nets of the CIFAR-10 figures
-    resnet8, resnet8_stride2       train on two CPU cores; the second is for 64x64 pictures
-    pilot                          the smallest: the accuracy study trains dozens of these
-    resnet50                       224x224 pictures, from torchvision: the ImageNet figures
-
-    gpt2_tiny, _small, _medium, _large, _xl     text: N x S ids -> N x S x vocabulary logits
+    those of picture_nets                       N x 3 x H x W pictures -> N x num_classes logits
+    gpt2_tiny, _small, _medium, _large, _xl     N x S ids -> N x S x vocabulary logits
     llama_tiny, llama_7b                        the same; with LoRA if the config asks for it
 
 May import: callbacks, config, text.

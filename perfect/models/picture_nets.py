@@ -5,6 +5,7 @@
     vgg16         13 convolutions with batch norm, one linear head
     mobilenetv2   inverted residuals; the stem and the first 24-channel block keep stride 1
     pilot         280k parameters, for studies on a CPU
+    resnet50      224x224 pictures, from torchvision: the ImageNet figures
 
 They differ from torchvision's in strides, biases and heads, so that a 32x32 picture keeps its
 detail; their names of parameters are those of every checkpoint that we have written.

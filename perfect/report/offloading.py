@@ -60,26 +60,22 @@ class TimeShares:
 
 
 def time_bars(times: Sequence[TimeShares]) -> str | None:
+    """Draw a figure that is as wide as the text, unlike figures with axes."""
     times = [time for time in times if time.seconds]
     if not times:
         return None
-    with matplotlib.rc_context(dict(STYLE)):
-        return to_svg(draw_bars(times), "Where the time of training went")
-
-
-def draw_bars(times: Sequence[TimeShares]) -> Figure:
-    """Draw a figure that is as wide as the text, unlike figures with axes."""
     height = TOP + ROW * len(times)
-    figure = Figure(figsize=(WIDTH, height))
-    axes = figure.add_axes((0, 0, 1, ROW * len(times) / height))
-    for number, time in enumerate(times):
-        _bar(axes, len(times) - 1 - number, time)
-    axes.set_xlim(0, 1)
-    axes.set_ylim(0, len(times))
-    axes.set_axis_off()
-    entries = [(name, colour) for name, colour, _ in PARTS.values()]
-    put_legend(figure, entries, height, gap=1.8)
-    return figure
+    with matplotlib.rc_context(dict(STYLE)):
+        figure = Figure(figsize=(WIDTH, height))
+        axes = figure.add_axes((0, 0, 1, ROW * len(times) / height))
+        for number, time in enumerate(times):
+            _bar(axes, len(times) - 1 - number, time)
+        axes.set_xlim(0, 1)
+        axes.set_ylim(0, len(times))
+        axes.set_axis_off()
+        entries = [(name, colour) for name, colour, _ in PARTS.values()]
+        put_legend(figure, entries, height, gap=1.8)
+        return to_svg(figure, "Where the time of training went")
 
 
 def _bar(axes: Axes, low: float, time: TimeShares) -> None:

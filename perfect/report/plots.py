@@ -186,23 +186,7 @@ def learning_rate(
     run_phases: RunPhases,
     steps: float,
 ) -> str | None:
-    x, y = rate_curve(metrics, phases)
-    if not len(x):
-        return None
-    with panels([1.35]) as (figure, (axes,)):
-        draw_line(axes, x, y, GREEN, dots=False)
-        axes.set_ylim(0, max(y.max() * 1.08, 1e-12))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
-        run_phases.draw([axes], steps)
-        axes.set_xlabel("optimizer step")
-        return to_svg(figure, "Learning rate over optimizer steps")
-
-
-def rate_curve(
-    metrics: Metrics,
-    phases: Sequence[Mapping[str, Any]],  # Any: rows of run.json
-) -> tuple[Column, Column]:
-    """Return the rates that were logged, and those with which phases began and ended."""
+    """Draw the rates that were logged, and those with which phases began and ended."""
     x, y = metrics.pairs("step", "lr")
     ends = [
         (phase[f"{at}_step"], phase[f"lr_{of}"])
@@ -212,8 +196,17 @@ def rate_curve(
     ]
     x = np.concatenate([x, [step for step, _ in ends]])
     y = np.concatenate([y, [rate for _, rate in ends]])
+    if not len(x):
+        return None
     order = np.argsort(x, kind="stable")
-    return x[order], y[order]
+    x, y = x[order], y[order]
+    with panels([1.35]) as (figure, (axes,)):
+        draw_line(axes, x, y, GREEN, dots=False)
+        axes.set_ylim(0, max(y.max() * 1.08, 1e-12))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+        run_phases.draw([axes], steps)
+        axes.set_xlabel("optimizer step")
+        return to_svg(figure, "Learning rate over optimizer steps")
 
 
 def input_pipeline(metrics: Metrics, run_phases: RunPhases) -> str | None:
