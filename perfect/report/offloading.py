@@ -233,6 +233,7 @@ def _ratio(row: Row) -> float | None:
 
 
 def _divide(part: float | None, whole: float | None) -> float | None:
+    """Return None where nobody has counted."""
     return part / whole if part is not None and whole else None
 
 
@@ -289,8 +290,8 @@ def _shares(peers: Sequence[Row]) -> str:
             count(peer["lanes"]),
             percent(peer["lanes"] / lanes),
             count(peer["steps"]),
-            count(_rate(peer, "samples", "seconds")),
-            percent(_rate(peer, "seconds", "present")),
+            count(_divide(peer.get("samples"), peer.get("seconds"))),
+            percent(_divide(peer.get("seconds"), peer.get("present"))),
             size(peer.get("bytes_sent")),
         )
         for peer in peers
@@ -302,11 +303,6 @@ def _shares(peers: Sequence[Row]) -> str:
     )
     head = ("Peer", "Lanes computed", "Share", "Steps", "Samples/s", "Utilisation", "Sent")
     return bars + table(head, rows, words=(0,)) + note(MEANINGS)
-
-
-def _rate(peer: Row, over: str, under: str) -> float | None:
-    """Return None where nobody has counted."""
-    return peer[over] / peer[under] if peer.get(under) else None
 
 
 def _generations(generations: Sequence[Row]) -> str:

@@ -35,6 +35,8 @@ from perfect.report.panels import (
 from perfect.report.results import Column, Metrics, rates
 from perfect.report.words import TIMES
 
+Rows = Sequence[Mapping[str, Any]]  # Any: rows of run.json
+
 
 @dataclass(frozen=True, slots=True)
 class PhaseSpan:
@@ -62,11 +64,7 @@ class RunPhases:
     marks: Sequence[Mark] = ()
 
     @classmethod
-    def from_rows(
-        cls,
-        phases: Sequence[Mapping[str, Any]],  # Any: rows of run.json
-        switches: Sequence[Mapping[str, Any]],
-    ) -> "RunPhases":
+    def from_rows(cls, phases: Rows, switches: Rows) -> "RunPhases":
         starts = [p["first_step"] for p in phases]
         ends = [*starts[1:], *(p["last_step"] + 1 for p in phases[-1:])]
         spans = [
@@ -181,10 +179,7 @@ def _loss(
 
 
 def learning_rate(
-    metrics: Metrics,
-    phases: Sequence[Mapping[str, Any]],  # Any: rows of run.json
-    run_phases: RunPhases,
-    steps: float,
+    metrics: Metrics, phases: Rows, run_phases: RunPhases, steps: float
 ) -> str | None:
     """Draw the rates that were logged, and those with which phases began and ended."""
     x, y = metrics.pairs("step", "lr")
@@ -234,9 +229,7 @@ def input_pipeline(metrics: Metrics, run_phases: RunPhases) -> str | None:
 
 
 def plateau_trace(
-    verdicts: Sequence[Mapping[str, Any]],  # Any: rows of run.json
-    accuracy_below: float | None,
-    loss_below: float | None,
+    verdicts: Rows, accuracy_below: float | None, loss_below: float | None
 ) -> str | None:
     """Draw the slopes over epochs. Inside the bands the rule calls a curve flat."""
     accuracy, loss = (
