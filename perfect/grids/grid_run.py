@@ -17,8 +17,8 @@ import json
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +149,9 @@ def run_grid(grid: Grid, out: Path, console: Console) -> int:
         status, code = "failed", 1
         try:
             as_ctrl_c = handled(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-            for part in (as_ctrl_c, _log_warnings(), timeline, board):
+            logging.captureWarnings(True)  # where its job's messages go, and not into the table
+            stack.callback(logging.captureWarnings, False)
+            for part in (as_ctrl_c, timeline, board):
                 stack.enter_context(part)
             result = fit_of(grid, fleet)()
             status, code = "completed", 0
@@ -184,13 +186,3 @@ def _write_records(
         print_plain(console, f"the results could not be written: {error}")
         return
     print_plain(console, f"report: {folder.report}")
-
-
-@contextmanager
-def _log_warnings() -> Iterator[None]:
-    """A warning goes where its job's other messages go, and not into the table."""
-    logging.captureWarnings(True)
-    try:
-        yield
-    finally:
-        logging.captureWarnings(False)
