@@ -171,7 +171,7 @@ def why_not_sendable(dataset: Any) -> str:
     """Why a data set cannot be pickled for another process. Empty: it can."""
     try:
         with Path(os.devnull).open("wb") as nowhere:
-            pickle.dump(dataset, nowhere, protocol=pickle.HIGHEST_PROTOCOL)
+            pickle.Pickler(nowhere, protocol=pickle.HIGHEST_PROTOCOL).dump(dataset)
     except Exception as error:
         return str(error)
     return ""

@@ -21,7 +21,7 @@ from PIL import Image
 
 from loaders.backends import Encoded, read
 from loaders.errors import BackendMissing
-from loaders.pixels.decoding import check_encoded, decode_pixels, unreadable
+from loaders.pixels.decoding import PictureDecoder, check_encoded, unreadable
 from loaders.sources.archives import PictureTar
 
 log = logging.getLogger(__name__)
@@ -187,7 +187,7 @@ def _reason(data: NDArray[np.uint8], error: RuntimeError) -> str:
     """The reason why a picture is unreadable. DALI gives a number for most errors, so the native
     decoder is asked for the reason first."""
     try:
-        decode_pixels(data.tobytes())
+        PictureDecoder(None).pixels(data.tobytes())
     except (OSError, ValueError, Image.DecompressionBombError) as known:
         return str(known)
     lines = str(error).rsplit("encountered:", 1)[-1].strip().splitlines()

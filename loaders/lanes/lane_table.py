@@ -85,7 +85,7 @@ class LaneTable:
             self._enter(held)
 
     def follow(self, of: LanePass, order: PassOrder) -> None:
-        """Say which pass is next: it is decoded ahead."""
+        """Say which pass is next: its first samples are decoded where slots are free."""
         self._following = of, order
         for held in self.held.values():
             held.coming = self._coming(held)
@@ -97,6 +97,7 @@ class LaneTable:
         del self.spare[self._rooms_wanted :]
 
     def advance(self, step: int) -> None:
+        """The steps before `step` of this pass are committed."""
         self.step = step
         for held in self.held.values():
             self.free(held, held.now.retire(step))

@@ -141,20 +141,23 @@ def memory_section(run: Run) -> str:
     stats = run.table("offload")
     if not stats.get("peak_bytes"):
         return ""
-    unmoved, peak = stats.get("unmoved_bytes"), stats["peak_bytes"]
+    unmoved = stats.get("unmoved_bytes")
+    figures = {
+        "Budget": stats.get("budget_bytes"),
+        "Taken by the plan": stats["peak_bytes"],
+        "In use at the same time, measured": stats.get("held_bytes"),
+        "The smallest budget that can be planned": stats.get("smallest_bytes"),
+        "Needed if nothing is moved": unmoved,
+        "On the host": stats.get("host_bytes"),
+    }
     rows = [
-        ("Budget", size(stats.get("budget_bytes")), _share(stats.get("budget_bytes"), unmoved)),
-        ("Taken by the plan", size(peak), _share(peak, unmoved)),
-        ("In use at the same time, measured", size(stats.get("held_bytes")),
-         _share(stats.get("held_bytes"), unmoved)),
-        ("The smallest budget that can be planned", size(stats.get("smallest_bytes")),
-         _share(stats.get("smallest_bytes"), unmoved)),
-        ("Needed if nothing is moved", size(unmoved), _share(unmoved, unmoved)),
-        ("On the host", size(stats.get("host_bytes")), _share(stats.get("host_bytes"), unmoved)),
-    ]  # fmt: skip
+        (name, size(nbytes), percent(_divide(nbytes, unmoved)))
+        for name, nbytes in figures.items()
+        if nbytes is not None
+    ]
     return section(
         "Memory over the step",
-        table(("", "Bytes", "Share of what a step needs"), [row for row in rows if row[1] != DASH]),
+        table(("", "Bytes", "Share of what a step needs"), rows),
         *(_picture(run, row) for row in stats.get("plans") or ()),
     )
 
@@ -235,10 +238,6 @@ def _ratio(row: Row) -> float | None:
 def _divide(part: float | None, whole: float | None) -> float | None:
     """Return None where nobody has counted."""
     return part / whole if part is not None and whole else None
-
-
-def _share(part: float | None, whole: float | None) -> str:
-    return percent(_divide(part, whole))
 
 
 MOST_ROWS = 40
