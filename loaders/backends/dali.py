@@ -54,7 +54,7 @@ class DaliPictures:
         return self.files.labels
 
     @property
-    def samples(self) -> list[tuple[Path, int]]:
+    def samples(self) -> list[tuple[Path | str, int]]:
         """(file, label) of each sample, as torchvision's folders have them, for a cache."""
         files = self.files
         paths = [files.path] * len(files) if isinstance(files, PictureTar) else files.paths
