@@ -213,12 +213,6 @@ class Adopted:
     notes: tuple[str, ...] = ()
     """The settings that have no effect, each in a sentence."""
 
-    def arguments(self) -> dict[str, Any]:
-        """As arguments of `ReuseLoader`, without its workers, and without those that are None."""
-        names = [each.name for each in fields(self) if each.name not in ("workers", "notes")]
-        values = {name: getattr(self, name) for name in names}
-        return {name: value for name, value in values.items() if value is not None}
-
 
 def from_dataloader(
     dataloader: DataLoader[Any], splits: bool = True, once: bool = False
@@ -370,7 +364,8 @@ def adopted_arguments(
     check_word("decode", decode := changes.pop("decode", "exact"), get_args(Decoding))
     splits = changes.get("augment") is None and changes.get("once") is None
     adopted = from_dataloader(dataloader, splits, reuse == 1)
-    given = adopted.arguments()
+    values = {each.name: getattr(adopted, each.name) for each in fields(adopted)}
+    given = {k: v for k, v in values.items() if v is not None and k != "notes"}
     if decode == "scaled":
         given["dataset"] = ScaledDecoding(dataloader.dataset)
     generator = getattr(dataloader.sampler, "generator", None) or dataloader.generator
@@ -383,5 +378,5 @@ def adopted_arguments(
     listed = not isinstance(dataloader.dataset, IterableDataset) and reuse != 1
     batches = len(dataloader) if listed else None
     workers = adopted.workers.changed_by(changes.get("workers", Workers()))
-    arguments = {**given, **changes, "workers": workers}
+    arguments = given | changes | {"workers": workers}
     return AdoptedArguments(arguments, seed_from, adopted.notes, batches)
