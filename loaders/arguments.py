@@ -1,18 +1,28 @@
 """How passes are served, which seed is drawn, which saved states a loader accepts, and which
 arguments it takes from a DataLoader."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, cast, get_args
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
 
-from loaders.adopting.adoption import from_dataloader
+from loaders.adopting.adoption import safe_in_threads, split_dataset
 from loaders.adopting.native_folder import Decoding, ScaledDecoding
-from loaders.errors import SourceError, StateError, check_at_least_one, check_word
+from loaders.errors import LoaderError, SourceError, StateError, check_at_least_one, check_word
 from loaders.options import OrderOptions, Workers
 from loaders.order.reuse import ORDER_VERSION, ReuseBuffer
+from loaders.sources.samplers import STATEFUL, OwnBatching, torch_class
 
 MOST_REUSE = 4
 """reuse="auto" goes up to this."""
@@ -183,6 +193,146 @@ def check_order(
 
 
 @dataclass(frozen=True, slots=True)
+class Adopted:
+    """The settings of a DataLoader."""
+
+    dataset: Any
+    batch_size: int
+    shuffle: bool
+    sampler: Iterable[int] | OwnBatching | None
+    """The sampler. None: `shuffle` describes its order completely."""
+    drop_last: bool
+    collate: Callable[[list[Any]], Any] | None
+    """The collate function. None: it is torch's default_collate."""
+    pin_memory: bool
+    workers: Workers
+    seed: int | None = None
+    """The seed of its DistributedSampler. None: it has none."""
+    rank: tuple[int, int] | None = None
+    """The rank that its DistributedSampler draws for, and the number of ranks."""
+    notes: tuple[str, ...] = ()
+    """The settings that have no effect, each in a sentence."""
+
+
+def from_dataloader(
+    dataloader: DataLoader[Any], splits: bool = True, once: bool = False
+) -> Adopted:
+    """`splits`: whether the data set's transform will be split, so that a thread that reads ahead
+    runs only its known part. `once`: whether each sample is served once a pass."""
+    _check(dataloader)
+    theirs = OwnBatching.from_loader(dataloader)
+    if theirs is not None and not once:
+        if theirs.batch_size is None:
+            raise LoaderError(theirs.refusal)
+        theirs = None  # one thread at a time iterates the stream, and no sample comes twice
+    dataset, workers = dataloader.dataset, dataloader.num_workers
+    batches, collate = cast(BatchSampler, dataloader.batch_sampler), dataloader.collate_fn
+    streamed = theirs is None and isinstance(dataset, IterableDataset)
+    if theirs is None:
+        collate = None if collate is default_collate else collate
+        if not workers and not streamed:
+            # A user's own code may not read ahead: it shares random generators with the training.
+            workers = int(safe_in_threads(split_dataset(dataset)[0] if splits else dataset))
+    context, init = dataloader.multiprocessing_context, dataloader.worker_init_fn
+    if not dataloader.num_workers or _is_lightnings(init):
+        init = None
+    if streamed or not dataloader.num_workers:
+        context = None
+    adopted = Adopted(
+        dataset=dataset,
+        batch_size=batches.batch_size if theirs is None else theirs.batch_size or 1,
+        shuffle=False,
+        sampler=theirs,
+        drop_last=theirs is None and batches.drop_last,
+        collate=collate,
+        pin_memory=dataloader.pin_memory,
+        workers=Workers(
+            workers or int(streamed),
+            timeout=None if streamed else dataloader.timeout or None,
+            start_method=None if context is None else cast(Any, context.get_start_method()),
+            init=init,
+        ),
+        notes=tuple(_ignored_settings(dataloader, theirs)),
+    )
+    return adopted if theirs is not None else _with_order(adopted, batches.sampler)
+
+
+def _is_lightnings(function: object) -> bool:
+    function = function.func if isinstance(function, functools.partial) else function
+    return getattr(function, "__name__", None) == "pl_worker_init_function"
+
+
+def _check(dataloader: DataLoader[Any]) -> None:
+    if not isinstance(dataloader, DataLoader):
+        raise TypeError(
+            f"expected a torch DataLoader, not a {type(dataloader).__name__}: give its data set to"
+            " ReuseLoader(dataset, batch_size=...)"
+        )
+    kind = torch_class(dataloader)
+    if kind.__iter__ is not DataLoader.__iter__:
+        raise LoaderError(
+            f"{kind.__name__} has an __iter__ of its own, which nobody would call: give its data"
+            " set to ReuseLoader instead"
+        )
+
+
+def _ignored_settings(dataloader: DataLoader[Any], theirs: OwnBatching | None) -> Iterator[str]:
+    if type(dataloader).__module__.startswith(STATEFUL):
+        yield "its load_state_dict has no effect: ReuseLoader has a state_dict of its own"
+    streamed = theirs is None and isinstance(dataloader.dataset, IterableDataset)
+    if streamed and dataloader.num_workers:
+        yield (
+            f"num_workers={dataloader.num_workers}, and what it says of them, has no effect: one"
+            f" thread at a time iterates {type(dataloader.dataset).__name__}"
+        )
+    given = dataloader.worker_init_fn
+    if dataloader.num_workers == 0 and given is not None and not _is_lightnings(given):
+        yield "worker_init_fn has no effect with num_workers=0, as in torch"
+    if dataloader.prefetch_factor not in (None, 2):  # 2 is what torch fills in
+        given = dataloader.prefetch_factor
+        yield f"prefetch_factor={given} has no effect: how much is read ahead is settled here"
+    if dataloader.persistent_workers:
+        why = "workers stay from pass to pass"
+        if isinstance(dataloader.dataset, IterableDataset):
+            why = "those of a stream start anew in each"
+        yield f"persistent_workers=True has no effect: {why}"
+    if dataloader.pin_memory_device:
+        yield f"pin_memory_device={dataloader.pin_memory_device!r} has no effect"
+    if not dataloader.in_order:
+        yield "in_order=False has no effect: the order never depends on which worker was faster"
+    if _is_lightnings(dataloader.worker_init_fn):
+        yield "Lightning's seeding of workers has no effect: randomness is drawn per serve"
+
+
+def _with_order(adopted: Adopted, sampler: Iterable[int]) -> Adopted:
+    if isinstance(adopted.dataset, IterableDataset):
+        return adopted  # its order is its own
+    kind = torch_class(sampler)
+    source = getattr(sampler, "dataset" if kind is DistributedSampler else "data_source", None)
+    whole = source is not None and len(source) == len(adopted.dataset)
+    if kind is SequentialSampler and whole:
+        return adopted
+    if isinstance(sampler, RandomSampler) and kind is RandomSampler and whole:
+        once = sampler.num_samples == len(adopted.dataset) and not sampler.replacement
+        return replace(adopted, shuffle=True) if once else replace(adopted, sampler=sampler)
+    if isinstance(sampler, DistributedSampler) and kind is DistributedSampler and whole:
+        notes = adopted.notes
+        if sampler.drop_last and len(adopted.dataset) % sampler.num_replicas:
+            notes += (
+                "DistributedSampler(drop_last=True) has no effect: every rank gets the same number"
+                " of samples, because a few are served twice",
+            )
+        return replace(
+            adopted,
+            shuffle=sampler.shuffle,
+            seed=sampler.seed,
+            rank=(sampler.rank, sampler.num_replicas),
+            notes=notes,
+        )
+    return replace(adopted, sampler=sampler)
+
+
+@dataclass(frozen=True, slots=True)
 class AdoptedArguments:
     """What `ReuseLoader` takes over from a DataLoader."""
 
@@ -214,7 +364,8 @@ def adopted_arguments(
     check_word("decode", decode := changes.pop("decode", "exact"), get_args(Decoding))
     splits = changes.get("augment") is None and changes.get("once") is None
     adopted = from_dataloader(dataloader, splits, reuse == 1)
-    given = adopted.arguments()
+    values = {each.name: getattr(adopted, each.name) for each in fields(adopted)}
+    given = {k: v for k, v in values.items() if v is not None and k != "notes"}
     if decode == "scaled":
         given["dataset"] = ScaledDecoding(dataloader.dataset)
     generator = getattr(dataloader.sampler, "generator", None) or dataloader.generator
@@ -226,9 +377,6 @@ def adopted_arguments(
     seed_from = "" if "seed" in changes else seed_from
     listed = not isinstance(dataloader.dataset, IterableDataset) and reuse != 1
     batches = len(dataloader) if listed else None
-    theirs = adopted.workers
-    method = cast(Any, theirs.start_method)
-    workers = Workers(theirs.count, "auto", method, theirs.timeout, theirs.worker_init_fn)
-    workers = workers.changed_by(changes.get("workers", Workers()))
-    arguments = {**given, **changes, "workers": workers}
+    workers = adopted.workers.changed_by(changes.get("workers", Workers()))
+    arguments = given | changes | {"workers": workers}
     return AdoptedArguments(arguments, seed_from, adopted.notes, batches)

@@ -60,48 +60,44 @@ class DataLoaderFace:
     """The order never depends on which worker was faster."""
 
     @property
-    def _loader(self) -> Loader:
-        return self
-
-    @property
-    def sampler(self) -> Any:
+    def sampler(self: Loader) -> Any:
         """None: a stream has none."""
-        listed, order = self._loader.order.in_dataset is not None, self._loader.setup.options.order
+        listed, order = self.order.in_dataset is not None, self.setup.options.order
         source = getattr(order.sampler, "source", None)
         shuffled = order.shuffle or order.sampler is not None
         kind = PassSampler if shuffled else OrderedSampler
-        return source or (kind(self._loader) if listed else None)
+        return source or (kind(self) if listed else None)
 
     @property
-    def batch_sampler(self) -> Any:
+    def batch_sampler(self: Loader) -> Any:
         """None: a stream has none."""
         sampler = self.sampler
-        return PassBatches(self._loader, sampler) if isinstance(sampler, PassSampler) else sampler
+        return PassBatches(self, sampler) if isinstance(sampler, PassSampler) else sampler
 
     @property
-    def num_workers(self) -> int:
-        return self._loader.workers
+    def num_workers(self: Loader) -> int:
+        return self.workers
 
     @property
-    def collate_fn(self) -> Callable[[list[Any]], Any]:
-        return self._loader.setup.options.collate or default_collate
+    def collate_fn(self: Loader) -> Callable[[list[Any]], Any]:
+        return self.setup.options.collate or default_collate
 
     @property
-    def pin_memory(self) -> bool:
-        return self._loader.setup.options.pin_memory
+    def pin_memory(self: Loader) -> bool:
+        return self.setup.options.pin_memory
 
     @property
-    def timeout(self) -> float:
-        return self._loader.setup.options.workers.timeout or 0
+    def timeout(self: Loader) -> float:
+        return self.setup.options.workers.timeout or 0
 
     @property
-    def worker_init_fn(self) -> Callable[[int], object] | None:
-        return self._loader.setup.options.workers.init
+    def worker_init_fn(self: Loader) -> Callable[[int], object] | None:
+        return self.setup.options.workers.init
 
     @property
-    def multiprocessing_context(self) -> str | None:
-        return self._loader.setup.options.workers.start_method
+    def multiprocessing_context(self: Loader) -> str | None:
+        return self.setup.options.workers.start_method
 
     @property
-    def persistent_workers(self) -> bool:
-        return self._loader.workers > 0
+    def persistent_workers(self: Loader) -> bool:
+        return self.workers > 0

@@ -195,6 +195,21 @@ class SlabMaker:
         return slot, served or slot * self._setup.views
 
 
+def make_batch(
+    maker: BatchMaker,
+    order: PassOrder,
+    reaugment: bool,
+    index: int,
+    serve: Serve,
+    slots: NDArray[np.int64],
+) -> Gathered:
+    """Batch `index` of a pass, out of these slots."""
+    serves = serve.serves if reaugment else np.zeros_like(serve.serves)
+    draws, ids = order.draws(serve.positions, serves), order.ids(serve.positions)
+    info = BatchInfo(order.pass_index, index, serve.positions, ids, serve.serves, draws)
+    return maker.make(info, slots, serves)
+
+
 class Pipeline:
     """Serves the passes of one loader. `close` ends it, and is safe to call again."""
 
@@ -282,14 +297,7 @@ class Pipeline:
     def _work(self, order: PassOrder, jobs: PassJobs, reuse: int, reaugment: bool) -> DecodeWork:
         maker, decoded = self._maker, self.setup.opened.decoded
         assert maker is not None
-
-        def make(index: int, serve: Serve, slots: NDArray[np.int64]) -> Any:
-            serves = serve.serves if reaugment else np.zeros_like(serve.serves)
-            draws = order.draws(serve.positions, serves)
-            ids = order.ids(serve.positions)
-            info = BatchInfo(order.pass_index, index, serve.positions, ids, serve.serves, draws)
-            return maker.make(info, slots, serves)
-
+        make = partial(make_batch, maker, order, reaugment)
         if decoded is None:
             foreseen = self._foreseen(order, maker)
             read = partial(self.reader.read, order, maker.slab, foreseen=foreseen)

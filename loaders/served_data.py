@@ -109,7 +109,7 @@ class ServedData:
 
     def seed_of_first_rank(self) -> int:
         """Every rank asks, also one that was given a seed: it cannot know whether others were."""
-        return self._ranks.of_first(self.seed)
+        return self._ranks.gathered(self.seed)[0] if self._ranks.all_together else self.seed
 
     def use_drawn(self, seed: int) -> bool:
         """Use what another rank or an earlier run has drawn, unless a seed was given. Returns

@@ -23,10 +23,6 @@ class PassAges:
     total: int = 0
     serves: int = 0
 
-    @property
-    def mean(self) -> float:
-        return self.total / self.serves if self.serves else 0.0
-
     def with_batch(self, total: int, serves: int, begins: bool) -> "PassAges":
         """These and the ages of one more batch. `begins`: it is the first one of a pass."""
         if begins:
@@ -80,7 +76,7 @@ class LoaderStats(Mapping[str, Any]):
     @property
     def mean_age(self) -> float:
         """The mean number of batches since a sample's first serve, over the latest pass."""
-        return self.ages.mean
+        return self.ages.total / self.ages.serves if self.ages.serves else 0.0
 
     def saved(self) -> dict[str, Any]:
         """These counters as a saved state has them, as plain values."""

@@ -8,7 +8,6 @@ of the memory; else INFO.
 """
 
 import logging
-from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from loaders.adopting.native_folder import NativeFolder
@@ -30,34 +29,21 @@ log = logging.getLogger(__name__)
 AnyOrder = RankOrder | StreamOrder | OwnOrder
 
 
-@dataclass(frozen=True, slots=True)
-class LoaderSummary:
-    """What a loader does, in one line."""
-
-    parts: tuple[str, ...]
-    """The parts of the line, in a fixed order. An empty one is left out."""
-    notes: tuple[str, ...]
-    """Arguments without effect, and what cannot be compared, each in a sentence."""
-
-    @property
-    def line(self) -> str:
-        return "; ".join(filter(None, [*self.parts, *self.notes]))
-
-
-def summarize_loader(
+def _parts_of(
     setup: PipelineSetup,
     serving: Serving,
     tuned: bool,
     order: AnyOrder,
     adopted: AdoptedArguments | None,
     buffer: BufferSize | None,
-) -> LoaderSummary:
-    """`tuned`: whether another reuse may be recommended. `adopted`: what came from a DataLoader."""
+) -> tuple[str, ...]:
+    """What a loader does, in parts of one line. An empty one is left out. `tuned`: whether another
+    reuse may be recommended. `adopted`: what came from a DataLoader."""
     in_memory, options = setup.opened.decoded is not None, setup.options
     ranks = "ranks as torch.distributed says"
     if order.is_rank_known:
         ranks = f"rank {order.rank} of {order.world_size}"
-    parts = (
+    return (
         _describe_samples(setup, serving, tuned, order),
         f"reuse {serving.reuse}"
         f"{' (auto recommends one when it is sure)' if tuned else ''}"
@@ -69,8 +55,6 @@ def summarize_loader(
         "read by nobody: it lies decoded in memory" if in_memory else _describe_readers(setup),
         ranks,
     )
-    notes = (*(adopted.notes if adopted else ()), order.uncompared_draws)
-    return LoaderSummary(parts, tuple(filter(None, notes)))
 
 
 def _describe_samples(setup: PipelineSetup, serving: Serving, tuned: bool, order: AnyOrder) -> str:
@@ -130,9 +114,11 @@ class Announcement:
             too_large = buffer.too_large(free_memory() // launched_ranks())
         if not self._announced:
             self._announced = True
-            made = summarize_loader(setup, serving, self._tuned, order, self.adopted, buffer)
-            made = replace(made, notes=(*made.notes, *filter(None, [too_large])))
-            log.log(logging.WARNING if made.notes else logging.INFO, "%s", made.line)
+            adopted = self.adopted
+            notes = (*(adopted.notes if adopted else ()), order.uncompared_draws, too_large)
+            parts = _parts_of(setup, serving, self._tuned, order, adopted, buffer)
+            level = logging.WARNING if any(notes) else logging.INFO
+            log.log(level, "%s", "; ".join(filter(None, (*parts, *notes))))
         elif too_large:
             log.warning("%s", too_large)
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType
 
-from perfect.command_line import new_parser, run_command
+from perfect.command_line import handled, new_parser, run_command
 from trainers.elastic.anchor.anchor import Anchor
 from trainers.elastic.deciding.roster import Settings
 from trainers.elastic.wire.address import Address
@@ -89,14 +89,9 @@ def _serve(anchor: Anchor) -> int:
         signals_received.append(number)
         anchor.stop()
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        with anchor:
-            _print_line(f"listening at {anchor.address}")
-            anchor.run()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with handled(signal.SIGINT, stop), handled(signal.SIGTERM, stop), anchor:
+        _print_line(f"listening at {anchor.address}")
+        anchor.run()
     return 130 if signal.SIGINT in signals_received else 0
 
 

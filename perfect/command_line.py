@@ -12,12 +12,16 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import shtab
 
 from perfect.version import own_version
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 TRACEBACKS = logging.getLogger("perfect.tracebacks")
 """--traceback lets this be seen."""
@@ -45,23 +49,33 @@ def run_command(
         return 130
 
 
+def print_plain(console: "Console", text: str, style: str | None = None) -> None:
+    """Print the text as it is: brackets in an error are not markup, and a path is not broken."""
+    console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+
 def show_traceback() -> None:
     """Show where the error that is handled now came from, if the user has asked for that."""
     TRACEBACKS.debug("", exc_info=True)
 
 
 @contextmanager
-def importing() -> Iterator[None]:
-    """Ctrl-C ends the program at once in this block. Nothing has begun there, and a library whose
-    import is interrupted may raise any other error."""
+def handled(number: int, handle: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Call `handle` for this signal in this block. Only in the main thread can that be said."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, _leave)
+    before = signal.signal(number, handle)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before)
+
+
+def importing() -> AbstractContextManager[None]:
+    """Ctrl-C ends the program at once in this block. Nothing has begun there, and a library whose
+    import is interrupted may raise any other error."""
+    return handled(signal.SIGINT, _leave)
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:

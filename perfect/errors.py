@@ -9,7 +9,6 @@ class PerfectError(Exception):
 
 class ConfigError(PerfectError):
     """A configuration is wrong. The error has one line per problem.
-
     Correct the lines that it names; `perfect-train --check` looks again and trains nothing.
     """
 
@@ -20,7 +19,6 @@ class ConfigError(PerfectError):
 
 class BuildError(PerfectError):
     """A key of the configuration does not fit the data or the user's own classes.
-
     Change the key that it names, or the class that the key leads to.
     """
 
@@ -42,28 +40,24 @@ class BuildError(PerfectError):
 
 class PhaseError(PerfectError, ValueError):
     """The phases cannot run, or not with this module and loader.
-
     Change the phases, or the argument of the Trainer that the message names.
     """
 
 
 class FolderError(PerfectError):
     """This run may not write to the folder.
-
     Give another folder with `--out`, or the configuration that the folder was begun with.
     """
 
 
 class RunError(PerfectError):
     """The folder holds no run, or one that cannot be read. The text is `what; what to do`.
-
     Give the folder of a run.
     """
 
 
 class LossNotFinite(PerfectError):
     """The loss became NaN or infinite.
-
     Lower the learning rate, or look at the samples of the step that it names.
     """
 
@@ -77,7 +71,6 @@ class LossNotFinite(PerfectError):
 
 class Interrupted(PerfectError):
     """The run was asked to stop and left a checkpoint.
-
     The same command goes on from there.
     """
 
@@ -88,13 +81,11 @@ class Interrupted(PerfectError):
 
 class NotSaved(PerfectError):
     """The final weights or the results of a run could not be written.
-
     Free some space, and give the same command again: it goes on from the last checkpoint.
     """
 
 
 class RunFailed(PerfectError):
     """A run of a grid could not be built. The text begins with the key.
-
     Correct the key, and give the same command again: finished runs are kept.
     """

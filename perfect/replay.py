@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from perfect.command_line import importing, new_parser, run_command, silence_lightning
+from perfect.command_line import importing, new_parser, print_plain, run_command, silence_lightning
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,10 +41,10 @@ def _replay(args: argparse.Namespace) -> int:
     try:
         result = replay(args.runs, console, trust=args.trust)
     except ReplayDiffers as error:
-        console.print(f"different: {error}", highlight=False, markup=False)
+        print_plain(console, f"different: {error}")
         return 1
     except (PerfectError, ElasticError, LoaderError, OffloadError, CheckpointRefused) as error:
-        Console(stderr=True, soft_wrap=True).print(str(error), highlight=False, markup=False)
+        print_plain(Console(stderr=True), str(error))
         return 2
     console.print(result, highlight=False)
     return 0

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perfect.command_line import importing, new_parser, run_command, silence_lightning
+from perfect.command_line import importing, new_parser, print_plain, run_command, silence_lightning
 
 if TYPE_CHECKING:
     from offload.plans.plan import Budget
@@ -81,13 +81,14 @@ def _save(args: argparse.Namespace) -> int:
         from rich.console import Console
 
         from perfect.commands.replaying import save_step
+        from perfect.errors import RunError
     if args.step < 1:
-        raise _refusal(f"--step {args.step} is no step: the first one is 1")
+        raise RunError(f"--step {args.step} is no step: the first one is 1")
     silence_lightning()
     out = args.out or args.run / f"step-{args.step}.pt"
     console = Console(soft_wrap=True)
     result = save_step(args.run, args.step, out, console, data=not args.no_data, trust=args.trust)
-    console.print(result, highlight=False, markup=False)
+    print_plain(console, result)
     return 0
 
 
@@ -142,6 +143,7 @@ def _open_step(args: argparse.Namespace) -> tuple["SavedStep", "Budget", str | N
         from offload.replaying.bisection import budget_bytes
         from offload.replaying.step_file import read_step
         from perfect.assembly.own_class import import_own_module
+        from perfect.errors import RunError
 
         for name in args.modules:
             import_own_module(name)
@@ -152,18 +154,12 @@ def _open_step(args: argparse.Namespace) -> tuple["SavedStep", "Budget", str | N
         )
     on_gpu = any(part.device.startswith("cuda") for part in step.parts)
     if on_gpu and not torch.cuda.is_available():
-        raise _refusal(
+        raise RunError(
             f"{args.file} was saved on a GPU, and there is none here: run it where one is"
         )
     torch.set_num_threads(step.threads)
     budget = step.budget if args.budget is None else budget_bytes(step.parts, args.budget)
     return step, budget, None if args.engine == "auto" else args.engine
-
-
-def _refusal(why: str) -> Exception:
-    from perfect.errors import RunError
-
-    return RunError(why)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from perfect.command_line import TRACEBACKS, importing, new_parser, run_command, show_traceback
+from perfect.command_line import (
+    TRACEBACKS,
+    importing,
+    new_parser,
+    print_plain,
+    run_command,
+    show_traceback,
+)
 
 if TYPE_CHECKING:
     from perfect.config.grid import Grid
@@ -83,7 +90,7 @@ def _run(args: argparse.Namespace) -> int:
         if args.resume:
             check_resumable(out)
         if args.fresh and not is_other_rank() and (old := put_aside(out)):
-            _print_line(console, f"the run that was in {out} is in {old} now")
+            print_plain(console, f"the run that was in {out} is in {old} now")
     except ConfigError as error:
         return _refuse(console, error.problems)
     except FolderError as error:
@@ -134,7 +141,7 @@ def _do(
         return _refuse(console, [str(error)])
     except OffloadError as error:  # --check found what would end the run
         show_traceback()
-        _print_line(console, str(error), style="red")
+        print_plain(console, str(error), style="red")
         return 1
 
 
@@ -157,7 +164,7 @@ def _wrong_options(args: argparse.Namespace, recipe: "RunConfig | Grid") -> str 
 def _refuse(console: Console, problems: list[str]) -> int:
     show_traceback()
     for problem in problems:
-        _print_line(console, problem)
+        print_plain(console, problem)
     return 2
 
 
@@ -189,12 +196,7 @@ class _Lines(logging.Handler):
         self._console = console
 
     def emit(self, record: logging.LogRecord) -> None:
-        _print_line(self._console, self.format(record).lstrip("\n"))
-
-
-def _print_line(console: Console, text: str, style: str | None = None) -> None:
-    """Print the text as it is: brackets in an error are not markup."""
-    console.print(text, style=style, highlight=False, markup=False)
+        print_plain(self._console, self.format(record).lstrip("\n"))
 
 
 if __name__ == "__main__":

@@ -118,7 +118,7 @@ def _ours(step: Any, size: Size | None, form: Form) -> list[Augmentation] | str:
         case "ToDtype" if dtype_of(step) == torch.float32 and step.scale and not pil:
             return [ToFloat(by_product=True)]
         case "Normalize" if not pil:
-            return [Normalize(_floats(step.mean), _floats(step.std))]
+            return [Normalize(tuple(map(float, step.mean)), tuple(map(float, step.std)))]
         case "RandomResizedCrop":
             return _resized_crop(step, pil)
         case "ColorJitter" if step.hue is None:
@@ -184,10 +184,6 @@ def _has_color(fill: object) -> bool:
 def dtype_of(step: Any) -> object:
     """The dtype of a conversion. (In v2 it may be a dict with one for each kind of picture.)"""
     return getattr(step, "dtype", None)
-
-
-def _floats(values: Sequence[float]) -> tuple[float, ...]:
-    return tuple(float(value) for value in values)
 
 
 NOT_ONE_PICTURE = frozenset(

@@ -14,7 +14,8 @@ May import: errors, order, pixels, sources, workers.
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from loaders.errors import DecodeError, SourceError
+from loaders.errors import SourceError
+from loaders.pixels.decoding import unreadable
 from loaders.sources.archives import PictureTar, picture_tar
 from loaders.sources.datasets import PictureFiles, picture_folder
 
@@ -84,11 +85,4 @@ def read(source: Encoded, index: int) -> bytes:
     try:
         return source.read(index)
     except OSError as error:
-        raise unreadable(source, index, str(error)) from error
-
-
-def unreadable(source: Encoded, index: int, reason: str) -> DecodeError:
-    """The error for an unreadable picture, with the same text as that of `PictureDecoder`."""
-    return DecodeError(
-        f"cannot decode picture {source.name_of(index)}: {reason}; repair the file or remove it"
-    )
+        raise unreadable(source.name_of(index), error) from error

@@ -19,11 +19,11 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from loaders.backends import Encoded, read, unreadable
+from loaders.backends import Encoded, read
 from loaders.backends.ffcv import IMAGE, JPG, LABEL, import_ffcv
 from loaders.errors import LoaderError, SourceError
 from loaders.order.serve import Serve
-from loaders.pixels.decoding import UPRIGHT, as_rgb, jpeg_orientation
+from loaders.pixels.decoding import UPRIGHT, as_rgb, jpeg_orientation, unreadable
 from loaders.pixels.jpegs import is_jpeg
 from loaders.workers.decode_work import DecodeWork, Done, PassJobs
 from loaders.workers.prefetcher import Prefetcher
@@ -113,7 +113,7 @@ class Encoder:
             try:
                 pixels = files.decoder.pixels(data)
             except (OSError, ValueError, Image.DecompressionBombError) as error:
-                raise unreadable(files, index, str(error)) from error
+                raise unreadable(files.name_of(index), error) from error
             if self._keeps(data, pixels, files.decoder.exif):
                 image["mode"], (image["height"], image["width"]) = JPG, pixels.shape[:2]
                 return row, np.frombuffer(data, dtype=np.uint8), True

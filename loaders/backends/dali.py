@@ -19,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from loaders.backends import Encoded, read, unreadable
+from loaders.backends import Encoded, read
 from loaders.errors import BackendMissing
-from loaders.pixels.decoding import check_encoded, decode_pixels
+from loaders.pixels.decoding import PictureDecoder, check_encoded, unreadable
 from loaders.sources.archives import PictureTar
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class DaliPictures:
         return self.files.labels
 
     @property
-    def samples(self) -> list[tuple[Path, int]]:
+    def samples(self) -> list[tuple[Path | str, int]]:
         """(file, label) of each sample, as torchvision's folders have them, for a cache."""
         files = self.files
         paths = [files.path] * len(files) if isinstance(files, PictureTar) else files.paths
@@ -92,7 +92,7 @@ class DaliPictures:
         try:
             check_encoded(data, self.files.decoder.pixel_limit)
         except Image.DecompressionBombError as error:
-            raise unreadable(self.files, index, str(error)) from error
+            raise unreadable(self.files.name_of(index), error) from error
         except Exception:  # DALI may be able to decode it; if not, it raises
             log.debug("%s of the files: DALI alone knows how large it is", index)
         return np.frombuffer(data, dtype=np.uint8)
@@ -107,7 +107,8 @@ class DaliPictures:
                 try:
                     self._decode([data])
                 except RuntimeError as its_own:
-                    raise unreadable(self.files, index, _reason(data, its_own)) from its_own
+                    why = _reason(data, its_own)
+                    raise unreadable(self.files.name_of(index), why) from its_own
             error.add_note(
                 f"DALI failed on the samples {list(ids)} together, and on none of them alone"
             )
@@ -186,7 +187,7 @@ def _reason(data: NDArray[np.uint8], error: RuntimeError) -> str:
     """The reason why a picture is unreadable. DALI gives a number for most errors, so the native
     decoder is asked for the reason first."""
     try:
-        decode_pixels(data.tobytes())
+        PictureDecoder(None).pixels(data.tobytes())
     except (OSError, ValueError, Image.DecompressionBombError) as known:
         return str(known)
     lines = str(error).rsplit("encountered:", 1)[-1].strip().splitlines()

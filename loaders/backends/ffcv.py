@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from loaders.errors import BackendMissing, DecodeError, SourceError
-from loaders.pixels.decoding import check_extent, decode_pixels
+from loaders.pixels.decoding import PictureDecoder, check_extent
 
 IMAGE, LABEL = "image", "label"
 JPG, RAW = 0, 1
@@ -204,7 +204,7 @@ def import_ffcv() -> Ffcv:
 def _reason(data: NDArray[np.uint8]) -> str:
     """Why a JPEG cannot be decoded: FFCV's decoder does not say, so another one is asked."""
     try:
-        decode_pixels(data.tobytes())
+        PictureDecoder(None).pixels(data.tobytes())
     except Exception as known:  # decoders raise all kinds of errors
         return str(known)
     return "FFCV cannot decode its JPEG"

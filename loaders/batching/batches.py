@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from loaders.batching.joint_parts import JointPart, is_ours
-from loaders.batching.serve_views import DeviceViews, SlotViews
+from loaders.batching.serve_views import DeviceViews, ServedSlots, SlotViews
 from loaders.batching.user_views import SeededFunction, Transform, UserViews, WholeSample
 from loaders.blocks import Blocks
 from loaders.errors import LoaderError
@@ -126,7 +126,8 @@ class BatchMaker:
         columns = samples = batch = None
         if self._in_columns:
             keys = self._keys(info)
-            made = views.columns(slab, slots, serves, keys, info.ids) if views else {}
+            served = ServedSlots(slab, slots, keys, info.ids, serves)
+            made = views.columns(served) if views else {}
             columns = [
                 made[number] if number in made else column.gather(slots, self._blocks)
                 for number, column in enumerate(slab.columns)
@@ -162,7 +163,7 @@ class BatchMaker:
         rest = [n for n in range(len(slots)) if n not in odd]
         if rest:
             plain = [samples[n] for n in rest]
-            made = views.samples(plain, self.slab, slots[rest], keys[rest], ids[rest])
+            made = views.samples(plain, ServedSlots(self.slab, slots, keys, ids).only(rest))
             for n, sample in zip(rest, made, strict=True):
                 samples[n] = sample
         first = np.zeros(1, dtype=np.int64)
@@ -175,7 +176,8 @@ class BatchMaker:
                 error.add_note(f"in sample {ids[n]}, which has other parts than the first one")
                 raise
             at = slice(n, n + 1)
-            [samples[n]] = alike.samples(samples[at], slab, first, keys[at], ids[at])
+            served = ServedSlots(slab, first, keys[at], ids[at])
+            [samples[n]] = alike.samples(samples[at], served)
         return samples
 
     def _by_user(self, samples: list[Any], info: BatchInfo) -> list[Any]:

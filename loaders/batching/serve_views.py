@@ -8,6 +8,8 @@ What goes with the pictures (`joint_parts`) is moved with each view of them, by 
 
 import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -27,11 +29,27 @@ from loaders.pixels.augmentation import (
     reads_slots,
     view_keys,
 )
-from loaders.pixels.moves import Moves, move_parts, picture_sizes
-from loaders.pixels.placing import Images, SlotPictures
+from loaders.pixels.moves import Moves, move_parts
+from loaders.pixels.placing import Images, SlotPictures, picture_sizes
 from loaders.slots.columns import ArrayColumn
 from loaders.slots.leaves import as_kind, is_tv_tensor
 from loaders.slots.slab import Slab
+
+
+@dataclass(frozen=True, slots=True)
+class ServedSlots:
+    """The samples that are served, where they lie, and the keys of what is drawn for them."""
+
+    slab: Slab
+    slots: NDArray[np.int64]
+    keys: NDArray[np.uint64]
+    ids: NDArray[np.int64]
+    serves: NDArray[np.int64] | None = None
+    """Which of the crops in a slot are served, where it holds crops."""
+
+    def only(self, which: slice | list[int]) -> "ServedSlots":
+        """Some of them."""
+        return ServedSlots(self.slab, self.slots[which], self.keys[which], self.ids[which])
 
 
 class BatchedView:
@@ -92,45 +110,29 @@ class SlotViews:
         other._parts = tuple(parts)
         return other
 
-    def columns(
-        self,
-        slab: Slab,
-        slots: NDArray[np.int64],
-        serves: NDArray[np.int64],
-        keys: NDArray[np.uint64],
-        ids: NDArray[np.int64],
-    ) -> dict[int, Any]:
-        """The columns of a batch that are augmented, by their numbers. `serves` say which of the
-        crops in a slot are served, where it holds crops."""
+    def columns(self, served: ServedSlots) -> dict[int, Any]:
+        """The columns of a batch that are augmented, by their numbers."""
         made: list[dict[int, torch.Tensor]] = []
         for view in self._views:
-            pictures, moves = self._make_view(view, slab, slots, serves, keys, ids)
-            by_number = {slab.picture_number: pictures}
+            pictures, moves = self._make_view(view, served)
+            by_number = {served.slab.picture_number: pictures}
             for part in self._parts if moves is not None else ():
-                moved = _moved(part, slab, slots, cast(Moves, moves))
-                by_number[part.number] = self._stacked(moved, part, ids)
+                moved = _moved(part, served, cast(Moves, moves))
+                by_number[part.number] = self._stacked(moved, part, served.ids)
             made.append(by_number)
         if not self._several:
             return made[0]
         return {number: [of_view[number] for of_view in made] for number in made[0]}
 
-    def samples(
-        self,
-        samples: Sequence[Any],
-        slab: Slab,
-        slots: NDArray[np.int64],
-        keys: NDArray[np.uint64],
-        ids: NDArray[np.int64],
-    ) -> list[Any]:
+    def samples(self, samples: Sequence[Any], served: ServedSlots) -> list[Any]:
         """The single samples of these slots, with what is augmented in place of what they have."""
+        slab, count = served.slab, len(served.slots)
         assert slab.picture is not None
-        together = slab.picture.has_one_size(slots)
-        rows = [slice(None)] if together else [slice(n, n + 1) for n in range(len(slots))]
+        together = slab.picture.has_one_size(served.slots)
+        rows = [slice(None)] if together else [slice(n, n + 1) for n in range(count)]
         changed: list[Any] = []
         for row in rows:
-            views = [
-                self._leaves(view, slab, slots[row], keys[row], ids[row]) for view in self._views
-            ]
+            views = [self._leaves(view, served.only(row)) for view in self._views]
             for n, sample in enumerate(samples[row]):
                 leaves = slab.nest.leaves(sample)
                 for number in views[0]:
@@ -140,47 +142,31 @@ class SlotViews:
         return changed
 
     def _make_view(
-        self,
-        view: BatchedView,
-        slab: Slab,
-        slots: NDArray[np.int64],
-        serves: NDArray[np.int64] | None,
-        keys: NDArray[np.uint64],
-        ids: NDArray[np.int64],
+        self, view: BatchedView, served: ServedSlots
     ) -> tuple[torch.Tensor, Moves | None]:
         # An augmentation may write into the pictures, so each view gets its own.
-        images = self._pictures(slab, slots, serves, view.number)
-        return view.apply(images, keys, ids) if self._parts else (view.pictures(images, keys), None)
+        images, keys = self._pictures(served, view.number), served.keys
+        if self._parts:
+            return view.apply(images, keys, served.ids)
+        return view.pictures(images, keys), None
 
-    def _pictures(
-        self, slab: Slab, slots: NDArray[np.int64], serves: NDArray[np.int64] | None, view: int
-    ) -> Images:
+    def _pictures(self, served: ServedSlots, view: int) -> Images:
         """Where the pictures lie, if a kernel can read them there, else a copy."""
-        picture = slab.picture
+        picture = served.slab.picture
         assert picture is not None
-
-        def gather() -> torch.Tensor:
-            return picture.gather(slots, self._blocks)
-
-        at = picture.pictures(slots, serves, view)
+        gather = partial(picture.gather, served.slots, self._blocks)
+        at = picture.pictures(served.slots, served.serves, view)
         return gather() if at is None else SlotPictures(*at, self._blocks, gather)
 
-    def _leaves(
-        self,
-        view: BatchedView,
-        slab: Slab,
-        slots: NDArray[np.int64],
-        keys: NDArray[np.uint64],
-        ids: NDArray[np.int64],
-    ) -> dict[int, list[Any]]:
+    def _leaves(self, view: BatchedView, served: ServedSlots) -> dict[int, list[Any]]:
         """The augmented leaves of each sample, as the data set returns such leaves."""
-        pictures, moves = self._make_view(view, slab, slots, None, keys, ids)
-        by_number: dict[int, list[Any]] = {slab.picture_number: list(pictures.unbind())}
+        pictures, moves = self._make_view(view, served)
+        by_number: dict[int, list[Any]] = {served.slab.picture_number: list(pictures.unbind())}
         if moves is not None:
-            by_number |= {part.number: _moved(part, slab, slots, moves) for part in self._parts}
+            by_number |= {part.number: _moved(part, served, moves) for part in self._parts}
         for number, leaves in by_number.items():
-            column = _arrays(slab, number)
-            for n, slot in enumerate(slots.tolist()):
+            column = _arrays(served.slab, number)
+            for n, slot in enumerate(served.slots.tolist()):
                 leaves[n] = _in_form(leaves[n], column, slot, moves, n)
         return by_number
 
@@ -213,12 +199,10 @@ class DeviceViews:
         return [view.augment(images.clone(), view.draws(keys)) for view in self._views]
 
 
-def _moved(
-    part: JointPart, slab: Slab, slots: NDArray[np.int64], moves: Moves
-) -> list[torch.Tensor]:
+def _moved(part: JointPart, served: ServedSlots, moves: Moves) -> list[torch.Tensor]:
     """This part of each sample, moved with its picture."""
-    column = _arrays(slab, part.number)
-    for n, slot in enumerate(slots.tolist()):
+    column, slots = _arrays(served.slab, part.number), served.slots.tolist()
+    for n, slot in enumerate(slots):
         attributes = column.forms.attributes_at(slot)
         if "canvas_size" in attributes:
             moves.check_size(n, tuple(attributes["canvas_size"]), f"part {part.place}")
@@ -227,7 +211,7 @@ def _moved(
                 f"part {part.place} of sample {moves.ids[n]} has the format"
                 f" {attributes['format'].name}, and others are {part.kind}: return boxes of one"
             )
-    return move_parts(part.kind, [column.leaf(slot) for slot in slots.tolist()], moves, part.place)
+    return move_parts(part.kind, [column.leaf(slot) for slot in slots], moves, part.place)
 
 
 def _in_form(

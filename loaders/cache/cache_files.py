@@ -265,11 +265,6 @@ class Catalogue:
     readers: dict[int, IndexReader] = field(default_factory=dict)
     refused: set[int] = field(default_factory=set)
 
-    def take_over(self, writer: int) -> None:
-        """Let this process be `writer`, whose records are read again."""
-        self.own_writer = writer
-        self.readers.pop(writer, None)
-
     def admit_others(self) -> None:
         """Read the lines that other writers added to their indexes since the last call."""
         for writer in _other_writers(self.folder, {self.own_writer, *self.refused}):

@@ -167,7 +167,8 @@ class DiskCache(DecodedCache):
             return False
         try:
             files.index.find_end()
-            self._catalogue.take_over(self._writer)
+            self._catalogue.own_writer = self._writer
+            self._catalogue.readers.pop(self._writer, None)  # its records are read again
             self._end = self._catalogue.admit(files.index, files.map_all())
             cut_off = files.truncate_after(self._end)
         except BaseException:

@@ -23,12 +23,10 @@ from loaders.lanes.held_lanes import (
     job_to_plan,
     next_job,
 )
-from loaders.lanes.lane_order import LanePass
 from loaders.lanes.lane_table import LaneTable
 from loaders.order.serve import Residents, Serve
 from loaders.pipeline import Pipeline
 from loaders.workers.crew import CrewJob, FoundThing, ThreadCrew
-from loaders.workers.decode_work import PassOrder
 from loaders.workers.precedence import Precedence
 from loaders.workers.prefetcher import ReadingPace
 
@@ -56,16 +54,10 @@ class LaneCrew:
 
     # ---- the consumer's side --------------------------------------------------------------------
 
-    def begin(self, of: LanePass, order: PassOrder, step: int) -> None:
-        """Serve this pass from `step` on. Lanes that are held stay, with what was decoded ahead."""
+    def tell(self, change: Callable[..., None], *arguments: Any) -> None:
+        """Change the table, and have the threads look what there is to do."""
         with self.crew.lock:
-            self.table.begin(of, order, step)
-            self.crew.idle.notify_all()
-
-    def follow(self, of: LanePass, order: PassOrder) -> None:
-        """Decode the first samples of the next pass where slots are free."""
-        with self.crew.lock:
-            self.table.follow(of, order)
+            change(*arguments)
             self.crew.idle.notify_all()
 
     @property
@@ -80,12 +72,6 @@ class LaneCrew:
         with self.crew.lock:
             self.table.hold(lanes)
             self.crew.start(self._job_of_a_thread)
-            self.crew.idle.notify_all()
-
-    def advance(self, step: int) -> None:
-        """The steps before `step` of this pass are committed."""
-        with self.crew.lock:
-            self.table.advance(step)
             self.crew.idle.notify_all()
 
     def serve(self, lane: int) -> Serve:
@@ -176,7 +162,7 @@ class LaneCrew:
         def run() -> tuple[Serve, Residents | None, LaneRoom]:
             serve = progress.walk.serve(step)
             residents = progress.walk.plan.walk(step)[0] if enters else None
-            return serve, residents, room or table.rooms.make(progress, residents)
+            return serve, residents, room or table.make_room(progress, residents)
 
         def note(planned: Any, error: BaseException | None) -> None:
             serve, residents, there = planned or (None, None, room)

@@ -144,7 +144,7 @@ class LaneLoader(ClosedAtEnd):
         place, begun = self._place, self._order is not None
         place.running, place.step = self._serving, place.step + 1
         if self._crew is not None and begun:
-            self._crew.advance(place.step)
+            self._crew.tell(self._crew.table.advance, place.step)
         if place.step < len(self):
             return
         self._place, self._order = LanePlace(place.pass_index + 1), None
@@ -262,7 +262,7 @@ class LaneLoader(ClosedAtEnd):
                 crew.pipeline.cache.refresh()  # other peers may have written meanwhile
             self._order, self._following, place.running = order, None, serving
             self._ended = False
-            crew.begin(of, order, place.step)
+            crew.tell(crew.table.begin, of, order, place.step)
         return crew, order
 
     def _crew_of_this_process(self) -> LaneCrew:
@@ -291,7 +291,8 @@ class LaneLoader(ClosedAtEnd):
         ):
             following = self._place.pass_index + 1
             self._following = loader.order.of_pass(following)
-            crew.follow(self._pass_of(following, running), self._following)
+            of = self._pass_of(following, running)
+            crew.tell(crew.table.follow, of, self._following)
 
     def _check_lane(self, lane: int) -> int:
         lane = index(lane)

@@ -17,47 +17,15 @@ from loaders.batching.batches import Gathered
 from loaders.lanes.held_lanes import HeldLane, LaneProgress, LaneRoom
 from loaders.lanes.lane_order import LanePass, LaneWalk
 from loaders.order.serve import Residents, Serve
-from loaders.pipeline import Pipeline
+from loaders.pipeline import Pipeline, make_batch
 from loaders.slots.slab import Slab
-from loaders.stats import BatchInfo
 from loaders.workers.decode_work import DecodeWork, Done, PassJobs, PassOrder, WorkProgress
-
-
-class LaneRooms:
-    """Makes rooms for the lanes of one loader. Several threads call it."""
-
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
-        self._lock = threading.Lock()
-        self._first: LaneRoom | None = None
-        """The first room that was made. Others are like it."""
-
-    def make(self, progress: LaneProgress, residents: Residents | None) -> LaneRoom:
-        """Make room for the samples of a lane. The first one that is still to be served shows how
-        large a slot is. `residents` says who stands in the buffer, if nobody has noted it yet."""
-        pipeline, order, slots = self._pipeline, progress.order, progress.of.slots
-        with self._lock:
-            if self._first is None:
-                jobs = progress.samples.work.jobs
-                if residents is not None:
-                    jobs = PassJobs.from_residents(residents, len(order))
-                # If that sample cannot be read, another one of the share takes its place.
-                slabs = pipeline.slabs
-                slab = slabs.slab_for(slots, order, *(jobs.some(0, 1) or [0]))
-                self._first = LaneRoom(slab, slabs.maker_of(slab), [*range(slots - 1, -1, -1)])
-                return self._first
-            like = self._first
-        if pipeline.setup.opened.decoded is not None:
-            return like
-        slab = Slab(like.slab.nest.template, slots, varies=like.slab.varies)
-        return LaneRoom(slab, like.maker.for_slab(slab), [*range(slots - 1, -1, -1)])
 
 
 class LaneTable:
     """The lanes that one peer holds, in the order in which they were given."""
 
     def __init__(self, pipeline: Pipeline) -> None:
-        self.rooms = LaneRooms(pipeline)
         self.held: dict[int, HeldLane] = {}
         self.step = 0
         self.extra_decodes = 0
@@ -68,6 +36,31 @@ class LaneTable:
         self._walks: dict[int, LaneWalk] = {}
         self.spare: list[LaneRoom] = []
         """Rooms that lanes have left."""
+        self._first_room: LaneRoom | None = None
+        """The first room that was made. Others are like it."""
+        self._making = threading.Lock()
+
+    def make_room(self, progress: LaneProgress, residents: Residents | None) -> LaneRoom:
+        """Make room for the samples of a lane. The first one that is still to be served shows how
+        large a slot is. `residents` says who stands in the buffer, if nobody has noted it yet.
+        Several threads call it, without the lock of the crew."""
+        pipeline, order, slots = self._pipeline, progress.order, progress.of.slots
+        with self._making:
+            if self._first_room is None:
+                jobs = progress.samples.work.jobs
+                if residents is not None:
+                    jobs = PassJobs.from_residents(residents, len(order))
+                # If that sample cannot be read, another one of the share takes its place.
+                slabs = pipeline.slabs
+                slab = slabs.slab_for(slots, order, *(jobs.some(0, 1) or [0]))
+                room = LaneRoom(slab, slabs.maker_of(slab), [*range(slots - 1, -1, -1)])
+                self._first_room = room
+                return room
+            like = self._first_room
+        if pipeline.setup.opened.decoded is not None:
+            return like
+        slab = Slab(like.slab.nest.template, slots, varies=like.slab.varies)
+        return LaneRoom(slab, like.maker.for_slab(slab), [*range(slots - 1, -1, -1)])
 
     def begin(self, of: LanePass, order: PassOrder, step: int) -> None:
         """Serve this pass from `step` on. Lanes that are held stay, with what was decoded ahead."""
@@ -92,7 +85,7 @@ class LaneTable:
             self._enter(held)
 
     def follow(self, of: LanePass, order: PassOrder) -> None:
-        """Say which pass is next: it is decoded ahead."""
+        """Say which pass is next: its first samples are decoded where slots are free."""
         self._following = of, order
         for held in self.held.values():
             held.coming = self._coming(held)
@@ -104,6 +97,7 @@ class LaneTable:
         del self.spare[self._rooms_wanted :]
 
     def advance(self, step: int) -> None:
+        """The steps before `step` of this pass are committed."""
         self.step = step
         for held in self.held.values():
             self.free(held, held.now.retire(step))
@@ -183,10 +177,7 @@ class LaneTable:
 
         def make(step: int, serve: Serve, slots: NDArray[np.int64]) -> Gathered:
             assert held.room is not None
-            serves = serve.serves if progress.of.reaugment else np.zeros_like(serve.serves)
-            draws, ids = share.draws(serve.positions, serves), share.ids(serve.positions)
-            info = BatchInfo(share.pass_index, step, serve.positions, ids, serve.serves, draws)
-            return held.room.maker.make(info, slots, serves)
+            return make_batch(held.room.maker, share, progress.of.reaugment, step, serve, slots)
 
         rows = None if decoded is None else partial(decoded.rows_of, share)
         work = DecodeWork(PassJobs.whole_pass(0), read, make, of.whole.reuse, rows)

@@ -72,10 +72,6 @@ class LoaderRanks:
             return wish
         return max(self.gathered(wish))
 
-    def of_first(self, seed: int) -> int:
-        """The first process's seed. Every process has to call this at the same point."""
-        return self.gathered(seed)[0] if self.all_together else seed
-
     def gathered(self, told: Any) -> list[Any]:
         """What the loaders of all processes tell. All of them call this at the same point."""
         everybodys: list[Any] = [None] * self.world_size

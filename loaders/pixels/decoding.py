@@ -156,7 +156,7 @@ class PictureDecoder:
             with FileIO(path) as file:
                 data = file.readall()
         except OSError as error:
-            raise _unreadable(str(path), error) from error
+            raise unreadable(str(path), error) from error
         return self.decode(data, str(path), room)
 
     def decode(self, data: bytes, name: str, room: Room = ANYWHERE) -> torch.Tensor:
@@ -166,15 +166,36 @@ class PictureDecoder:
         except LoaderError:
             raise  # there is no room for the pixels, and nothing is wrong with the file
         except Exception as error:  # decoders raise all kinds of errors, even SyntaxError
-            raise _unreadable(name, error) from error
+            raise unreadable(name, error) from error
         # The result is a view [3, H, W] over memory [H, W, 3], which is channels_last.
         return torch.from_numpy(pixels).permute(2, 0, 1)
 
     def pixels(
         self, data: bytes, at_least: int = 0, room: Room = ANYWHERE, name: str = "a picture"
     ) -> Pixels:
-        """The RGB pixels of an encoded picture, before they are fitted (see `decode_pixels`)."""
-        return decode_pixels(data, at_least, room, name, self.exif, self.pixel_limit, self.counts)
+        """The RGB pixels of an encoded picture, upright. If `at_least` is given, it may be decoded
+        smaller, with sides of at least so many pixels. Pillow decodes what is no JPEG, and CMYK."""
+        if begins_as_jpeg(data) and decodes_jpegs():
+            if not is_jpeg(data):  # its end may be damaged, which a part of it would not show
+                room = Room(room.memory)
+            with Jpeg(data) as jpeg:
+                check_extent(jpeg.height, jpeg.width, self.pixel_limit)
+                if not jpeg.printed:
+                    turn = jpeg_orientation(data) if self.exif else UPRIGHT
+                    eighths, side = 8, min(jpeg.height, jpeg.width)
+                    if at_least and side >= 2 * at_least:
+                        eighths = 8 * (at_least - 1) // side + 1
+                    pixels = jpeg.decode(room if turn == UPRIGHT else ANYWHERE, eighths)
+                    self.counts.add("JPEG", native=True)
+                    return upright(pixels, turn)
+        with Image.open(BytesIO(data)) as picture:
+            check_extent(picture.height, picture.width, self.pixel_limit)
+            warn_of_frames(picture, name)
+            pixels = np.array(as_rgb(picture))
+            self.counts.add(picture.format or "unknown format", native=False)
+            # Pillow turns a TIFF by itself, and then says that it is upright.
+            turn = int(picture.getexif().get(ORIENTATION, UPRIGHT)) if self.exif else UPRIGHT
+            return upright(pixels, turn)
 
     def _decode_to_size(self, data: bytes, room: Room, name: str) -> Pixels:
         if self.size is None:
@@ -191,42 +212,6 @@ class PictureDecoder:
         out = room.memory((tall, wide, 3))
         fit(pixels, [box], out[None])
         return out
-
-
-def decode_pixels(
-    data: bytes,
-    at_least: int = 0,
-    room: Room = ANYWHERE,
-    name: str = "a picture",
-    exif: bool = True,
-    pixel_limit: int | None = None,
-    counts: DecodeCounts | None = None,
-) -> Pixels:
-    """The RGB pixels of an encoded picture, upright. If `at_least` is given, it may be decoded
-    smaller, with sides of at least so many pixels. Pillow decodes what is no JPEG, and CMYK."""
-    if begins_as_jpeg(data) and decodes_jpegs():
-        if not is_jpeg(data):  # its end may be damaged, which a part of it would not show
-            room = Room(room.memory)
-        with Jpeg(data) as jpeg:
-            check_extent(jpeg.height, jpeg.width, pixel_limit)
-            if not jpeg.printed:
-                turn = jpeg_orientation(data) if exif else UPRIGHT
-                eighths, side = 8, min(jpeg.height, jpeg.width)
-                if at_least and side >= 2 * at_least:
-                    eighths = 8 * (at_least - 1) // side + 1
-                pixels = jpeg.decode(room if turn == UPRIGHT else ANYWHERE, eighths)
-                if counts is not None:
-                    counts.add("JPEG", native=True)
-                return upright(pixels, turn)
-    with Image.open(BytesIO(data)) as picture:
-        check_extent(picture.height, picture.width, pixel_limit)
-        warn_of_frames(picture, name)
-        pixels = np.array(as_rgb(picture))
-        if counts is not None:
-            counts.add(picture.format or "unknown format", native=False)
-        # Pillow turns a TIFF by itself, and then says that it is upright.
-        turn = int(picture.getexif().get(ORIENTATION, UPRIGHT)) if exif else UPRIGHT
-        return upright(pixels, turn)
 
 
 def check_extent(height: int, width: int, pixel_limit: int | None = None) -> None:
@@ -251,5 +236,5 @@ def check_encoded(data: bytes, pixel_limit: int | None = None) -> None:
     check_extent(height, width, pixel_limit)
 
 
-def _unreadable(name: str, error: Exception) -> DecodeError:
-    return DecodeError(f"cannot decode picture {name}: {error}; repair the file or remove it")
+def unreadable(name: str, why: Exception | str) -> DecodeError:
+    return DecodeError(f"cannot decode picture {name}: {why}; repair the file or remove it")

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from loaders.errors import SampleShapeError
-from loaders.pixels.placing import Images, Placing, SlotPictures, render
+from loaders.pixels.placing import Placing, render
 
 PartKind = Literal["picture", "mask", "boxes_xyxy", "boxes_xywh", "boxes_cxcywh", "points", "still"]
 """How a part of a sample goes with its picture. "picture": another picture, of the same height and
@@ -64,13 +64,6 @@ class Moves:
                 f" and its picture (a tensor [..., height, width]) is {height} x {width}: let the"
                 " data set return both in one size"
             )
-
-
-def picture_sizes(images: Images) -> NDArray[np.int32]:
-    """The height and width of each picture of a batch."""
-    if isinstance(images, SlotPictures):
-        return images.sizes
-    return np.tile(np.array(images.shape[-2:], dtype=np.int32), (len(images), 1))
 
 
 def move_parts(

@@ -60,6 +60,13 @@ class SlotPictures:
 Images = torch.Tensor | SlotPictures
 
 
+def picture_sizes(images: Images) -> NDArray[np.int32]:
+    """The height and width of each picture of a batch."""
+    if isinstance(images, SlotPictures):
+        return images.sizes
+    return np.tile(np.array(images.shape[-2:], dtype=np.int32), (len(images), 1))
+
+
 @dataclass(frozen=True, slots=True)
 class Placing:
     """A box of each picture, which is fitted to `size`, then mirrored, then gets a hole."""
@@ -76,17 +83,11 @@ class Placing:
     @classmethod
     def whole(cls, images: Images) -> "Placing":
         """Every picture as it is. Where sizes differ, `size` is that of the first picture."""
+        sizes = picture_sizes(images)
         if isinstance(images, SlotPictures):
-            sizes = images.sizes
             check_shape((images.depth, *sizes[0].tolist()))
         else:
             check_shape(images.shape[1:])
-            sizes = np.tile(np.array(images.shape[-2:], dtype=np.int32), (len(images), 1))
-        return cls.of_sizes(sizes)
-
-    @classmethod
-    def of_sizes(cls, sizes: NDArray[np.int32]) -> "Placing":
-        """Pictures with these heights and widths, as they are."""
         boxes = np.concatenate([np.zeros_like(sizes), sizes], axis=1)
         size = (int(sizes[0, 0]), int(sizes[0, 1]))
         return cls(boxes, size, False, np.zeros(len(sizes), dtype=bool), None, 0)
@@ -120,10 +121,6 @@ MOST_CHANNELS = 4
 """So many numbers at the end of an array whose first sides are longer are a pixel's channels."""
 
 
-def as_planes(images: torch.Tensor) -> torch.Tensor:
-    return reshaped(images, (len(images), prod(images.shape[1:-2]), *images.shape[-2:]))
-
-
 def as_frames(images: torch.Tensor) -> torch.Tensor:
     check_shape(images.shape[1:])
     frames = images[:, None] if images.ndim == 3 else images
@@ -155,7 +152,7 @@ def check_shape(shape: Sequence[int]) -> None:
 def render(images: Images, placing: Placing) -> torch.Tensor:
     if isinstance(images, SlotPictures):
         return _render_by_kernel(images, placing)
-    planes = as_planes(images)
+    planes = reshaped(images, (len(images), prod(images.shape[1:-2]), *images.shape[-2:]))
     if images.device.type == "cpu" and images.dtype == torch.uint8:
         made = _render_by_kernel(_batch_in_place(planes), placing)
     else:

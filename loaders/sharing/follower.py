@@ -199,14 +199,6 @@ def check_other_thread(
         )
 
 
-def describe_wait(name: str, names: tuple[str, ...], seconds: float, window: int) -> str:
-    """Say who has waited for whom."""
-    return (
-        f"{name} has waited {seconds:.0f} s for {', '.join(names)}, which is"
-        f" {window} batches behind: take its batches, close it, or raise window"
-    )
-
-
 def stream_ended(why: str) -> PassEnded:
     """Return the error of a view that asks for a batch after the end."""
     return PassEnded(

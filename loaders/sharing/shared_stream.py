@@ -29,7 +29,6 @@ from loaders.sharing.follower import (
     Waiters,
     check_loader,
     check_other_thread,
-    describe_wait,
     pieces_for,
     stream_ended,
 )
@@ -247,8 +246,11 @@ class SharedStream(ClosedAtEnd):
                 stalled += self._waiters.wait(bell, names)
                 if names and stalled > warn_after:
                     warn_after *= 2
-                    most = self.kept.most
-                    log.warning("%s", describe_wait(follower.name, names, stalled, most))
+                    log.warning(
+                        "%s has waited %.0f s for %s, which is %d batches behind: take its batches,"
+                        " close it, or raise window",
+                        follower.name, stalled, ", ".join(names), self.kept.most,
+                    )  # fmt: skip
             elif follower.on_wait is not None:
                 if follower.on_wait(names) is False:
                     return None, False, stalled

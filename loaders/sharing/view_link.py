@@ -13,9 +13,8 @@ A batch says in which block of shared memory its pixels are. The descriptor of a
 """
 
 import os
-import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError, reduction
 from multiprocessing.connection import (
@@ -30,6 +29,7 @@ from typing import Any
 from loaders.errors import SharingError
 from loaders.sharing.lent_blocks import Shipment
 from loaders.sharing.shared_view import ViewPlace
+from loaders.workers.child_process import shut
 from loaders.workers.worker import Failure
 
 AHEAD = 2
@@ -172,14 +172,6 @@ class ViewLink:
         shut(self._connection)
         self._connection.close()
         self._process.close()
-
-
-def shut(connection: Connection) -> None:
-    """Wake up whoever waits for this connection, at both ends."""
-    with suppress(OSError):
-        end = socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM)
-        with end:
-            end.shutdown(socket.SHUT_RDWR)
 
 
 def connect(address: ViewAddress, first: OpenView) -> ViewLink:

@@ -37,9 +37,9 @@ from loaders.sharing.view_link import (
     ViewLink,
     accept_consumer,
     check_machine,
-    shut,
 )
 from loaders.stats import MEMORY
+from loaders.workers.child_process import shut
 from loaders.workers.worker import Failure
 
 log = logging.getLogger(__name__)

@@ -254,7 +254,8 @@ class ArrayColumn:
             addresses = (addresses[:, None] + offset).reshape(-1)
         else:
             return None
-        owner = (memory, self.crops, self.rows.arrays_elsewhere(slots))
+        elsewhere = slots[self.rows.is_elsewhere[slots]].tolist()
+        owner = (memory, self.crops, [self.rows.row(slot) for slot in elsewhere])
         at = Pictures(
             addresses.astype(np.uintp), height.astype(np.int32), width.astype(np.int32),
             channels, owner,

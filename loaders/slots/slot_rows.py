@@ -67,9 +67,6 @@ class SlotRows:
     def row(self, slot: int) -> Array:
         return self._elsewhere[slot] if self.is_elsewhere[slot] else self.memory[slot, ...]
 
-    def arrays_elsewhere(self, slots: NDArray[np.int64]) -> list[Array]:
-        return [self._elsewhere[slot] for slot in slots[self.is_elsewhere[slots]].tolist()]
-
     def room(self, slot: int, shape: tuple[int, ...]) -> Array:
         """The memory of `slot` for an array of `shape`."""
         if shape == self.memory.shape[1:]:

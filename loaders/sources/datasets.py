@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import torch
@@ -72,25 +72,6 @@ def log_unread_files(
         parts.append(f"the classes without a picture {', '.join(empty[:5])}")
     if parts:
         log.warning("%s: not read are %s", where, "; ".join(parts))
-
-
-@dataclass(frozen=True, slots=True)
-class FilePaths(Sequence[Path]):
-    """The paths of files whose names are known."""
-
-    names: list[str]
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    @overload
-    def __getitem__(self, index: int) -> Path: ...
-    @overload
-    def __getitem__(self, index: slice) -> "FilePaths": ...
-    def __getitem__(self, index: int | slice) -> "Path | FilePaths":
-        if isinstance(index, slice):
-            return FilePaths(self.names[index])
-        return Path(self.names[index])
 
 
 @dataclass(slots=True)
@@ -171,7 +152,7 @@ class PictureArrays:
 class PictureFiles:
     """Pictures in files, decoded when asked for."""
 
-    paths: Sequence[Path]
+    paths: Sequence[Path | str]
     labels: Sequence[int]
     classes: tuple[str, ...]
     decoder: PictureDecoder
@@ -184,8 +165,7 @@ class PictureFiles:
 
     def read_into(self, index: int, room: Room = ANYWHERE) -> tuple[torch.Tensor, int]:
         """Sample `index`, with its pixels in the memory of `room` where that saves a copy."""
-        names = self.paths.names if isinstance(self.paths, FilePaths) else self.paths
-        return self.decoder(names[index], room), self.labels[index]
+        return self.decoder(self.paths[index], room), self.labels[index]
 
     def name_of(self, index: int) -> str:
         """The name of sample `index` in errors."""
@@ -193,7 +173,7 @@ class PictureFiles:
 
     def read(self, index: int) -> bytes:
         """The file of sample `index`."""
-        return self.paths[index].read_bytes()
+        return Path(self.paths[index]).read_bytes()
 
 
 def unwrapped(dataset: Any) -> tuple[Any, NDArray[np.int64] | None]:
@@ -255,7 +235,7 @@ def picture_folder(
         )
     beside = sorted(str(p) for p in root.iterdir() if is_picture(p.name) and p.is_file())
     log_unread_files(root, others, beside, empty)
-    return PictureFiles(FilePaths(names), labels, tuple(classes), decoder)
+    return PictureFiles(names, labels, tuple(classes), decoder)
 
 
 def cifar10(root: Path, train: bool) -> PictureArrays:

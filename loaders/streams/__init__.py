@@ -3,9 +3,6 @@
     TarShards         tars, here or by a URL      a place is (shard, byte), and found at once
     IterableSamples   anything that is iterated   a place is the data set's state, if it has one
 
-A `StreamPass` numbers the raw samples of a source: a position of the pass is such a number.
-`StreamedSamples` decodes them where the loader's workers ask for them.
-
 May import: errors, order, pixels, slots, sources, workers.
 """
 

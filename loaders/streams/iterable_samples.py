@@ -68,7 +68,8 @@ class IterableSamples:
         return type(self.dataset).__name__
 
     def check(self, world_size: int) -> None:
-        if world_size > 1 and self.sharded is None and not is_huggingface(self.dataset):
+        of_huggingface = type(self.dataset).__module__.partition(".")[0] == "datasets"
+        if world_size > 1 and self.sharded is None and not of_huggingface:
             kind = type(self.dataset).__name__
             raise LoaderError(
                 f"nobody says whether {kind} gives each of {world_size} ranks its own samples: give"
@@ -76,46 +77,42 @@ class IterableSamples:
                 " this rank alone, or sharded=False if each rank is to keep its own of all"
             )
 
-    def begin(self, turn: StreamTurn, place: Place | None = None, skip: int = 0) -> StreamReading:
-        dataset, sharded = self.dataset, self.sharded is True
-        if self.sharded is None and turn.world_size > 1:
-            dataset, sharded = of_rank(dataset, turn.rank, turn.world_size), True
-        return _read(dataset, turn, 1 if sharded else turn.world_size, place, skip)
-
     def decode(self, raw: RawSample, room: Room = ANYWHERE) -> Any:
         return raw.data
 
-
-def _read(
-    dataset: Any, turn: StreamTurn, step: int, place: Place | None, skip: int
-) -> StreamReading:
-    """Read one pass over a data set, of which every `step`-th sample is this rank's."""
-    resumable, number, asked = _has_state(dataset) and not loses_samples(dataset), 0, 0
-    if hasattr(dataset, "set_epoch"):
-        dataset.set_epoch(turn.pass_index)
-    if place is not None:
-        dataset.load_state_dict(copy.deepcopy(place["state"]))
-        number = int(place["number"])
-    name, iterator = type(dataset).__name__, iter(dataset)
-    begun = False
-    """Before its first sample, the state may still be that of the pass before."""
-    while True:
-        here, is_mine = None, number % step == (turn.rank if step > 1 else 0)
-        if is_mine and resumable and begun and asked >= skip and asked % STRIDE == 0:
-            here = {"number": number, "state": copy.deepcopy(dataset.state_dict())}
-        try:
-            sample = next(iterator)
-        except StopIteration:
-            return
-        begun = True
-        if is_mine:
-            label = f"sample {number} of {name}"
-            if asked < skip:
-                yield RawSample(label, None)
-            else:
-                yield RawSample(label, sample, here, _mark(sample))
-            asked += 1
-        number += 1
+    def begin(self, turn: StreamTurn, place: Place | None = None, skip: int = 0) -> StreamReading:
+        dataset, sharded = self.dataset, self.sharded is True
+        if self.sharded is None and turn.world_size > 1:
+            distributed = importlib.import_module("datasets.distributed")
+            dataset = distributed.split_dataset_by_node(dataset, turn.rank, turn.world_size)
+            sharded = True
+        step = 1 if sharded else turn.world_size  # every `step`-th sample is this rank's
+        resumable, number, asked = _has_state(dataset) and not loses_samples(dataset), 0, 0
+        if hasattr(dataset, "set_epoch"):
+            dataset.set_epoch(turn.pass_index)
+        if place is not None:
+            dataset.load_state_dict(copy.deepcopy(place["state"]))
+            number = int(place["number"])
+        name, iterator = type(dataset).__name__, iter(dataset)
+        begun = False
+        """Before its first sample, the state may still be that of the pass before."""
+        while True:
+            here, is_mine = None, number % step == (turn.rank if step > 1 else 0)
+            if is_mine and resumable and begun and asked >= skip and asked % STRIDE == 0:
+                here = {"number": number, "state": copy.deepcopy(dataset.state_dict())}
+            try:
+                sample = next(iterator)
+            except StopIteration:
+                return
+            begun = True
+            if is_mine:
+                label = f"sample {number} of {name}"
+                if asked < skip:
+                    yield RawSample(label, None)
+                else:
+                    yield RawSample(label, sample, here, _mark(sample))
+                asked += 1
+            number += 1
 
 
 def _has_state(dataset: Any) -> bool:
@@ -144,16 +141,6 @@ def _mark(sample: Any) -> str:
 
 BUFFER = "BufferShuffledExamplesIterable"
 ITERABLES = "datasets.iterable_dataset"
-
-
-def is_huggingface(dataset: Any) -> bool:
-    return type(dataset).__module__.partition(".")[0] == "datasets"
-
-
-def of_rank(dataset: Any, rank: int, world_size: int) -> Any:
-    """The samples of one rank."""
-    distributed = importlib.import_module("datasets.distributed")
-    return distributed.split_dataset_by_node(dataset, rank, world_size)
 
 
 def loses_samples(dataset: Any) -> bool:

@@ -102,13 +102,14 @@ class StreamTrail:
             if self._expected is not None:
                 self._compare(self._expected, position, raw)
 
-    def place_before(self, position: int) -> tuple[int, Place] | None:
-        """The latest kept place at or before `position`, and the position of its sample."""
-        return next((each for each in reversed(self._places) if each[0] <= position), None)
-
-    def marks_since(self, position: int) -> list[tuple[int, str]]:
-        """The positions from this one on that have marks, and these."""
-        return [each for each in self._marks if each[0] >= position]
+    def state(self, oldest: int, end: int | None) -> dict[str, Any]:
+        """What a saved state has of a pass that will be read again from sample `oldest` on: the
+        latest kept place up to there, and the marks from there on. `end`: where the pass ends."""
+        places = (each for each in reversed(self._places) if each[0] <= oldest)
+        position, place = next(places, (0, None))
+        marks = [each for each in self._marks if each[0] >= oldest]
+        stretch = asdict(MarkedStretch.from_marks(marks, end)) if marks else None
+        return {"oldest": oldest, "position": position, "place": place, "marks": stretch}
 
     def check_end(self, end: int) -> None:
         """Refuse a pass that ends before what is expected."""
@@ -201,10 +202,7 @@ class StreamPass:
     def state(self, oldest: int) -> dict[str, Any]:
         """What a saved state has of a pass that will be read again from sample `oldest` on."""
         with self._lock:
-            position, place = self.trail.place_before(oldest) or (0, None)
-            marks, end = self.trail.marks_since(oldest), self._end
-        stretch = asdict(MarkedStretch.from_marks(marks, end)) if marks else None
-        return {"oldest": oldest, "position": position, "place": place, "marks": stretch}
+            return self.trail.state(oldest, self._end)
 
     def close(self) -> None:
         """Let go of what the source has open. A thread that hangs in a read keeps it open until it

@@ -83,17 +83,12 @@ class TarShards:
                 " reads tars of its own: pack more of them, with fewer samples each"
             )
 
-    def shards_of(self, turn: StreamTurn) -> list[str]:
-        """The tars that a rank reads in a pass."""
+    def begin(self, turn: StreamTurn, place: Place | None = None, skip: int = 0) -> StreamReading:
+        """The samples in the tars that a rank reads in a pass."""
         count = len(self.paths)
         order = KeyedPermutation(count, (turn.seed, turn.pass_index)) if turn.shuffle else None
         mine = SourceOrder(count, order, range(turn.rank, count, turn.world_size))
-        return [self.paths[number] for number in mine]
-
-    def begin(self, turn: StreamTurn, place: Place | None = None, skip: int = 0) -> StreamReading:
-        return self._read(self.shards_of(turn), place, skip)
-
-    def _read(self, shards: Sequence[str], place: Place | None, skip: int) -> StreamReading:
+        shards = [self.paths[number] for number in mine]
         first, begun = 0 if place is None else int(place["shard"]), itertools.count()
         for number in range(first, len(shards)):
             path, offset = shards[number], 0

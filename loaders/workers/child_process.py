@@ -38,6 +38,15 @@ class ReadTimeout(Exception):
         """The sample's number in the chunk."""
 
 
+def shut(pipe: Connection, how: int = socket.SHUT_RDWR) -> None:
+    """Wake up whoever waits at the other end, and with SHUT_RDWR at this one, even if a process
+    that was forked meanwhile holds this end open."""
+    with suppress(OSError):  # the other process may have ended already
+        end = socket.fromfd(pipe.fileno(), socket.AF_UNIX, socket.SOCK_STREAM)
+        with end:
+            end.shutdown(how)
+
+
 class ChildProcess:
     """A process that was started. It is used until it is ended, and then never again."""
 
@@ -126,9 +135,7 @@ class ChildProcess:
 
     def shut_pipe(self) -> None:
         """Tell the process to end, even if another one has inherited our end of the pipe."""
-        end = socket.fromfd(self._pipe.fileno(), socket.AF_UNIX, socket.SOCK_STREAM)
-        with end, suppress(OSError):  # the process may have ended already
-            end.shutdown(socket.SHUT_WR)
+        shut(self._pipe, socket.SHUT_WR)
 
     def hang_up(self) -> None:
         """Tell the process to end, and close what leads to it."""

@@ -44,47 +44,6 @@ class FoundThing(Generic[Thing]):
     thing: Thing
 
 
-class WorkerThreads:
-    """At most `most` threads of one name. The lock of their crew protects what changes."""
-
-    def __init__(self, name: str, most: int) -> None:
-        self.name = name
-        self.most = most
-        self.at_work = 0
-        """This many threads have begun and not ended."""
-        self._threads: list[threading.Thread] = []
-
-    def start(self, work: Callable[..., None], *arguments: Any) -> None:
-        """Start the threads that are missing."""
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
-        while self.at_work < self.most:
-            name = f"{self.name}-{self.at_work}"
-            thread = threading.Thread(target=work, args=arguments, name=name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
-            self.at_work += 1
-
-    @property
-    def living(self) -> int:
-        return sum(thread.is_alive() for thread in self._threads)
-
-    def is_one_of_them(self) -> bool:
-        """Whether the calling thread is one of these."""
-        return threading.current_thread() in self._threads
-
-    def run_off(self, job: Callable[[], object]) -> bool:
-        """If this thread is one of them, run `job` on a new thread; returns whether it did."""
-        if not self.is_one_of_them():
-            return False
-        threading.Thread(target=job, name=f"{self.name}-end", daemon=True).start()
-        return True
-
-    def join(self) -> None:
-        for thread in self._threads:
-            if thread is not threading.current_thread() and thread.is_alive():
-                thread.join(JOIN_SECONDS)
-
-
 class ThreadCrew:
     """At most `workers` threads. The consumer calls `close` at the end."""
 
@@ -102,8 +61,11 @@ class ThreadCrew:
         """Whether the consumer waits."""
         self.stall_seconds = 0.0
         """The time that the consumer waited."""
-        self._threads = WorkerThreads(name, workers)
-        self.is_worker = self._threads.is_one_of_them
+        self._name = name
+        self._workers = workers
+        self._at_work = 0
+        """This many threads have begun and not ended."""
+        self._threads: list[threading.Thread] = []
         self._precedence = precedence or Precedence()
         self._struck: BaseException | None = None
         """What struck a thread outside of its jobs."""
@@ -112,7 +74,21 @@ class ThreadCrew:
 
     def start(self, find: Callable[[], CrewJob | None]) -> None:
         """Start the threads that are missing. They find their jobs with `find`, under the lock."""
-        self._threads.start(self._work, find)
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        while self._at_work < self._workers:
+            name = f"{self._name}-{self._at_work}"
+            thread = threading.Thread(target=self._work, args=(find,), name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+            self._at_work += 1
+
+    @property
+    def _living(self) -> int:
+        return sum(thread.is_alive() for thread in self._threads)
+
+    def is_worker(self) -> bool:
+        """Whether the calling thread is one of the crew."""
+        return threading.current_thread() in self._threads
 
     # ---- the consumer's side --------------------------------------------------------------------
 
@@ -145,7 +121,10 @@ class ThreadCrew:
     def run_off_worker(self, job: Callable[[], object]) -> bool:
         """If this thread is one of the crew, run `job` on a new thread; returns whether it did.
         (The garbage collector may close a loader on a thread that holds the lock.)"""
-        return self._threads.run_off(job)
+        if not self.is_worker():
+            return False
+        threading.Thread(target=job, name=f"{self._name}-end", daemon=True).start()
+        return True
 
     def close(self) -> bool:
         """Stop and join the threads, with a bound; returns whether all have ended and nothing
@@ -155,8 +134,10 @@ class ThreadCrew:
         with self.lock:
             self._stop()
         process_workers.wake_all()
-        self._threads.join()
-        return self._failed is None and not self._threads.living
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(JOIN_SECONDS)
+        return self._failed is None and not self._living
 
     def _stop(self) -> None:
         self.stopping = True
@@ -167,9 +148,9 @@ class ThreadCrew:
         with self.lock:
             if self._failed is not None and waited > JOIN_SECONDS:
                 raise self._failed
-            if self._struck is None and self._threads.living < self._threads.at_work:
+            if self._struck is None and self._living < self._at_work:
                 raise WorkerDied(
-                    f"a thread of {self._threads.name} ended before it began to work; see what it"
+                    f"a thread of {self._name} ended before it began to work; see what it"
                     " wrote to stderr"
                 )
 
@@ -178,7 +159,7 @@ class ThreadCrew:
     def _work(self, find: Callable[[], CrewJob | None]) -> None:
         attendance = None
         try:
-            attendance = Attendance(self._threads.most)
+            attendance = Attendance(self._workers)
             while (job := self._next_job(attendance, find)) is not None:
                 self._do(job)
                 del job  # or what it made would stay while this thread waits
@@ -203,7 +184,7 @@ class ThreadCrew:
                 if in_turn:
                     attendance.rests()
                 if self.stopping or (in_turn and not self.needed):
-                    self._threads.at_work -= 1
+                    self._at_work -= 1
                     return None
                 if in_turn:
                     self.idle.wait()

@@ -33,7 +33,7 @@ from loaders.slots.leaves import (
 from loaders.slots.slab import Slab
 from loaders.workers.dataset_reads import DirectReads
 from loaders.workers.decode_work import READING, Done, PassOrder, PassProgress
-from loaders.workers.slot_writer import IncomingSample, Job, SlotWriter, while_decoding
+from loaders.workers.slot_writer import Destination, IncomingSample, Job, SlotWriter, while_decoding
 from loaders.workers.worker_pool import Readers
 
 log = logging.getLogger(__name__)
@@ -129,6 +129,7 @@ class Reader:
     ) -> None:
         """`foreseen` tells which crops of pictures the slots are to hold."""
         writer, cache, direct = self.writer, self.writer.cache, self._direct
+        to = Destination(order, slab, done)
         hits: list[IncomingSample] = []
         missed: list[Job] = []
         ids = _ids(order, positions)
@@ -139,7 +140,7 @@ class Reader:
             else:
                 order.progress.cached.add(position)
                 hits.append(IncomingSample(position, slot, sample_id, leaves, lent=True))
-        writer.keep(hits, order, slab, done)
+        writer.keep(hits, to)
         expected = _expect(slab, missed, foreseen)
         if direct and direct.read_into and writer.once is None and slab.interleaved:
             jobs, missed = missed, []
@@ -148,11 +149,11 @@ class Reader:
                 if sample is None:
                     missed.append(job)
                 else:
-                    writer.keep_decoded([(job, sample)], order, slab, done)
+                    writer.keep_decoded([(job, sample)], to)
         if missed:
             with self.source.borrow() as fetch:
                 while missed:
-                    missed = self._read_missed(order, slab, missed, fetch, done, foreseen)
+                    missed = self._read_missed(missed, fetch, foreseen, to)
 
     def first(self, order: PassOrder, position: int) -> Sample:
         """The sample of a position, or its replacement. It shows how large slots must be."""
@@ -195,29 +196,23 @@ class Reader:
             return copy_sample(replacement), sample_id
 
     def _read_missed(
-        self,
-        order: PassOrder,
-        slab: Slab,
-        missed: list[Job],
-        fetch: Fetch,
-        done: Done,
-        foreseen: Foreseen | None,
+        self, missed: list[Job], fetch: Fetch, foreseen: Foreseen | None, to: Destination
     ) -> list[Job]:
         """Read samples up to the first unreadable one, and replace that one or raise its error.
         Returns the jobs that are left."""
         together = missed if self._at_once else missed[:1]
         positions, _, ids = zip(*together, strict=True)
-        chunk = fetch(ids, self._keys(ids, positions, order), self.frozen)
+        chunk = fetch(ids, self._keys(ids, positions, to.order), self.frozen)
         count = len(chunk.samples)
-        if not self.writer.keep_rows(together[:count], chunk.samples, order, slab, done):
+        if not self.writer.keep_rows(together[:count], chunk.samples, to):
             read = [*zip(together, chunk.samples, strict=False)]
-            self.writer.keep_decoded(read, order, slab, done)
+            self.writer.keep_decoded(read, to)
         if chunk.error is None:
             return missed[count:]
         position, slot, _ = missed[count]
-        sample, sample_id = self._replace(order, position, chunk.error, fetch)
-        _expect(slab, [(position, slot, sample_id)], foreseen)
-        self.writer.keep_decoded([((position, slot, sample_id), sample)], order, slab, done)
+        sample, sample_id = self._replace(to.order, position, chunk.error, fetch)
+        _expect(to.slab, [(position, slot, sample_id)], foreseen)
+        self.writer.keep_decoded([((position, slot, sample_id), sample)], to)
         return missed[count + 1 :]
 
     def _replace(

@@ -27,6 +27,15 @@ Job = tuple[int, int, int]
 """A position, the slot that it is read into, and the sample that it has."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Destination:
+    """Where the samples of a pass go, and who is told."""
+
+    order: PassOrder
+    slab: Slab
+    done: Done
+
+
 @dataclass(slots=True, eq=False)
 class IncomingSample:
     """A sample on its way to its slot."""
@@ -53,52 +62,40 @@ class SlotWriter:
         self.scratch = Blocks(spare=MOST_IN_CHUNK)
         self._lock = threading.Lock()
 
-    def keep_rows(
-        self,
-        jobs: Sequence[Job],
-        samples: Sequence[Sample],
-        order: PassOrder,
-        slab: Slab,
-        done: Done,
-    ) -> bool:
+    def keep_rows(self, jobs: Sequence[Job], samples: Sequence[Sample], to: Destination) -> bool:
         """Put samples that came as rows into their slots at once, if possible; returns whether."""
         if not isinstance(samples, RowSamples) or self.once is not None or self.cache is not None:
             return False
         positions, slots = [job[0] for job in jobs], [job[1] for job in jobs]
-        if not slab.write_rows(slots, samples.nest, samples.columns):
+        if not to.slab.write_rows(slots, samples.nest, samples.columns):
             return False
         with self._lock:
-            order.progress.decoded += len(jobs)
-        done(*positions)
+            to.order.progress.decoded += len(jobs)
+        to.done(*positions)
         return True
 
-    def keep_decoded(
-        self,
-        read: Sequence[tuple[Job, Sample]],
-        order: PassOrder,
-        slab: Slab,
-        done: Done,
-    ) -> None:
+    def keep_decoded(self, read: Sequence[tuple[Job, Sample]], to: Destination) -> None:
         """Put decoded samples into their slots, and offer them to the cache."""
+        slab = to.slab
         with self._lock:
-            order.progress.decoded += len(read)
+            to.order.progress.decoded += len(read)
         incoming = []
         for (position, slot, sample_id), sample in read:
             if slab.varies and not slab.fits(sample):
-                self._keep_odd(slab, (position, slot, sample_id), sample, order)
-                done(position)
+                self._keep_odd((position, slot, sample_id), sample, to)
+                to.done(position)
                 continue
             try:
                 leaves = slab.matching_leaves(sample, sample_id)
             except SampleShapeError as error:
-                error.add_note(while_decoding(sample_id, order))
+                error.add_note(while_decoding(sample_id, to.order))
                 raise
             if self.cache is not None:
                 self.cache.offer(sample_id, [as_stored(leaf) for leaf in leaves])
             incoming.append(IncomingSample(position, slot, sample_id, leaves))
-        self.keep(incoming, order, slab, done)
+        self.keep(incoming, to)
 
-    def _keep_odd(self, slab: Slab, job: Job, sample: Sample, order: PassOrder) -> None:
+    def _keep_odd(self, job: Job, sample: Sample, to: Destination) -> None:
         """Keep a sample that is nested otherwise than the first one. No cache keeps it."""
         position, slot, sample_id = job
         try:
@@ -108,33 +105,31 @@ class SlotWriter:
                 nest, leaves = Nest(sample), leaves_of(sample)
                 picture = cast(Any, as_tensor(leaves[number]))
                 at = np.array([position])
-                leaves[number] = self.cropped([picture], [sample_id], at, order)[0]
+                leaves[number] = self.cropped([picture], [sample_id], at, to.order)[0]
                 sample = nest.sample(leaves)
-            slab.keep_unlike(slot, sample, sample_id)
+            to.slab.keep_unlike(slot, sample, sample_id)
         except Exception as error:
-            error.add_note(while_decoding(sample_id, order))
+            error.add_note(while_decoding(sample_id, to.order))
             raise
 
-    def keep(
-        self, incoming: Sequence[IncomingSample], order: PassOrder, slab: Slab, done: Done
-    ) -> None:
+    def keep(self, incoming: Sequence[IncomingSample], to: Destination) -> None:
         if self.once is not None and incoming:
-            number = slab.picture_number
+            number = to.slab.picture_number
             pictures = [as_tensor(sample.leaves[number]) for sample in incoming]
             ids = [sample.sample_id for sample in incoming]
             positions = np.array([sample.position for sample in incoming])
-            cropped = self.cropped(cast(Any, pictures), ids, positions, order)
+            cropped = self.cropped(cast(Any, pictures), ids, positions, to.order)
             for sample, picture in zip(incoming, cropped, strict=True):
                 sample.leaves, sample.lent = list(sample.leaves), False
                 sample.leaves[number] = picture
         for sample in incoming:
-            put = slab.lend if sample.lent else slab.write_leaves
+            put = to.slab.lend if sample.lent else to.slab.write_leaves
             try:
                 put(sample.slot, sample.leaves, sample.sample_id)
             except Exception as error:
-                error.add_note(while_decoding(sample.sample_id, order))
+                error.add_note(while_decoding(sample.sample_id, to.order))
                 raise
-            done(sample.position)
+            to.done(sample.position)
 
     def cropped(
         self,

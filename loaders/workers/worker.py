@@ -141,7 +141,7 @@ def work(pipe: Connection, inherited: tuple[Connection, Any, WorkerPlace] | None
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what a Ctrl-C means
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked process has its parent's handler
     torch.set_num_threads(1)
-    parent, staging = os.getppid(), Staging()
+    parent, answers = os.getppid(), Answers(pipe)
     try:
         if inherited is None:
             payload = pipe.recv_bytes()
@@ -149,22 +149,22 @@ def work(pipe: Connection, inherited: tuple[Connection, Any, WorkerPlace] | None
                 dataset = pickle.loads(payload)
                 place: WorkerPlace = pickle.loads(pipe.recv_bytes())
             except Exception as error:
-                _send(pipe, staging, None, [], Failure.from_error(error))
+                answers.send(failure=Failure.from_error(error))
                 return
             del payload
         else:
             theirs, dataset, place = inherited
             theirs.close()  # while it is open here, the pipe would never close
         place.take(dataset)
-        _send(pipe, staging, None, [], None)
+        answers.send()
         if place.init is not None:
             try:
                 place.call_init()
             except BaseException as error:
-                _send(pipe, staging, None, [], Failure.from_error(error))
+                answers.send(failure=Failure.from_error(error))
                 return
-            _send(pipe, staging, None, [], None)
-        counts = counts_of(dataset)
+            answers.send()
+        answers.counts = counts_of(dataset)
         reads, changes = SeededReads(dataset, place.singly), SampleChanges()
         while True:
             while not pipe.poll(LOOK_SECONDS):
@@ -172,13 +172,11 @@ def work(pipe: Connection, inherited: tuple[Connection, Any, WorkerPlace] | None
                     raise EOFError
             request: Request = pickle.loads(pipe.recv_bytes())
             if request.samples is None:
-                _read(pipe, staging, request, reads, counts)
+                answers.read(request, reads)
                 continue
             if request.area_bytes:
                 changes.area = mapped(pipe, request.area_bytes)
-            _send(
-                pipe, staging, *_make_samples(pipe, staging, request, changes.change_sample), counts
-            )
+            answers.send(*answers.make(request, changes.change_sample))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -238,61 +236,58 @@ class SampleChanges:
         return self._change(sample, request.keys[number])
 
 
-def _read(
-    pipe: Connection,
-    staging: Staging,
-    request: Request,
-    reads: SeededReads,
-    counts: Sequence[DecodeCounts],
-) -> None:
-    staging.begin()
-    try:
-        reads.begin(request)
-    except LoaderError as error:
-        return _send(pipe, staging, None, [], Failure.from_error(error), counts)
-    made = _make_samples(pipe, staging, request, reads.read_sample)
-    if reads.must_read_again(request):
-        made = _make_samples(pipe, staging, request, reads.read_sample)
-    _send(pipe, staging, *made, counts)
+class Answers:
+    """What one worker process answers, through its pipe and its staging area."""
 
+    def __init__(self, pipe: Connection) -> None:
+        self.counts: Sequence[DecodeCounts] = ()
+        """Those of the data set's sources."""
+        self._pipe = pipe
+        self._staging = Staging()
 
-def _make_samples(
-    pipe: Connection,
-    staging: Staging,
-    request: Request,
-    sample_of: Callable[[Request, int], Sample],
-) -> tuple[PackedRows | None, list[bytes], Failure | None]:
-    """The samples up to the first that cannot be made, and why it cannot."""
-    rows: RowsBeingWritten | None = None
-    samples: list[bytes] = []
-    failure: Failure | None = None
-    staging.begin()
-    for number, sample_id in enumerate(request.ids):
-        if pipe.poll():
-            raise EOFError  # the parent sends nothing before an answer, so it has closed the pipe
-        staging.note(number)
+    def read(self, request: Request, reads: SeededReads) -> None:
+        self._staging.begin()
         try:
-            sample = sample_of(request, number)
-            if number == 0 and len(request.ids) > 1 and RowsBeingWritten.suit(sample):
-                rows = RowsBeingWritten(staging, sample, len(request.ids))
-            if rows is None or samples or not rows.put(sample):
-                samples.append(staging.pack(sample, sample_id))
-        except BaseException as error:
-            failure = Failure.from_error(error)
-            break
-    staging.note(IDLE)
-    return rows.packed() if rows and rows.count else None, samples, failure
+            reads.begin(request)
+        except LoaderError as error:
+            return self.send(failure=Failure.from_error(error))
+        made = self.make(request, reads.read_sample)
+        if reads.must_read_again(request):
+            made = self.make(request, reads.read_sample)
+        self.send(*made)
 
+    def make(
+        self, request: Request, sample_of: Callable[[Request, int], Sample]
+    ) -> tuple[PackedRows | None, list[bytes], Failure | None]:
+        """The samples up to the first that cannot be made, and why it cannot."""
+        staging = self._staging
+        rows: RowsBeingWritten | None = None
+        samples: list[bytes] = []
+        failure: Failure | None = None
+        staging.begin()
+        for number, sample_id in enumerate(request.ids):
+            if self._pipe.poll():
+                raise EOFError  # the parent sends nothing before an answer: it has closed the pipe
+            staging.note(number)
+            try:
+                sample = sample_of(request, number)
+                if number == 0 and len(request.ids) > 1 and RowsBeingWritten.suit(sample):
+                    rows = RowsBeingWritten(staging, sample, len(request.ids))
+                if rows is None or samples or not rows.put(sample):
+                    samples.append(staging.pack(sample, sample_id))
+            except BaseException as error:
+                failure = Failure.from_error(error)
+                break
+        staging.note(IDLE)
+        return rows.packed() if rows and rows.count else None, samples, failure
 
-def _send(
-    pipe: Connection,
-    staging: Staging,
-    rows: PackedRows | None,
-    samples: list[bytes],
-    failure: Failure | None,
-    counts: Sequence[DecodeCounts] = (),
-) -> None:
-    grown, taken = staging.grown_bytes, [each.take_all() for each in counts]
-    pipe.send_bytes(pickle.dumps(Reply(rows, samples, failure, grown, taken)))
-    if grown:
-        staging.send(pipe, os.getppid())
+    def send(
+        self,
+        rows: PackedRows | None = None,
+        samples: Sequence[bytes] = (),
+        failure: Failure | None = None,
+    ) -> None:
+        grown, taken = self._staging.grown_bytes, [each.take_all() for each in self.counts]
+        self._pipe.send_bytes(pickle.dumps(Reply(rows, [*samples], failure, grown, taken)))
+        if grown:
+            self._staging.send(self._pipe, os.getppid())

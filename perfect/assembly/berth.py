@@ -227,18 +227,17 @@ def berth_in_replay(console: Console, replay: ReplayStrategy) -> Berth:
     return Berth(
         console=console,
         strategy=lambda _: replay,
-        callbacks=(_LastKnownStep(replay),),
+        callbacks=(StopWhen(lambda trainer: trainer.global_step >= replay.history.steps),),
         own_folder=True,
         loads_checkpoint=False,
     )
 
 
-class _LastKnownStep(L.Callback):
-    """Ends the replay where the logs end, also in the middle of a pass."""
+class StopWhen(L.Callback):
+    """Ends a fit after a batch, also in the middle of a pass."""
 
-    def __init__(self, replay: ReplayStrategy) -> None:
-        self._replay = replay
+    def __init__(self, is_over: Callable[[L.Trainer], bool]) -> None:
+        self._is_over = is_over
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any, **__: Any) -> None:
-        if trainer.global_step >= self._replay.history.steps:
-            trainer.should_stop = True
+        trainer.should_stop |= self._is_over(trainer)

@@ -28,7 +28,7 @@ from perfect.config.schema import LANGUAGE_MODEL_NAMES, TEXTS, RunConfig
 from perfect.errors import BuildError
 from perfect.models import longest_sequence
 from perfect.text.padding import PadToLengths, lengths_for
-from perfect.text.text_lines import LineText, read_lines, read_wikitext
+from perfect.text.text_lines import ReadText, TextLines, read_lines, read_wikitext
 
 log = logging.getLogger(__name__)
 
@@ -147,12 +147,13 @@ def _text(config: RunConfig) -> Data:
     )
 
 
-def _padding(config: RunConfig, text: LineText) -> PadToLengths:
+def _padding(config: RunConfig, text: ReadText[TextLines]) -> PadToLengths:
     """Return what pads batches to a few lengths: those of the YAML, or some that fit the texts."""
     asked = config.data.lengths
     if asked != "auto":
         return PadToLengths(tuple(asked))
-    lengths = lengths_for(text.train.lengths, config.loader.batch_size, text.longest)
+    longest = max(max(part.lengths) for part in (text.train, text.valid, text.test))
+    lengths = lengths_for(text.train.lengths, config.loader.batch_size, longest)
     log.info("batches are padded to %s tokens", ", ".join(map(str, lengths)))
     return PadToLengths(lengths)
 

@@ -8,7 +8,6 @@ from perfect.config.schema import (
     BudgetSwitch,
     PlateauSwitch,
     RunConfig,
-    ScheduleConfig,
 )
 from perfect.errors import BuildError, PhaseError
 from perfect.method.phases import Phase, budget_split, check_phases
@@ -19,7 +18,7 @@ from perfect.method.schedule import Schedule
 def build_phases(config: RunConfig) -> tuple[list[Phase], PlateauRule | None]:
     """Return the phases with their lengths, and the plateau rule if there is one."""
     phases = [
-        Phase(**{**dict(p), "lr": None if p.lr is None else build_schedule(p.lr)})
+        Phase(**{**dict(p), "lr": p.lr and Schedule(**{**dict(p.lr), "part": tuple(p.lr.part)})})
         for p in config.phases
     ]
     switch = config.switch
@@ -59,10 +58,6 @@ def _split_budget(phases: list[Phase], fresh: float, total: float) -> list[Phase
     except PhaseError as error:
         raise BuildError("switch", str(error)) from error
     return [replace(phases[0], passes=split.pretrain), replace(phases[1], passes=split.finetune)]
-
-
-def build_schedule(config: ScheduleConfig) -> Schedule:
-    return Schedule(**{**dict(config), "part": tuple(config.part)})
 
 
 def build_phase_switch(config: RunConfig) -> PhaseSwitch:

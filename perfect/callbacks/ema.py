@@ -5,8 +5,6 @@ the raw weights jumps by several points from one evaluation to the next. Buffers
 statistics) are averaged too; integers (counters) are copied.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -83,14 +81,6 @@ class AverageOfWeights:
         if self._is_shown and self.ema is not None:
             self.ema.swap(module)
             self._is_shown = False
-
-    @contextmanager
-    def shown(self, module: torch.nn.Module) -> Iterator[None]:
-        self.show(module)
-        try:
-            yield
-        finally:
-            self.hide(module)
 
     def state_dict(self) -> dict[str, Any] | None:
         return None if self.ema is None else self.ema.state_dict()

@@ -24,7 +24,13 @@ import lightning as L
 from loaders import LoaderError, ReuseLoader
 from loaders.order.keyed_permutation import samples_per_rank
 from loaders.stats import LOGGED
-from perfect.callbacks.train_loaders import LoaderState, TrainLoader, next_pass, served_in_pass
+from perfect.callbacks.train_loaders import (
+    LoaderState,
+    TrainLoader,
+    limited,
+    next_pass,
+    served_in_pass,
+)
 from trainers.lightning_seams import (
     data_source,
     forget_loader,
@@ -208,7 +214,7 @@ def _epoch_batches(trainer: L.Trainer, loader: TrainLoader) -> int:
             " from the loader than it trains, and a run that goes on from a checkpoint would miss"
             " it: give the stream samples=, or Trainer limit_train_batches="
         ) from error
-    return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+    return limited(batches, limit)
 
 
 def _batches_without_reuse(trainer: L.Trainer, loader: TrainLoader) -> int:
@@ -217,9 +223,7 @@ def _batches_without_reuse(trainer: L.Trainer, loader: TrainLoader) -> int:
     if isinstance(loader, ReuseLoader):
         share = loader.share
     whole, rest = divmod(share, loader.batch_size)
-    batches = whole + (rest > 0 and not loader.drop_last)
-    limit = trainer.limit_train_batches
-    return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+    return limited(whole + (rest > 0 and not loader.drop_last), trainer.limit_train_batches)
 
 
 def _read_again(trainer: L.Trainer, loader: TrainLoader) -> None:

@@ -17,7 +17,7 @@ callback makes the fit loop read it again.
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -42,6 +42,7 @@ from perfect.callbacks.train_loaders import (
     decoded_by_all,
     find_train_loader,
     is_in_a_pass,
+    limited,
 )
 from perfect.method.phases import Observation, Phase, PhaseError, PhasePolicy, PlateauRule
 from trainers.elastic.peer.lane_shares import LaneShares
@@ -174,13 +175,9 @@ class PhaseSwitch(L.Callback):
             return phase.steps
         assert phase.passes is not None  # check_phases
         size = phase.batch_size or self._given.batch_size
-        batches = self._limit(batches_of_pass(self._require_loader(), size, phase.reuse))
+        batches = batches_of_pass(self._require_loader(), size, phase.reuse)
+        batches = limited(batches, self._given.limit_batches)
         return phase.passes * -(-batches // self._given.accumulate)
-
-    def _limit(self, batches: int) -> int:
-        """Return how many batches limit_train_batches leaves of a pass."""
-        limit = self._given.limit_batches
-        return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
 
     def _prepare_pass(self, trainer: L.Trainer, resuming: bool = False) -> None:
         """Set the loader up for the coming pass, and the trainer for its length."""
@@ -192,7 +189,7 @@ class PhaseSwitch(L.Callback):
         )
         if not resuming:
             loader.limit_pass(None)
-            self._pass.limit = self._limit(len(loader))
+            self._pass.limit = limited(len(loader), self._given.limit_batches)
             if phase.steps is not None:
                 left = (phase.steps - self.policy.state.step) * self._given.accumulate
                 self._pass.limit = min(self._pass.limit, left)
@@ -299,8 +296,12 @@ class PhaseSwitch(L.Callback):
     @contextmanager
     def averaged(self, pl_module: L.LightningModule) -> Iterator[None]:
         """Give the module its final weights: the averages, if the last phase keeps an average."""
-        with self._average.shown(pl_module) if self.policy.phase.ema else nullcontext():
+        if self.policy.phase.ema:
+            self._average.show(pl_module)
+        try:
             yield
+        finally:
+            self._average.hide(pl_module)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._pass.owes_end:  # after a resume at an epoch's end, Lightning ends it once more

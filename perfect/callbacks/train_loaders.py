@@ -55,6 +55,11 @@ def batches_of_pass(loader: TrainLoader, batch_size: int, reuse: int) -> int:
     return batches_per_pass(share, batch_size, reuse, loader.mode, loader.drop_last)
 
 
+def limited(batches: int, limit: int | float) -> int:
+    """Return how many batches `limit_train_batches` leaves of a pass."""
+    return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+
+
 def is_in_a_pass(loader: TrainLoader) -> bool:
     """Whether a pass is under way."""
     if isinstance(loader, LaneShares):

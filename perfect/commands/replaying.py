@@ -12,7 +12,7 @@ from rich.console import Console
 from torch import Tensor
 
 from offload.sizes import format_count
-from perfect.assembly.berth import Berth, berth_alone, berth_in_replay
+from perfect.assembly.berth import Berth, StopWhen, berth_alone, berth_in_replay
 from perfect.assembly.data import Data, build_data
 from perfect.assembly.own_class import named_classes
 from perfect.assembly.phase_plan import build_phase_switch
@@ -160,16 +160,8 @@ def _train_to(
     checkpoint = folder.checkpoint if begun else None
     offload, berth = config.offload or OffloadConfig(), berth_alone(console)
     with _build_again(config, berth, scratch, offload=offload) as (trainer, module, _, data):
-        trainer.callbacks += [saver, _StopAfter(saver)]  # pyright: ignore[reportAttributeAccessIssue]
+        stop = StopWhen(lambda _: saver.written)
+        trainer.callbacks += [saver, stop]  # pyright: ignore[reportAttributeAccessIssue]
         with going_on_from(checkpoint, trainer):
             trainer.fit(module, **data.fit_arguments(), ckpt_path=checkpoint, weights_only=True)
         return begun, trainer.global_step
-
-
-class _StopAfter(L.Callback):
-    def __init__(self, saver: SaveStep) -> None:
-        self._saver = saver
-
-    def on_train_batch_end(self, trainer: L.Trainer, *_: Any, **__: Any) -> None:
-        if self._saver.written:
-            trainer.should_stop = True

@@ -19,7 +19,7 @@ from perfect.assembly.data import Data, build_data
 from perfect.assembly.phase_plan import build_phase_switch
 from perfect.assembly.run import build_module, build_trainer
 from perfect.callbacks.phase_switch import PhaseSwitch
-from perfect.command_line import show_traceback
+from perfect.command_line import print_plain, show_traceback
 from perfect.config.schema import RunConfig, dump_config
 from perfect.errors import FolderError, Interrupted, LossNotFinite, NotSaved, PhaseError, RunError
 from perfect.report.report import write_report
@@ -47,8 +47,8 @@ def train_as_peer(
         try:
             return train(config, folder, berth_in_swarm(console, folder, join, name))
         except Expelled as error:
-            _print_plain(console, f"expelled: {error}; this peer joins again")
-    _print_plain(console, f"this peer was expelled {MAX_REJOINS} times, and gives up", style="red")
+            print_plain(console, f"expelled: {error}; this peer joins again")
+    print_plain(console, f"this peer was expelled {MAX_REJOINS} times, and gives up", style="red")
     return 1
 
 
@@ -65,22 +65,22 @@ def train(config: RunConfig, folder: RunFolder, berth: Berth) -> int:
         console.print(f"{error}; the same command resumes it", highlight=False)
         return 130
     except (KeyboardInterrupt, SystemExit):  # Lightning turns the former into the latter
-        _print_plain(console, f"stopped at once; {_how_to_continue(folder)}")
+        print_plain(console, f"stopped at once; {_how_to_continue(folder)}")
         return 130
     except OffloadError as error:
         show_traceback()
-        _print_plain(errors, str(error), style="red")
+        print_plain(errors, str(error), style="red")
         if isinstance(error, DeviceLost):
-            _print_plain(errors, _how_to_continue(folder))
+            print_plain(errors, _how_to_continue(folder))
         return 1
     except NotSaved as error:
-        _print_plain(errors, f"{error}; {_how_to_continue(folder)}", style="red")
+        print_plain(errors, f"{error}; {_how_to_continue(folder)}", style="red")
         return 1
     except Expelled:
         raise
     except (LossNotFinite, CheckpointRefused, LoaderError, PhaseError, ElasticError) as error:
         show_traceback()
-        _print_plain(errors, "; ".join([str(error), *getattr(error, "__notes__", [])]), style="red")
+        print_plain(errors, "; ".join([str(error), *getattr(error, "__notes__", [])]), style="red")
         return 1
     return 0
 
@@ -91,10 +91,6 @@ def _how_to_continue(folder: RunFolder) -> str:
     if step is None:
         return "there is no checkpoint yet: the same command begins anew"
     return f"the same command resumes from the last checkpoint: {folder.checkpoint}, step {step}"
-
-
-def _print_plain(console: Console, text: str, style: str | None = None) -> None:
-    console.print(text, style=style, highlight=False, markup=False)
 
 
 def train_run(config: RunConfig, folder: RunFolder, berth: Berth) -> None:

@@ -15,7 +15,8 @@ from typing import Annotated, Any, Union, final, get_args, get_origin
 
 from pydantic import BaseModel
 
-from perfect.config.grid_schema import FleetConfig
+from offload.sizes import format_count
+from perfect.config.grid_schema import FleetConfig, HalvingConfig
 from perfect.config.schema import RunConfig, dump_config
 
 Parts = tuple[str | int, ...]
@@ -57,7 +58,8 @@ def why_not(path: str, data: Mapping[str, Any], root: type[BaseModel] = RunConfi
             here, value = holders, value.get(part) if isinstance(value, dict) else None
         done.append(str(part))
     if any(_is_model(m) for kind in here for m in (kind, *_inner(kind))):
-        inside = [leaf for leaf in leaves(root) if leaf.startswith(f"{_general(path)}.")]
+        above = "".join("0." if part.isdecimal() else f"{part}." for part in path.split("."))
+        inside = [leaf for leaf in leaves(root) if leaf.startswith(above)]
         inside.sort(key=lambda leaf: (len(leaf), leaf))
         return f"'{path}' holds other keys: give one of them, such as '{inside[0]}'"
     return None
@@ -107,10 +109,6 @@ def put(data: dict[str, Any], path: str, value: Any) -> None:  # Any: plain data
             here[part] = {}
         here = here[part]
     here[last] = copy.deepcopy(value)
-
-
-def _general(path: str) -> str:
-    return ".".join("0" if part.isdecimal() else part for part in path.split("."))
 
 
 def _is_model(kind: Any) -> bool:
@@ -194,6 +192,15 @@ def length_of(config: RunConfig) -> int | None:
     """Return the steps of a run, if they are known without its data."""
     steps = [phase.steps for phase in config.phases]
     return None if None in steps else sum(step or 0 for step in steps)
+
+
+def why_too_late(stop: HalvingConfig | None, lengths: Sequence[int]) -> str | None:
+    """Return why jobs of these lengths end before the first rung; None if they do not."""
+    if stop is None or not lengths or stop.first < min(lengths):
+        return None
+    shortest = format_count(min(lengths), "step")
+    why = f"is {stop.first}, but the shortest job has {shortest}, so it would never be judged"
+    return f"{why}: lower it"
 
 
 def paths_of(key: str) -> tuple[str, ...]:

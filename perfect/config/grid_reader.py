@@ -14,7 +14,6 @@ from typing import Any
 
 import yaml
 
-from offload.sizes import format_count
 from perfect.config.conflicts import value_at
 from perfect.config.grid import (
     Axis,
@@ -29,6 +28,7 @@ from perfect.config.grid import (
     put,
     unlike,
     why_not,
+    why_too_late,
 )
 from perfect.config.grid_schema import FleetConfig, GridSections
 from perfect.config.schema import RunConfig
@@ -220,21 +220,22 @@ class _Reading:
         self, fleet: FleetConfig, axes: tuple[Axis, ...], points: Sequence[Point]
     ) -> None:
         swept = {path: axis.key for axis in axes for path in axis.paths}
-        if fleet.budget is not None and value_at(self._base, "offload", "budget") is not None:
-            why = "both fleet.budget and this limit a step's memory: give one of them"
-            self._add([(("offload", "budget"), why)])
-        if fleet.budget is not None and "offload.budget" in swept:
-            why = "both fleet.budget and this limit a step's memory: give one of them"
-            self._add([(("grid", swept["offload.budget"]), why)])
+
+        def refuse(key: str, usual: object, why: str) -> None:
+            if value_at(self._base, "offload", key) not in (None, usual):
+                self._add([(("offload", key), why)])
+            if f"offload.{key}" in swept:
+                self._add([(("grid", swept[f"offload.{key}"]), why)])
+
+        if fleet.budget is not None:
+            refuse(
+                "budget", None, "both fleet.budget and this limit a step's memory: give one of them"
+            )
         if fleet.stop is not None and fleet.search is not None and fleet.search.pruner is not None:
             why = "both this and fleet.stop end jobs early: give one of them"
             self._add([(("fleet", "search", "pruner"), why)])
         if fleet.search is not None:
-            why = "the jobs of a search have one device each: leave it out"
-            if value_at(self._base, "offload", "devices") not in (None, 1):
-                self._add([(("offload", "devices"), why)])
-            if "offload.devices" in swept:
-                self._add([(("grid", swept["offload.devices"]), why)])
+            refuse("devices", 1, "the jobs of a search have one device each: leave it out")
         devices = value_at(self._base, "trainer", "devices")
         if type(devices) is int and devices > 1:
             why = f"is {devices}, but the fleet chooses a job's devices: give offload.devices"
@@ -243,11 +244,7 @@ class _Reading:
             why = "the nodes of a swarm train one run, and a fleet trains many: remove elastic, or"
             self._add([(("elastic",), f"{why} grid and fleet")])
         lengths = [length for point in points if (length := length_of(point.config)) is not None]
-        if fleet.stop is not None and lengths and fleet.stop.first >= min(lengths):
-            why = (
-                f"is {fleet.stop.first}, but the shortest job has"
-                f" {format_count(min(lengths), 'step')}, so it would never be judged: lower it"
-            )
+        if why := why_too_late(fleet.stop, lengths):
             self._add([(("fleet", "stop", "first"), why)])
 
 

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from offload.sizes import format_count, format_size
-from perfect.config.grid import Grid, Point
+from perfect.config.grid import Grid, Point, why_too_late
 from perfect.config.schema import RunConfig, dump_config
 from perfect.errors import BuildError
 from perfect.grids.grid_fleet import build_fleet, widen
@@ -65,7 +65,9 @@ def check_grid(grid: Grid, console: Console) -> int:
         )
     if failed:
         return 1
-    _check_first(grid, jobs)
+    lengths = [job.step + job.left for job in jobs.values() if job.left]
+    if why := why_too_late(grid.fleet.stop, lengths):
+        raise BuildError("fleet.stop.first", why)
     return 0
 
 
@@ -109,15 +111,3 @@ def _table(jobs: Mapping[str, JobState]) -> Table:
         ]
         table.add_row(*map(Text, cells))
     return table
-
-
-def _check_first(grid: Grid, jobs: Mapping[str, JobState]) -> None:
-    """Refuse a first rung that comes after the end of a job, now that its length is known."""
-    stop = grid.fleet.stop
-    lengths = [job.step + job.left for job in jobs.values() if job.left]
-    if stop is not None and lengths and stop.first >= min(lengths):
-        raise BuildError(
-            "fleet.stop.first",
-            f"is {stop.first}, but the shortest job has {format_count(min(lengths), 'step')}, so it"
-            " would never be judged: lower it",
-        )

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +73,12 @@ def job_output(folder: Path) -> Iterator[Console]:
     with io.TextIOWrapper(io.BufferedWriter(kept), encoding="utf-8") as file:
         console = Console(file=file, soft_wrap=True, width=100)
         mine = RichHandler(console=console, show_path=False, show_time=False, show_level=False)
-        mine.addFilter(_Thread(threading.get_ident(), passes=True))
-        others = list(root.handlers)
-        hush = _Thread(threading.get_ident(), passes=False)
+        thread, others = threading.get_ident(), list(root.handlers)
+        mine.addFilter(lambda record: record.thread == thread)
+
+        def hush(record: logging.LogRecord) -> bool:
+            return record.thread != thread
+
         for handler in others:
             handler.addFilter(hush)
         root.addHandler(mine)
@@ -101,27 +105,9 @@ class _WhatFits(io.FileIO):
             return len(data)
 
 
-class _Thread(logging.Filter):
-    """Passes the records of one thread, or those of all others."""
-
-    def __init__(self, thread: int, passes: bool) -> None:
-        super().__init__()
-        self._thread = thread
-        self._passes = passes
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return (record.thread == self._thread) == self._passes
-
-
-@dataclass(frozen=True, slots=True)
-class MakeGridJob:
-    """Makes the job of a point from a value of each key. It can be pickled."""
-
-    grid: Grid
-
-    def __call__(self, params: Mapping[str, Any]) -> GridJob:
-        values = [params[axis.key] for axis in self.grid.axes]
-        return GridJob(self.grid.point_with(values).config)
+def job_with(grid: Grid, params: Mapping[str, Any]) -> GridJob:
+    """Return the job of a point with a value of each key."""
+    return GridJob(grid.point_with([params[axis.key] for axis in grid.axes]).config)
 
 
 def fit_of(grid: Grid, fleet: Fleet) -> Callable[[], FleetResult]:
@@ -132,7 +118,7 @@ def fit_of(grid: Grid, fleet: Fleet) -> Callable[[], FleetResult]:
     return optuna_search_of(
         fleet,
         {axis.key: axis.values for axis in grid.axes},
-        MakeGridJob(grid),
+        partial(job_with, grid),
         sampler=search.sampler,
         trials=search.trials,
         at_once=search.at_once,

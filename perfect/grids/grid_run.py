@@ -16,20 +16,18 @@ last states is unknown, and a full disk loses only the lines that do not fit.
 import json
 import logging
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import yaml
 from rich.console import Console
-from rich.text import Text
 
+from perfect.command_line import handled, print_plain
 from perfect.config.grid import Grid
-from perfect.config.yaml_reader import read_dump
-from perfect.errors import ConfigError, FolderError, RunError
+from perfect.errors import FolderError, RunError
 from perfect.grids.grid_fleet import (
     build_fleet,
     failures,
@@ -68,7 +66,7 @@ class GridFolder:
         """Make the folder. Raise `FolderError` if this grid may not run here."""
         plain = grid.dump()
         if is_folder(self.path) and self.grid.exists():
-            self._compare(plain)
+            check_same(self.grid, "another grid", plain, _what)
         elif self.path.exists() and any(self.path.iterdir()):
             raise FolderError(
                 f"{self.path} is not empty and holds no grid (no grid.yaml): give another --out"
@@ -80,13 +78,6 @@ class GridFolder:
             raise FolderError(
                 f"{self.path} cannot be written ({error}): free some space, or give another --out"
             ) from error
-
-    def _compare(self, mine: dict[str, Any]) -> None:
-        try:
-            theirs = read_dump(self.grid)
-        except ConfigError as error:
-            raise FolderError(f"{self.grid} is damaged ({error}): give another --out") from error
-        check_same(f"{self.path} holds another grid", _what(theirs), _what(mine))
 
     def write(self, results: Mapping[str, Any]) -> None:
         """Write grid.json, whole or not at all."""
@@ -157,17 +148,20 @@ def run_grid(grid: Grid, out: Path, console: Console) -> int:
         fleet = build_fleet(grid, out, watch, grid.points)
         status, code = "failed", 1
         try:
-            for part in (_sigterm_as_ctrl_c(), _log_warnings(), timeline, board):
+            as_ctrl_c = handled(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+            logging.captureWarnings(True)  # where its job's messages go, and not into the table
+            stack.callback(logging.captureWarnings, False)
+            for part in (as_ctrl_c, timeline, board):
                 stack.enter_context(part)
             result = fit_of(grid, fleet)()
             status, code = "completed", 0
             if left := result.unfinished:
                 status, again = "out of time", "the same command goes on for as long again"
-                _print_line(console, f"the time is over: {describe_unfinished(left, out)}: {again}")
+                print_plain(console, f"the time is over: {describe_unfinished(left, out)}: {again}")
         except KeyboardInterrupt as error:
             status, code = "interrupted", 130
             message = str(error) or f"stopped at once; the same command goes on in {out}"
-            _print_line(console, message)
+            print_plain(console, message)
         finally:
             stack.close()
             _write_records(grid, folder, fleet, status, console)
@@ -184,38 +178,11 @@ def _write_records(
     results = grid_results(grid, folder.path, result, status)
     console.print(result_table(results, runs_of(folder.path, results)))
     for failure in failures(result):
-        _print_line(console, failure, style="red")
+        print_plain(console, failure, style="red")
     try:
         folder.write(results)
         write_fleet_page(folder.path)
     except (RunError, OSError) as error:  # it must not hide the error that ended the fleet
-        _print_line(console, f"the results could not be written: {error}")
+        print_plain(console, f"the results could not be written: {error}")
         return
-    _print_line(console, f"report: {folder.report}")
-
-
-def _print_line(console: Console, text: str, style: str = "") -> None:
-    console.print(Text(text, style=style), soft_wrap=True)
-
-
-@contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """SIGTERM is Ctrl-C in this block."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _log_warnings() -> Iterator[None]:
-    """A warning goes where its job's other messages go, and not into the table."""
-    logging.captureWarnings(True)
-    try:
-        yield
-    finally:
-        logging.captureWarnings(False)
+    print_plain(console, f"report: {folder.report}")

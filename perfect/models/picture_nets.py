@@ -5,6 +5,7 @@
     vgg16         13 convolutions with batch norm, one linear head
     mobilenetv2   inverted residuals; the stem and the first 24-channel block keep stride 1
     pilot         280k parameters, for studies on a CPU
+    resnet50      224x224 pictures, from torchvision: the ImageNet figures
 
 They differ from torchvision's in strides, biases and heads, so that a 32x32 picture keeps its
 detail; their names of parameters are those of every checkpoint that we have written.
@@ -87,6 +88,12 @@ def resnet8(num_classes: int) -> ResNet:
 def resnet8_stride2(num_classes: int) -> ResNet:
     """Halve the picture in the stem, so that 64x64 pixels cost as much as 32x32 ones."""
     return ResNet(num_classes, widths=(16, 32, 64), blocks=1, stem_stride=2)
+
+
+def resnet50(num_classes: int) -> nn.Module:
+    from torchvision.models import resnet50  # this import is slow, and only resnet50 needs it
+
+    return resnet50(num_classes=num_classes)
 
 
 # ---- VGG16 (Simonyan & Zisserman 2015) without the two hidden linear layers -------------------

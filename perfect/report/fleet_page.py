@@ -204,6 +204,7 @@ def write_fleet_page(folder: Path) -> Path:
 
 def fleet_page(fleet: FleetRecord) -> str:
     """Return the page as HTML."""
+    stops = fleet.fleet.get("stop")
     parts = [
         f"<style>{CSS}{KEY_CSS}</style>",
         _alerts(fleet),
@@ -218,7 +219,11 @@ def fleet_page(fleet: FleetRecord) -> str:
         ),
         section(
             fleet.metric,
-            plot(metric_figure(fleet), _curves_caption(fleet))
+            plot(
+                metric_figure(fleet),
+                "A dot is the end of a job, a cross the end of one that was stopped early."
+                + (" Dashed lines are the rungs at which jobs were judged." if stops else ""),
+            )
             or note(f"No job has logged {fleet.metric}."),
         ),
         section(
@@ -315,13 +320,6 @@ def _name(number: int, job: JobRecord) -> Html:
 
 def _breakable(name: str) -> str:
     return escape(name).replace(",", ",<wbr>")
-
-
-def _curves_caption(fleet: FleetRecord) -> str:
-    caption = "A dot is the end of a job, a cross the end of one that was stopped early."
-    if fleet.fleet.get("stop"):
-        caption += " Dashed lines are the rungs at which jobs were judged."
-    return caption
 
 
 def _waits(fleet: FleetRecord) -> str | None:

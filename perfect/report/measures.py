@@ -1,8 +1,4 @@
-"""Compares runs: their figures, the differences of their configurations, remarks for the reader.
-
-The other runs are measured against one of them, the baseline. An unfinished run is shown and
-marked; it has no speed-up and cannot be the best.
-"""
+"""Compares runs: their figures, the differences of their configurations, remarks for the reader."""
 
 import json
 import os

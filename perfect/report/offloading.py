@@ -60,26 +60,22 @@ class TimeShares:
 
 
 def time_bars(times: Sequence[TimeShares]) -> str | None:
+    """Draw a figure that is as wide as the text, unlike figures with axes."""
     times = [time for time in times if time.seconds]
     if not times:
         return None
-    with matplotlib.rc_context(dict(STYLE)):
-        return to_svg(draw_bars(times), "Where the time of training went")
-
-
-def draw_bars(times: Sequence[TimeShares]) -> Figure:
-    """Draw a figure that is as wide as the text, unlike figures with axes."""
     height = TOP + ROW * len(times)
-    figure = Figure(figsize=(WIDTH, height))
-    axes = figure.add_axes((0, 0, 1, ROW * len(times) / height))
-    for number, time in enumerate(times):
-        _bar(axes, len(times) - 1 - number, time)
-    axes.set_xlim(0, 1)
-    axes.set_ylim(0, len(times))
-    axes.set_axis_off()
-    entries = [(name, colour) for name, colour, _ in PARTS.values()]
-    put_legend(figure, entries, height, gap=1.8)
-    return figure
+    with matplotlib.rc_context(dict(STYLE)):
+        figure = Figure(figsize=(WIDTH, height))
+        axes = figure.add_axes((0, 0, 1, ROW * len(times) / height))
+        for number, time in enumerate(times):
+            _bar(axes, len(times) - 1 - number, time)
+        axes.set_xlim(0, 1)
+        axes.set_ylim(0, len(times))
+        axes.set_axis_off()
+        entries = [(name, colour) for name, colour, _ in PARTS.values()]
+        put_legend(figure, entries, height, gap=1.8)
+        return to_svg(figure, "Where the time of training went")
 
 
 def _bar(axes: Axes, low: float, time: TimeShares) -> None:
@@ -145,20 +141,23 @@ def memory_section(run: Run) -> str:
     stats = run.table("offload")
     if not stats.get("peak_bytes"):
         return ""
-    unmoved, peak = stats.get("unmoved_bytes"), stats["peak_bytes"]
+    unmoved = stats.get("unmoved_bytes")
+    figures = {
+        "Budget": stats.get("budget_bytes"),
+        "Taken by the plan": stats["peak_bytes"],
+        "In use at the same time, measured": stats.get("held_bytes"),
+        "The smallest budget that can be planned": stats.get("smallest_bytes"),
+        "Needed if nothing is moved": unmoved,
+        "On the host": stats.get("host_bytes"),
+    }
     rows = [
-        ("Budget", size(stats.get("budget_bytes")), _share(stats.get("budget_bytes"), unmoved)),
-        ("Taken by the plan", size(peak), _share(peak, unmoved)),
-        ("In use at the same time, measured", size(stats.get("held_bytes")),
-         _share(stats.get("held_bytes"), unmoved)),
-        ("The smallest budget that can be planned", size(stats.get("smallest_bytes")),
-         _share(stats.get("smallest_bytes"), unmoved)),
-        ("Needed if nothing is moved", size(unmoved), _share(unmoved, unmoved)),
-        ("On the host", size(stats.get("host_bytes")), _share(stats.get("host_bytes"), unmoved)),
-    ]  # fmt: skip
+        (name, size(nbytes), percent(_divide(nbytes, unmoved)))
+        for name, nbytes in figures.items()
+        if nbytes is not None
+    ]
     return section(
         "Memory over the step",
-        table(("", "Bytes", "Share of what a step needs"), [row for row in rows if row[1] != DASH]),
+        table(("", "Bytes", "Share of what a step needs"), rows),
         *(_picture(run, row) for row in stats.get("plans") or ()),
     )
 
@@ -237,11 +236,8 @@ def _ratio(row: Row) -> float | None:
 
 
 def _divide(part: float | None, whole: float | None) -> float | None:
+    """Return None where nobody has counted."""
     return part / whole if part is not None and whole else None
-
-
-def _share(part: float | None, whole: float | None) -> str:
-    return percent(_divide(part, whole))
 
 
 MOST_ROWS = 40
@@ -293,8 +289,8 @@ def _shares(peers: Sequence[Row]) -> str:
             count(peer["lanes"]),
             percent(peer["lanes"] / lanes),
             count(peer["steps"]),
-            count(_rate(peer, "samples", "seconds")),
-            percent(_rate(peer, "seconds", "present")),
+            count(_divide(peer.get("samples"), peer.get("seconds"))),
+            percent(_divide(peer.get("seconds"), peer.get("present"))),
             size(peer.get("bytes_sent")),
         )
         for peer in peers
@@ -306,11 +302,6 @@ def _shares(peers: Sequence[Row]) -> str:
     )
     head = ("Peer", "Lanes computed", "Share", "Steps", "Samples/s", "Utilisation", "Sent")
     return bars + table(head, rows, words=(0,)) + note(MEANINGS)
-
-
-def _rate(peer: Row, over: str, under: str) -> float | None:
-    """Return None where nobody has counted."""
-    return peer[over] / peer[under] if peer.get(under) else None
 
 
 def _generations(generations: Sequence[Row]) -> str:

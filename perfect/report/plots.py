@@ -35,6 +35,8 @@ from perfect.report.panels import (
 from perfect.report.results import Column, Metrics, rates
 from perfect.report.words import TIMES
 
+Rows = Sequence[Mapping[str, Any]]  # Any: rows of run.json
+
 
 @dataclass(frozen=True, slots=True)
 class PhaseSpan:
@@ -62,11 +64,7 @@ class RunPhases:
     marks: Sequence[Mark] = ()
 
     @classmethod
-    def from_rows(
-        cls,
-        phases: Sequence[Mapping[str, Any]],  # Any: rows of run.json
-        switches: Sequence[Mapping[str, Any]],
-    ) -> "RunPhases":
+    def from_rows(cls, phases: Rows, switches: Rows) -> "RunPhases":
         starts = [p["first_step"] for p in phases]
         ends = [*starts[1:], *(p["last_step"] + 1 for p in phases[-1:])]
         spans = [
@@ -181,28 +179,9 @@ def _loss(
 
 
 def learning_rate(
-    metrics: Metrics,
-    phases: Sequence[Mapping[str, Any]],  # Any: rows of run.json
-    run_phases: RunPhases,
-    steps: float,
+    metrics: Metrics, phases: Rows, run_phases: RunPhases, steps: float
 ) -> str | None:
-    x, y = rate_curve(metrics, phases)
-    if not len(x):
-        return None
-    with panels([1.35]) as (figure, (axes,)):
-        draw_line(axes, x, y, GREEN, dots=False)
-        axes.set_ylim(0, max(y.max() * 1.08, 1e-12))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
-        run_phases.draw([axes], steps)
-        axes.set_xlabel("optimizer step")
-        return to_svg(figure, "Learning rate over optimizer steps")
-
-
-def rate_curve(
-    metrics: Metrics,
-    phases: Sequence[Mapping[str, Any]],  # Any: rows of run.json
-) -> tuple[Column, Column]:
-    """Return the rates that were logged, and those with which phases began and ended."""
+    """Draw the rates that were logged, and those with which phases began and ended."""
     x, y = metrics.pairs("step", "lr")
     ends = [
         (phase[f"{at}_step"], phase[f"lr_{of}"])
@@ -212,8 +191,17 @@ def rate_curve(
     ]
     x = np.concatenate([x, [step for step, _ in ends]])
     y = np.concatenate([y, [rate for _, rate in ends]])
+    if not len(x):
+        return None
     order = np.argsort(x, kind="stable")
-    return x[order], y[order]
+    x, y = x[order], y[order]
+    with panels([1.35]) as (figure, (axes,)):
+        draw_line(axes, x, y, GREEN, dots=False)
+        axes.set_ylim(0, max(y.max() * 1.08, 1e-12))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+        run_phases.draw([axes], steps)
+        axes.set_xlabel("optimizer step")
+        return to_svg(figure, "Learning rate over optimizer steps")
 
 
 def input_pipeline(metrics: Metrics, run_phases: RunPhases) -> str | None:
@@ -241,9 +229,7 @@ def input_pipeline(metrics: Metrics, run_phases: RunPhases) -> str | None:
 
 
 def plateau_trace(
-    verdicts: Sequence[Mapping[str, Any]],  # Any: rows of run.json
-    accuracy_below: float | None,
-    loss_below: float | None,
+    verdicts: Rows, accuracy_below: float | None, loss_below: float | None
 ) -> str | None:
     """Draw the slopes over epochs. Inside the bands the rule calls a curve flat."""
     accuracy, loss = (

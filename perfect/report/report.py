@@ -25,6 +25,8 @@ def write_report(run_dir: Path) -> Path:
     logged = run.metrics.columns.get("step", ())
     steps = max([run.number("steps") or 0, *logged, *(span.end for span in run_phases.spans)])
     tested = run.number("accuracy") if run.record.get("accuracy_on") == "test" else None
+    environment = {**run.table("environment"), "seed": run.record.get("seed")}
+    environment = [pair for pair in environment.items() if pair[1] is not None]
     parts = [
         _alerts(run),
         _key_figures(run),
@@ -57,7 +59,7 @@ def write_report(run_dir: Path) -> Path:
         _plateau(run),
         _phases(run),
         _decodes(run),
-        section("Environment", _environment(run)),
+        section("Environment", table((), environment, words=(0, 1)) if environment else None),
         section("Configuration", _config(run)),
     ]
     path = run_dir / "report.html"
@@ -234,12 +236,6 @@ def _decodes(run: Run) -> str:
             f"{replaced if skipped else ''}"
         ),
     )
-
-
-def _environment(run: Run) -> str | None:
-    values = {**run.table("environment"), "seed": run.record.get("seed")}
-    rows = [(key, value) for key, value in values.items() if value is not None]
-    return table((), rows, words=(0, 1)) if rows else None
 
 
 def _config(run: Run) -> str | None:

@@ -10,7 +10,7 @@ memory-N.svg a picture of a plan of an offloading run
 elastic/     the log of a peer of a swarm
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,12 +51,7 @@ class RunFolder:
             raise FolderError(
                 f"{self.path} is not empty and holds no run (no config.yaml): give another --out"
             )
-        try:
-            theirs = read_dump(self.config)
-        except ConfigError as error:
-            raise FolderError(f"{self.config} is damaged ({error}): give another --out") from error
-        what = f"{self.path} holds a run of another configuration"
-        check_same(what, _without_how(theirs), _without_how(config))
+        check_same(self.config, "a run of another configuration", config, _without_how)
         return "completed" if self.read().get("status") == "completed" else "begun"
 
     @rank_zero_only
@@ -122,11 +117,17 @@ def _without_how(config: Any) -> Any:
     return kept
 
 
-def check_same(what: str, theirs: Any, mine: Any) -> None:
-    """Raise `FolderError` with the differences, if there are any. `what` says what they mean."""
-    if odd := differences(theirs, mine):
+def check_same(begun_with: Path, what: str, mine: Any, kept: Callable[[Any], Any]) -> None:
+    """Raise `FolderError` if a folder was begun with `what`: another configuration than `mine`, in
+    the keys that `kept` keeps."""
+    try:
+        theirs = read_dump(begun_with)
+    except ConfigError as error:
+        raise FolderError(f"{begun_with} is damaged ({error}): give another --out") from error
+    if odd := differences(kept(theirs), kept(mine)):
+        more = "; ..." if len(odd) > 5 else ""
         raise FolderError(
-            f"{what}: {'; '.join(odd[:5])}{'; ...' if len(odd) > 5 else ''}. Give another --out, or"
+            f"{begun_with.parent} holds {what}: {'; '.join(odd[:5])}{more}. Give another --out, or"
             " delete the folder"
         )
 

@@ -129,7 +129,9 @@ def cached_ids(
     file: Path, text: str, bpe: Bpe, encode: Encode, kind: str = ""
 ) -> NDArray[np.int32]:
     """Return what `encode` makes of the text of this file. `kind` tells encodings apart."""
-    cache = file.with_name(f"{file.name}.{_key(text, bpe, kind)}.npy")
+    whole = hashlib.sha256(bpe.fingerprint())
+    whole.update(f"{kind}{text}".encode())
+    cache = file.with_name(f"{file.name}.{whole.hexdigest()[:16]}.npy")
     try:
         ids = np.load(cache, allow_pickle=False)
         if ids.dtype == np.int32 and ids.ndim == 1:
@@ -139,12 +141,6 @@ def cached_ids(
     ids = encode(text)
     _save(cache, ids)
     return ids
-
-
-def _key(text: str, bpe: Bpe, kind: str) -> str:
-    whole = hashlib.sha256(bpe.fingerprint())
-    whole.update(f"{kind}{text}".encode())
-    return whole.hexdigest()[:16]
 
 
 def _save(file: Path, ids: NDArray[np.int32]) -> None:

@@ -12,9 +12,10 @@ A line of fewer than two tokens has nothing to predict and is left out.
 
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -53,31 +54,31 @@ class TextLines(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return Counter(end - begin for begin, end in self._pieces)
 
 
-@dataclass(frozen=True, slots=True)
-class LineText:
-    """The three parts."""
+Part = TypeVar("Part", TextLines, TensorDataset)
 
-    train: TextLines
-    valid: TextLines
-    test: TextLines
+
+@dataclass(frozen=True, slots=True)
+class ReadText(Generic[Part]):
+    """The three parts of a text. Blocks of one length are (inputs, targets): int64 [blocks,
+    sequence], in memory."""
+
+    train: Part
+    valid: Part
+    test: Part
     vocabulary: int
 
-    @property
-    def longest(self) -> int:
-        """The tokens of the longest sample."""
-        return max(max(part.lengths) for part in (self.train, self.valid, self.test))
 
-
-def read_lines(root: Path, sequence: int, vocabulary: int | None = None) -> LineText:
+def read_lines(root: Path, sequence: int, vocabulary: int | None = None) -> ReadText[TextLines]:
     bpe = read_bpe(root / "gpt2_bpe", vocabulary)
     files = [root / f"{name}.txt" for name in ("train", "valid", "test")]
-    missing = [str(file) for file in files if not file.is_file()]
-    if missing:
-        raise SourceError(
-            f"these files are missing: {', '.join(missing)}; put texts there, one text a line"
-        )
+    _check_there(files, "put texts there, one text a line")
     train, valid, test = (_lines(file, bpe, sequence) for file in files)
-    return LineText(train, valid, test, bpe.vocabulary)
+    return ReadText(train, valid, test, bpe.vocabulary)
+
+
+def _check_there(files: Sequence[Path], remedy: str) -> None:
+    if missing := [str(file) for file in files if not file.is_file()]:
+        raise SourceError(f"these files are missing: {', '.join(missing)}; {remedy}")
 
 
 def _lines(file: Path, bpe: Bpe, sequence: int) -> TextLines:
@@ -104,27 +105,15 @@ def _pack(file: Path, text: str, bpe: Bpe) -> NDArray[np.int32]:
 TestText = Literal["tokens", "raw"]
 
 
-@dataclass(frozen=True, slots=True)
-class WikiText:
-    """The three parts. Each holds (inputs, targets): int64 [blocks, sequence], in memory."""
-
-    train: TensorDataset
-    valid: TensorDataset
-    test: TensorDataset
-    vocabulary: int
-
-
 def read_wikitext(
     root: Path, sequence: int, vocabulary: int | None = None, test_text: TestText = "tokens"
-) -> WikiText:
+) -> ReadText[TensorDataset]:
     bpe = read_bpe(root / "gpt2_bpe", vocabulary)
     names = ("wiki.train.tokens", "wiki.valid.tokens", f"wiki.test.{test_text}")
     files = [root / "wikitext-2" / name for name in names]
-    missing = [str(file) for file in files if not file.is_file()]
-    if missing:
-        raise SourceError(f"these files are missing: {', '.join(missing)}; unpack WikiText-2 there")
+    _check_there(files, "unpack WikiText-2 there")
     train, valid, test = (blocks(_tokens(file, bpe), sequence, file) for file in files)
-    return WikiText(train, valid, test, bpe.vocabulary)
+    return ReadText(train, valid, test, bpe.vocabulary)
 
 
 def blocks(tokens: NDArray[np.int32], sequence: int, source: Path) -> TensorDataset:

@@ -138,7 +138,7 @@ def test_a_source_tells_its_files_and_labels_as_torchvisions_folders_do(source: 
         pytest.skip("known by its paths")
     assert len(source.samples) == COUNT
     for i, (path, label) in enumerate(source.samples):
-        assert path.is_file()
+        assert Path(path).is_file()
         assert label == source.labels[i] == source[i][1]
 
 

@@ -15,7 +15,8 @@ from support.products import examples
 from loaders import ReuseLoader
 from loaders.augment import CentreCrop, Chain, Flip, PadCrop, RandomCrop, RandomResizedCrop
 from loaders.pixels.augmentation import Draws, draw_keys
-from loaders.pixels.moves import Moves, move_parts, picture_sizes
+from loaders.pixels.moves import Moves, move_parts
+from loaders.pixels.placing import picture_sizes
 
 law = settings(max_examples=examples(100), deadline=None)
 

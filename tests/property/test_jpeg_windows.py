@@ -19,7 +19,7 @@ from loaders.errors import SampleShapeError
 from loaders.pipeline import SlabMaker
 from loaders.pixels import resizing
 from loaders.pixels.crops import Box, Crops, PicturePart
-from loaders.pixels.decoding import decode_pixels
+from loaders.pixels.decoding import PictureDecoder
 from loaders.pixels.jpegs import ANYWHERE, Jpeg, Room, decodes_jpegs
 from loaders.pixels.resizing import Resizing, resizes
 
@@ -84,7 +84,10 @@ def test_a_turned_picture_is_whole(orientation: int) -> None:
     exif[0x0112] = orientation
     Image.fromarray(noise).save(file, "JPEG", exif=exif)
     room = Room(ANYWHERE.memory, showing((3, 5, 4, 6)))
-    seen, whole = decode_pixels(file.getvalue(), room=room), decode_pixels(file.getvalue())
+    seen, whole = (
+        PictureDecoder(None).pixels(file.getvalue(), room=room),
+        PictureDecoder(None).pixels(file.getvalue()),
+    )
     assert seen.shape == whole.shape if orientation > 1 else len(seen) == 4
     assert np.array_equal(seen, whole) or orientation == 1
 

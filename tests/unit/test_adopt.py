@@ -22,7 +22,7 @@ from torch.utils.data import (
 )
 
 from loaders import ReuseLoader
-from loaders.adopting.adoption import Adopted, from_dataloader
+from loaders.arguments import Adopted, from_dataloader
 from loaders.errors import LoaderError
 
 TEN: Any = list(range(10))
@@ -191,7 +191,7 @@ def test_a_multiprocessing_context_says_how_processes_start() -> None:
 
 def test_what_workers_begin_with_has_no_effect_without_workers() -> None:
     found = from_dataloader(DataLoader(TEN, worker_init_fn=start_worker))  # type: ignore[arg-type]
-    assert found.workers.worker_init_fn is None
+    assert found.workers.init is None
     assert "worker_init_fn has no effect with num_workers=0" in "".join(found.notes)
 
 

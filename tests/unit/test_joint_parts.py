@@ -15,7 +15,8 @@ from loaders import Device, LoaderError, ReuseLoader
 from loaders.augment import CentreCrop, Chain, Flip, PadCrop, RandomResizedCrop
 from loaders.errors import SampleShapeError
 from loaders.pixels.augmentation import Draws, draw_keys
-from loaders.pixels.moves import Moves, PartKind, move_parts, picture_sizes
+from loaders.pixels.moves import Moves, PartKind, move_parts
+from loaders.pixels.placing import picture_sizes
 
 HEIGHT, WIDTH = 6, 8
 

@@ -17,7 +17,7 @@ from torchvision.transforms.functional import to_tensor
 from loaders import LoaderError, ReuseLoader
 from loaders.errors import DecodeError
 from loaders.pixels import decoding
-from loaders.pixels.decoding import PictureDecoder, decode_pixels
+from loaders.pixels.decoding import PictureDecoder
 from loaders.pixels.jpegs import Jpeg
 
 HEIGHT, WIDTH = 40, 60
@@ -75,7 +75,9 @@ def test_every_mode_in_every_format_is_what_pillow_makes_of_it(kind: str, mode: 
     except (OSError, ValueError):
         pytest.skip(f"no {kind} is {mode}")
     rounding = 4 if kind == "JPEG" else 0
-    assert abs(decode_pixels(data).astype(int) - as_pillow_reads(data)).max() <= rounding
+    assert (
+        abs(PictureDecoder(None).pixels(data).astype(int) - as_pillow_reads(data)).max() <= rounding
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,7 +92,7 @@ def test_every_mode_in_every_format_is_what_pillow_makes_of_it(kind: str, mode: 
     ids=["png", "tiff", "big-endian tiff", "tiff whose white is 0", "pgm"],
 )
 def test_16_bits_of_grey_become_their_upper_8(data: bytes) -> None:
-    assert np.array_equal(decode_pixels(data), GREY)
+    assert np.array_equal(PictureDecoder(None).pixels(data), GREY)
 
 
 @pytest.mark.parametrize("mode", ["I", "F"])
@@ -150,7 +152,7 @@ def test_the_exif_of_a_jpeg_is_read_in_both_byte_orders_and_survives_any_cut(ord
         plain = encoded(RGB, "JPEG")
         data = plain[:2] + b"\xff\xe1" + (len(exif) + 2).to_bytes(2, "big") + exif + plain[2:]
     assert decoding.jpeg_orientation(data) == 6
-    assert decode_pixels(data).shape == (WIDTH, HEIGHT, 3)
+    assert PictureDecoder(None).pixels(data).shape == (WIDTH, HEIGHT, 3)
     for end in range(200):
         assert decoding.jpeg_orientation(data[:end]) in (1, 6)
 
