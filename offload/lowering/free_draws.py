@@ -35,7 +35,7 @@ def free_draws(graph: TaskGraph) -> TaskGraph:
         advance = _find_advance(task)
         if advance is None:
             note = f"draws wait for each other, because {task.name} may draw in other ways, too"
-            return graph.with_tasks(graph.tasks, None, note)
+            return _chain(graph.with_tasks(graph.tasks, None, note), drawing)
         ends.append(ends[-1] + advance)
     draws, first = StepDraws(device_of(graph), total=ends[-1]), drawing[0]
     tasks = list(graph.tasks)
@@ -49,8 +49,8 @@ def free_draws(graph: TaskGraph) -> TaskGraph:
 
 
 def _chain(graph: TaskGraph, drawing: Sequence[int]) -> TaskGraph:
-    """The same step, whose tasks draw one after the other. Lanes have a generator each, but every
-    kernel of a CPU draws from one default generator, whose state they exchange meanwhile."""
+    """The same step, whose tasks draw one after the other, those of several lanes as well: every
+    kernel draws from one default generator, which each lane seeds."""
     tasks = list(graph.tasks)
     for before, number in pairwise(drawing):
         after = tuple(sorted({*tasks[number].after, before}))

@@ -50,7 +50,7 @@ from trainers.record_file import RecordFile
 
 log = logging.getLogger(__name__)
 
-HOW = ("devices", "budget", "host_budget", "quantum", "hours")
+HOW = ("devices", "budget", "host_budget", "quantum", "hours", "migrate")
 """These keys of `fleet` change no job's results, so a grid may be resumed with other ones."""
 
 

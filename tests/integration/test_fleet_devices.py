@@ -133,3 +133,14 @@ def test_what_a_job_cannot_have_beside_several_devices_is_named(tmp_path: Path) 
     add(fleet, "b", KINDS["adam"], offload={"devices": 2})
     result = fleet.fit()
     assert "give Fleet.add(devices=...)" in result.jobs["b"].why
+
+
+def test_a_job_that_is_resumed_with_other_devices_is_refused(tmp_path: Path) -> None:
+    first = Fleet(devices=["cpu", "cpu"], folder=tmp_path)
+    add(first, "a", KINDS["adam"], devices=2)
+    first.plan()
+    first.close()
+    second = Fleet(devices=["cpu", "cpu"], folder=tmp_path)
+    add(second, "a", KINDS["adam"], devices="1..2")
+    with pytest.raises(FleetError, match=r"job a had devices=2\.\.2 and has 1\.\.2 now"):
+        second.plan()

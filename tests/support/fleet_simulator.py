@@ -170,7 +170,8 @@ class PaperFleet:
                 planned = Planned(
                     job.name, device, job.done, max(1, left), StepTimes(
                         predicted, job.tail_seconds, job.swap_seconds
-                    ), job.memory, seconds=job.start_seconds, devices=job.width,
+                    ), job.memory_on(job.width), seconds=job.start_seconds,
+                    devices=job.width,
                     seconds_by_devices=tuple(map(job.seconds_on, range(1, job.most + 1))),
                 )  # fmt: skip
                 if job.fails_at == 0:

@@ -33,6 +33,8 @@ class PaperJob:
     predicted: float = 1.0
     """Factor of its predicted step seconds."""
     memory: JobMemory = NOTHING
+    memory_of_wide: JobMemory | None = None
+    """What it takes on several devices; None: as much as on one."""
     metric: Callable[[int], float | None] = no_metric
     fails_at: int | None = None
     planned_steps: int | None = None
@@ -60,6 +62,9 @@ class PaperJob:
     """Who has to read first, and has had no turn since."""
     resting: bool = False
     """Whether nobody waits for it until it reads again."""
+
+    def memory_on(self, width: int) -> JobMemory:
+        return self.memory if width == 1 else self.memory_of_wide or self.memory
 
     def seconds_on(self, width: int) -> float:
         return self.step_seconds / (1 + self.gain * (width - 1))

@@ -3,8 +3,17 @@
 from support.fleet_simulator import PaperFleet
 from support.paper_job import PaperJob
 
-from trainers.fleet.deciding.events import Start
-from trainers.fleet.deciding.fleet_state import FleetSettings
+from trainers.fleet.deciding.decide import decide
+from trainers.fleet.deciding.events import (
+    Added,
+    JobMemory,
+    Planned,
+    Start,
+    StepTimes,
+    Turn,
+    TurnEnded,
+)
+from trainers.fleet.deciding.fleet_state import FleetSettings, FleetState
 
 
 def run(fleet: PaperFleet, *jobs: PaperJob) -> list[Start]:
@@ -109,3 +118,41 @@ def test_a_job_of_higher_priority_gets_the_devices_of_a_wide_one() -> None:
     first = done.index("urgent")
     assert set(done[first : done.index("wide", first)]) == {"urgent"}
     assert done[-1] == "wide"
+
+
+def test_two_wide_jobs_make_room_for_an_urgent_one_that_needs_what_both_have() -> None:
+    fleet = on(4)
+    for name in "ab":
+        fleet.add(PaperJob(name, 100, least=2, most=2))
+    while fleet.clock < 5:
+        fleet.step()
+    starts = run(fleet, PaperJob("big", 20, priority=1, least=4, most=4))
+    assert [start.job for start in starts] == ["a", "b", "big", "a", "b"]
+
+
+def test_a_job_that_says_too_early_that_it_is_done_is_not_asked_to_spread() -> None:
+    state = FleetState.without_jobs(FleetSettings(2))
+    planned = Planned("a", 0, 0, 10, StepTimes(1.0), JobMemory(0), seconds_by_devices=(1.0, 0.5))
+    for event in (Added("a", most=2), planned, TurnEnded("a", 0, 10, 10, 0, 10.0, 0.0, None)):
+        state, commands = decide(state, event)
+    assert [type(command) for command in commands] == [Turn]
+
+
+def test_nobody_leaves_for_a_wide_job_that_has_no_memory_then_either() -> None:
+    fleet = PaperFleet(FleetSettings(3, host_bytes=64, move_seconds=0.5))
+    fleet.add(PaperJob("c", 100, memory=JobMemory(40), priority=1))
+    for name in "ab":
+        fleet.add(PaperJob(name, 100, memory=JobMemory(5)))
+    while fleet.clock < 5:
+        fleet.step()
+    fleet.add(PaperJob("wide", 20, least=2, most=2, memory=JobMemory(30)))
+    while fleet.jobs["c"].done < 95:
+        fleet.step()
+        assert not [job for job in fleet.state.jobs.values() if "leaves room" in job.reason]
+    run(fleet)
+
+
+def test_a_job_that_has_no_memory_on_more_devices_goes_back() -> None:
+    fleet = PaperFleet(FleetSettings(2, host_bytes=10, move_seconds=0.5))
+    job = PaperJob("a", 200, most=2, memory=JobMemory(8), memory_of_wide=JobMemory(20))
+    assert [start.width for start in run(fleet, job)] == [1, 2, 1]

@@ -123,3 +123,9 @@ def test_lanes_with_a_generator_each_draw_one_after_the_other_on_cpus() -> None:
         builder.output(b)
     graph = replace(builder.graph(), program=Program((), (), {}, device=torch.device("cpu")))
     assert [task.after for task in free_draws(graph).tasks] == [(), (0,), (1,), (2,)]
+
+
+def test_lanes_that_seed_draw_one_after_the_other_on_gpus_too() -> None:
+    chained = drawing(8, None, 8)
+    alone = chained.with_tasks([replace(task, after=()) for task in chained.tasks])
+    assert [task.after for task in free_draws(alone).tasks if task.random] == [(), (0,), (1,)]

@@ -110,6 +110,13 @@ class FleetRun:
                 ) from error
             self.reports.note(event)
             self._call_on_end(before, state)
+        for job in state.jobs.values():
+            now = self._jobs.hosted.get(job.name)
+            if now and not job.ended and (now.least, now.most) != (job.least, job.most):
+                raise FleetError(
+                    f"job {job.name} had devices={job.least}..{job.most} and has {now.least}.."
+                    f"{now.most} now: give it the same, or another folder"
+                )
         if unknown := set(state.jobs) - set(self._jobs.hosted):
             raise FleetError(
                 f"{path} has jobs that were not added: {', '.join(sorted(unknown))}. Add them, or"

@@ -59,8 +59,8 @@ class Planning:
         """Plan for the device of this strategy of Lightning's."""
         if why := why_no_core():
             raise CannotBeElastic(
-                f"budget={self.request.budget!r}: this run cannot be planned: {why}. Without a plan"
-                " no budget can be kept: change what is named, or leave out budget= and devices="
+                f"this run cannot be planned: {why}. Without a plan no budget can be kept, and one"
+                " device would do all: change what is named, or leave out budget= and devices="
             )
         target = target_of("auto", strategy.accelerator, strategy.root_device)
         target.check_devices(self.request.devices)

@@ -142,12 +142,17 @@ def _why_not_pass(state: FleetState, new: HeldMemory, first: str, passers: Colle
     return ""
 
 
-def why_not_start(state: FleetState, job: JobState, device: int) -> str:
-    """Return why a job should not be started yet, guessing what it takes; "" if it may be."""
+def why_not_start(
+    state: FleetState, job: JobState, device: int, leaving: Collection[JobState] = ()
+) -> str:
+    """Return why a job should not be started yet, guessing what it takes; "" if it may be when the
+    `leaving` ones are gone."""
     if state.queue:
         return f"waits: {state.queue[0]} is planned and waits for memory"
-    held = held_memory(state)
-    starting = [j for j in state.jobs.values() if j.phase == "starting" and not j.plan.is_admitted]
+    gone = {other.name for other in leaving}
+    held = [each for each in held_memory(state) if each.job not in gone]
+    unknown = [j for j in state.jobs.values() if j.phase == "starting" and not j.plan.is_admitted]
+    starting = [other for other in unknown if other.name not in gone]
     if not held and not starting:
         return ""
     known = [j.plan.memory for j in state.jobs.values() if j.plan.memory is not None]

@@ -12,6 +12,7 @@ than it has gets empty ones for which no job waits, the longest first, because i
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
+from trainers.fleet.deciding.admission import why_not_start
 from trainers.fleet.deciding.fleet_state import FleetState, JobExit, JobState
 
 LEAST_GAIN = 0.05
@@ -43,15 +44,16 @@ def reserved_devices(state: FleetState) -> dict[int, JobState]:
     """Return, by device, the waiting job for which it is emptied, because that needs several."""
     reserved: dict[int, JobState] = {}
     homeless = [j for j in state.jobs.values() if j.phase == "waiting" and j.exit.target is None]
-    free = {*range(state.settings.devices)} - {*wide_jobs(state)}
+    free, wide = {*range(state.settings.devices)}, {*wide_jobs(state)}
     for job in sorted(homeless, key=lambda job: -job.priority):
         if job.least > 1:
             urgent = any(o.least == 1 and o.priority > job.priority for o in homeless)
             places = [
                 devices
                 for devices in _ranges(state, job.least)
-                if free.issuperset(devices) and len(free) - len(devices) >= urgent
+                if free.issuperset(devices) and len(free - wide - {*devices}) >= urgent
                 if all(_gives_way(other, job) for other in _jobs_on(state, devices))
+                if not why_not_start(state, job, devices[0], [*_jobs_on(state, devices)])
             ]
             if places:
                 place = min(places, key=lambda devices: _work_on(state, devices))
@@ -80,24 +82,24 @@ def job_to_make_room_for(state: FleetState, job: JobState, device: int) -> str:
     if job.width == 1:
         return ""
     for other in state.jobs.values():
-        if other.phase == "waiting" and other.exit.target is None:
-            is_equal = other.priority == job.priority
-            gives_way = _gives_way(job, other) and (job.width > job.least or not is_equal)
-            if (gives_way or job.phase == "at_rung") and not _finds_place(state, other):
-                return other.name
+        waits = other.phase == "waiting" and other.exit.target is None and other.least == 1
+        if waits and _gives_way(job, other) and not _finds_place(state):
+            return other.name
     return ""
 
 
 def _gives_way(job: JobState, waiting: JobState) -> bool:
-    """Return whether a job would leave its device for one that waits. One that stands at a rung
-    always would: others may have to reach theirs before it goes on."""
-    return job.priority <= waiting.priority or job.phase == "at_rung"
+    """Return whether a job would leave its devices for one that waits. One that stands at a rung
+    always would: others may have to reach theirs before it goes on. One that has several leaves
+    them to an equal one only if it does not need them all."""
+    if job.phase == "at_rung" or job.priority < waiting.priority:
+        return True
+    return job.priority == waiting.priority and (job.width == 1 or job.width > job.least)
 
 
-def _finds_place(state: FleetState, job: JobState) -> bool:
+def _finds_place(state: FleetState) -> bool:
+    """Return whether there is a device for a job that needs one."""
     reserved, taken = reserved_devices(state), wide_jobs(state)
-    if job.least > 1:
-        return any(other.name == job.name for other in reserved.values())
     return any(
         device not in reserved and device not in taken for device in range(state.settings.devices)
     )
@@ -150,7 +152,7 @@ def seconds_on(job: JobState, width: int) -> float:
 
 def _can_widen(job: JobState) -> bool:
     knows = len(job.plan.seconds_by_devices) >= job.most and job.step_seconds > 0
-    return knows and job.most > job.width and not job.turns.is_aside
+    return knows and job.left > 0 and job.most > job.width and not job.turns.is_aside
 
 
 def _widths_for(jobs: Collection[JobState], spare: int) -> dict[str, int]:

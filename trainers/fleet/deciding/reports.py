@@ -108,6 +108,9 @@ def _apply_plan(state: FleetState, job: JobState, event: Planned) -> FleetState:
         turns=replace(job.turns, input=event.input),
     )
     wrong = why_it_never_fits(event.memory, state.settings)
+    if wrong and not job.exit.kind and job.width > job.least:  # it goes back to fewer devices
+        job = replace(job, most=job.least, exit=JobExit("moved", wrong))
+        return state.with_jobs(job)
     if wrong and not job.exit.kind:
         return state.with_jobs(replace(job, exit=JobExit("failed", wrong)))
     # A checkpoint is written before the end of its turn is reported, so a kill may lose a report.
