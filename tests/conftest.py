@@ -180,13 +180,17 @@ def no_leaks() -> Iterator[None]:
     yield
     if leaks() == before:
         return
-    gc.collect()  # a generator that was left half way closes when it is collected
     deadline = time.monotonic() + 60
-    while leaked := [one for one in leaks() if one not in before]:
+    while True:
+        # A generator that was left half way closes when it is collected. A thread that is about to
+        # end may still hold what refers to it, so once may not be enough on a busy machine.
+        gc.collect()
+        if not (leaked := [one for one in leaks() if one not in before]):
+            return
         if time.monotonic() > deadline:
             faulthandler.dump_traceback()  # where leaked threads stand
             pytest.fail(f"leaked: {', '.join(leaked)}")
-        threading.Event().wait(0.02)
+        threading.Event().wait(0.1)
 
 
 MakePictures = Callable[[Path, dict[str, int]], Path]

@@ -179,7 +179,8 @@ def test_a_loop_on_several_devices_has_its_own_bits(loop: Run, devices: int) -> 
     within = compared(loop, "cpu", devices=devices)
     assert within.planned_steps >= LOOPS[loop]
     assert within.plan is not None
-    assert len({task.device for task in within.plan.graph.tasks}) > 1
+    is_cut = loop is not takes_turns  # its forward pass begins with a judge of one layer
+    assert len({task.device for task in within.plan.graph.tasks}) > is_cut
 
 
 @pytest.mark.parametrize("device", DEVICES)
