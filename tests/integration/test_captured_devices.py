@@ -10,7 +10,7 @@ from support import offload_training as training
 from support import stream_graphs as graphs
 from support import stream_runs
 from support.fake_gpu import needs_held_streams, only_on_a_fake_gpu
-from support.graph_edits import without_edge
+from support.graph_edits import edges_of_sends, without_edge
 from support.placed_training import COSTS, PlacingPlanner, compare_training
 from support.products import every_pair, every_value
 from support.stream_runs import CUDA, planned, smallest, works
@@ -72,12 +72,7 @@ def test_every_edge_of_a_graph_between_devices_is_needed(launches: list[Any]) ->
     graph = placed(2, count=3, wide=2048, thin=512)
     made = planned(graph, smallest(graph))
     nodes, wrong = made.memgraph.nodes, 0
-    crossing = [
-        (node, dep)
-        for node in range(len(nodes))
-        for dep in nodes[node].deps
-        if "send" in (nodes[node].kind, nodes[dep].kind) and nodes[node].lane != nodes[dep].lane
-    ]
+    crossing = edges_of_sends(made.memgraph)
     for node, dep in crossing:
         broken = graphs.HandPlan(without_edge(made.memgraph, node, dep))
         launches.clear()

@@ -39,3 +39,14 @@ def without_edge(memgraph: MemGraph, node: int, dep: int) -> MemGraph:
     nodes = list(memgraph.nodes)
     nodes[node] = replace(nodes[node], deps=tuple(d for d in nodes[node].deps if d != dep))
     return replace(memgraph, nodes=tuple(nodes))
+
+
+def edges_of_sends(memgraph: MemGraph) -> list[tuple[int, int]]:
+    """The nodes that send or wait for a send on another lane, each with what it waits for."""
+    nodes = memgraph.nodes
+    return [
+        (node, dep)
+        for node in range(len(nodes))
+        for dep in nodes[node].deps
+        if "send" in (nodes[node].kind, nodes[dep].kind) and nodes[node].lane != nodes[dep].lane
+    ]
