@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from support.planned_peer import CLIPS, alone, assert_equal
 
-pytestmark = [pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("equal_seconds")]
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from offload.memory.host_memory import HostMemoryLeft
 from trainers import OffloadStrategy
 
 pytestmark = [
-    pytest.mark.usefixtures("core"),
+    pytest.mark.usefixtures("core", "equal_seconds"),
     *(pytest.mark.filterwarnings(line) for line in ol.QUIET),
 ]
 DEVICES = pytest.mark.parametrize("devices", [2, 3])
