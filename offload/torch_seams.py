@@ -70,6 +70,11 @@ try:
     # The kernel of AdamW(fused=True), without an optimizer around it: to time one update.
     fused_adamw_op = torch.ops.aten._fused_adamw_.default
 
+    # What attention runs on a card. Its public function asks the driver, and a card may be absent.
+    flash_attention = torch.ops.aten._scaled_dot_product_flash_attention.default
+    efficient_attention = torch.ops.aten._scaled_dot_product_efficient_attention.default
+    cudnn_attention = torch.ops.aten._scaled_dot_product_cudnn_attention.default
+
     # ---- autograd -------------------------------------------------------------------------------
     # What `torch.no_grad()` calls; a plain call in C, which a Ctrl-C cannot cut in two.
     set_grad_enabled = torch._C._set_grad_enabled
@@ -203,3 +208,9 @@ def _float32_owners() -> Sequence[Any]:
         every, cudnn, mkldnn, every.cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv,
         mkldnn.rnn,
     )  # fmt: skip
+
+
+def register_shape_functions() -> None:
+    """Have operations on tensors of `meta` find shapes that no function in C++ finds. Importing the
+    module does it, which takes a while."""
+    from torch import _meta_registrations  # noqa: F401

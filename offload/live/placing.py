@@ -60,7 +60,7 @@ def place_tensors(
 ) -> Iterator[Mapping[torch.Tensor, Any]]:
     """Within it, all of these tensors are on the device. Yields what stands for those that were
     elsewhere: a tensor's number, itself and its home."""
-    states = [state for state, _ in _list_states(optimizers)]
+    states = [state for state, _ in list_states(optimizers)]
     everything = dict.fromkeys((*module.parameters(), *module.buffers(), *states))
     tensors = [tensor for tensor in everything if tensor.device.type != device.type]
     for tensor in tensors:
@@ -70,7 +70,7 @@ def place_tensors(
     for tensor, place in places.items():
         tensor.data = place.tensor
     yield places
-    made = {state: before[p] for state, p in _list_states(optimizers) if p in before}
+    made = {state: before[p] for state, p in list_states(optimizers) if p in before}
     adopted = {*core.adopted()}
     for tensor, where in (made | before).items():
         place = places.get(tensor)
@@ -92,7 +92,7 @@ def _check_own_bytes(tensor: torch.Tensor, what: str) -> None:
         )
 
 
-def _list_states(
+def list_states(
     optimizers: Sequence[torch.optim.Optimizer],
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """The states that are where their parameter is, and the parameter."""

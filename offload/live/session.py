@@ -126,8 +126,7 @@ class LiveSession:
     def _take_over(self) -> None:
         self.kernels.open(self._handle.serve)
         self.tapes.begin()
-        self._open.enter_context(ENTRANCES.watch(self._core))
-        self._open.callback(self.kernels.close)
+        self._watch_entrances()
         self._tensors.callback(self._core.release_all)
         with torch.inference_mode(False):
             self._tensors.enter_context(self.weights.place_tensors())
@@ -135,6 +134,10 @@ class LiveSession:
         if isinstance(self.plans, UnrunPlans):
             self._tensors.callback(self.weights.put_states_back, self.weights.copy_states())
         self._tensors.callback(self._close_tapes)
+
+    def _watch_entrances(self) -> None:
+        self._open.enter_context(ENTRANCES.watch(self._core))
+        self._open.callback(self.kernels.close)
 
     def __exit__(self, *error: object) -> None:
         self._handle.check_here()

@@ -230,6 +230,12 @@ inline bool run_part(Session& now) {
   return ran;
 }
 
+// An estimate has no values.
+inline void refuse_value() {
+  pybind11::gil_scoped_acquire python;
+  session().run_part(session().pass);
+}
+
 // Everything that was issued has run afterwards, and whatever is looked at can become real.
 inline void settle() {
   auto& now = session();
@@ -237,6 +243,7 @@ inline void settle() {
     ~Always() { clear_pending(); }
   } always;
   wait_for_step();
+  if (now.estimates && now.pass) return refuse_value();
   if (!now.pass || run_part(now)) return;
   WithoutGil let_go;
   execute(*now.pass);
@@ -253,6 +260,7 @@ inline bool draws_wait(const Pass& pass) {
 inline void touch(StorageImpl* storage) {
   if (!is_barred(storage)) return;
   check_own(storage);
+  if (session().estimates && absent_of(storage)) refuse_value();
   // The bytes of an adopted storage that no deferred kernel writes are at home.
   auto* absent = absent_of(storage);
   if (session().pass || !absent) settle();

@@ -163,6 +163,31 @@ inline at::Tensor home_of(const at::Tensor& tensor) {
   return whole.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset());
 }
 
+// The same tensors on a device, without bytes. Aliases stay aliases.
+inline std::vector<at::Tensor> without_bytes(const std::vector<at::Tensor>& tensors, const std::string& device) {
+  WithoutKey off;
+  std::unordered_map<StorageImpl*, Storage> made;
+  std::vector<at::Tensor> shadows;
+  for (const auto& tensor : tensors) {
+    auto& storage = made[storage_of(tensor)];
+    if (!storage) storage = make_shadow(storage_of(tensor)->nbytes(), c10::Device(device));
+    const auto key = c10::computeDispatchKey(tensor.scalar_type(), c10::kStrided, c10::Device(device));
+    auto one = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), DispatchKeySet(key), tensor.dtype());
+    one.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+    shadows.push_back(std::move(one));
+  }
+  return shadows;
+}
+
+// Have a leaf be another tensor, on whatever device, for all that hold it.
+inline void become(const at::Tensor& tensor, const at::Tensor& other) {
+  tensor.unsafeGetTensorImpl()->shallow_copy_from(other.getIntrusivePtr());
+  if (auto* meta = torch::autograd::impl::get_autograd_meta(tensor)) {
+    const std::lock_guard<std::mutex> lock(meta->mutex_);
+    meta->grad_accumulator_.reset();
+  }
+}
+
 struct Placed {
   int id;  // of its storage
   at::Tensor tensor, home;

@@ -11,6 +11,7 @@
 
 #include <cfenv>
 
+#include "absent_card.h"
 #include "chain.h"
 #include "exporting.h"
 #include "homes.h"
@@ -54,6 +55,7 @@ void run_between_steps(const OperatorHandle& op, DispatchKeySet keys, Stack* sta
   const auto given = arguments_of(op, stack);
   if (is_pythons(keys, given)) return op.redispatchBoxed(keys_below(keys), stack);
   if (traits_of(op).looks) return run_now(op, keys, stack);
+  if (lacks_bytes(given)) return estimate_off_tape(op, keys, stack);
   if (session().pending_step && session().pending_step->draws && traits_of(op).random) wait_for_step();
   bool awaited = false;
   each_storage(given, [&](StorageImpl* storage) { awaited |= is_awaited(storage); });
@@ -184,13 +186,13 @@ void touch_tensor(const at::Tensor& tensor) {
 
 void settle_here() {
   const Serving as_its_own(session_here());
-  if (current) settle();
+  if (current && !current->estimates) settle();
 }
 
 // A capture has to know of every look at a generator, which no run of it repeats.
 void settle_draws_here() {
   const Serving as_its_own(session_here());
-  if (!current) return;
+  if (!current || current->estimates) return;
   const auto& now = session();
   if (now.pending_step && now.pending_step->draws) wait_for_step();
   if (now.only_records || (now.pass && draws_wait(*now.pass))) settle();
@@ -359,6 +361,10 @@ PYBIND11_MODULE(live, module) {
       .def_property_readonly("held", &held_slots)
       .def_property_readonly("written", &slots_to_write)
       .def("slots_of", &slots_of_tensors)
+      .def("slot_of", [](const Pass& p, const at::Tensor& tensor) -> std::optional<int> {
+        const auto known = is_strided(tensor) ? p.slot_of.find(storage_of(tensor)) : p.slot_of.end();
+        return known == p.slot_of.end() ? std::nullopt : std::optional(known->second);
+      })
       .def("holders", [](const Pass& p, int slot) { return p.outside[slot].use_count(); })
       .def("nbytes", [](const Pass& p, int slot) { return p.bound[slot].lock()->nbytes(); })
       .def("hand_over", &hand_over)
@@ -382,6 +388,17 @@ PYBIND11_MODULE(live, module) {
   module.def("begin", &begin);
   module.def("end", &end);
   module.def("only_record", [] { session().only_records = true; });
+  module.def("only_estimate", [] { session().estimates = true; });
+  module.def("refusal", [] { return std::exchange(session().refusal, {}); });
+  module.def("accept_absent_card", &accept_absent_card);
+  module.def("asks_for_driver", [](bool asks) { torch::utils::set_requires_device_init(c10::DeviceType::CUDA, asks); });
+  module.def("without_bytes", &without_bytes);
+  module.def("become", &become);
+  module.def("know", [](const at::Tensor& shadow, const at::Tensor& bytes) {
+    session().known[storage_of(shadow)] = bytes;
+    session().known_kept.push_back(share(storage_of(shadow)));
+  });
+  module.def("nbytes", [](const at::Tensor& tensor) { return storage_of(tensor)->nbytes(); });
   module.def("settle", &settle_here);
   module.def("sets_first_flag", [] {
     auto* here = session_here();

@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "executing.h"
+#include "evaluating.h"
 
 namespace live {
 
@@ -228,9 +228,22 @@ inline void bind_results(Pass& pass, const Node& node, const Stack& stack) {
 
 // ---- replaying ------------------------------------------------------------------------------------
 
+// Whether an operation of an estimate is given, or makes, what has no bytes: then nothing can run.
+inline bool lacks_bytes(at::ArrayRef<IValue> given) {
+  const auto& now = session();
+  if (!now.estimates) return false;
+  const auto is_absent = [&](c10::Device device) { return now.device != c10::kCPU && device.type() == now.device; };
+  bool lacks = false;
+  each_tensor(given, [&](const at::Tensor& one) { lacks |= is_absent(one.device()); });
+  each_storage(given, [&](StorageImpl* storage) { lacks |= absent_of(storage) != nullptr; });
+  for (const auto& value : given) lacks |= value.isDevice() && is_absent(value.toDevice());
+  return lacks;
+}
+
 inline void run_on_the_users_side(const Node& node, const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   auto& pass = *session().pass;
-  run_now(op, keys, stack);
+  if (lacks_bytes(arguments_of(op, stack))) push_shadows(pass, node, stack, arguments_of(op, stack));
+  else run_now(op, keys, stack);
   bind_results(pass, node, *stack);
 }
 
@@ -315,7 +328,14 @@ void issue(const Node& node, const Met& met, const OperatorHandle& op, DispatchK
   if (node.random) note_draw(*node.schema, given);
   if (meets_pending_step(pass, node, given)) wait_for_step();
   bool at_once = node.on_host;
-  if (at_once) each_storage(given, [&](StorageImpl* storage) { at_once &= !is_awaited(storage); });
+  const bool on_absent_card = now.estimates && now.device != c10::kCPU;
+  if (at_once && !on_absent_card) each_storage(given, [&](StorageImpl* storage) { at_once &= !is_awaited(storage); });
+  if (now.estimates && !at_once && node.kind == Kind::synchronous && run_evaluated(node, op, stack)) {
+    now.current = take();
+    pass.path.push_back(now.current);
+    pass.ran.push_back(1);
+    return;
+  }
   const bool held_up = !at_once && is_held_up(pass, node, met);
   const bool waits_for_all = !at_once && (node.kind == Kind::synchronous || held_up);
   if (waits_for_all) settle();

@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/function.h>
 #endif
 
+#include "evaluating.h"
 #include "matching.h"
 #include "stand_ins.h"
 #include "twins.h"
@@ -78,10 +79,15 @@ class Recording {
       try {
         const WithoutDraws kept(known_.random);
         const Watch watch(*tried);
-        give_seeds(op, made);
-        op.redispatchBoxed(keys_below(keys), &made);
-        take_seeds(op, made);
-      } catch (const std::exception&) {
+        if (session().estimates) {
+          estimate_results(op, given, made);
+        } else {
+          give_seeds(op, made);
+          op.redispatchBoxed(keys_below(keys), &made);
+          take_seeds(op, made);
+        }
+      } catch (const std::exception& error) {
+        session().refusal = error.what();
         return false;  // it raises with the real tensors, too, or it asks for their values
       }
       stand_ins_ = &stand_ins;
@@ -99,6 +105,19 @@ class Recording {
     }
     settle_kind(only_views);
     return true;
+  }
+
+  // The geometry of the results, which are of the device that the call names, or of its tensors.
+  void estimate_results(const OperatorHandle& op, at::ArrayRef<IValue> given, Stack& made) {
+    device_ = on_device_ ? c10::Device(session().device, 0) : c10::Device(c10::kCPU);
+    const auto named = schema_.argumentIndexWithName("device");
+    if (named && schema_.arguments()[*named].type()->str() != "Tensor") {
+      auto& device = made[*named];
+      if (device.isDevice()) device_ = c10::Device(device.toDevice().type(), device.toDevice().is_cpu() ? -1 : 0);
+      const bool makes = std::none_of(given.begin(), given.end(), [](const IValue& one) { return one.isTensor(); });
+      if (device.isDevice() || makes) device = c10::Device(c10::kMeta);
+    }
+    op.redispatchBoxed(DispatchKeySet(DispatchKey::Meta), &made);
   }
 
   // The same without running, if an earlier operation of the tape was the same but for its bytes.
@@ -141,6 +160,9 @@ class Recording {
 
   // Whether it is given nothing but numbers that the step's own code writes down.
   bool is_written_down() const { return written_down_ && !writes_ && !known_.random; }
+
+  // Whether it makes what the host needs at once.
+  bool must_run() const { return node_->kind == Kind::synchronous && !node_->on_host; }
 
   // Whether a tensor of the user's gets another shape, which happens at once.
   bool reshapes_given() const {
@@ -226,7 +248,8 @@ class Recording {
                                       : Kind::deferred;
     const bool computes = node_->kind == Kind::deferred || (node_->kind == Kind::synchronous && !writes_);
     const bool asks = session().only_records && synchronous_ && is_written_down();
-    node_->on_host = (on_host_ && computes) || fills_by_pointer() || is_the_hosts_own() || asks;
+    node_->on_host =
+        (on_host_ && computes) || fills_by_pointer() || is_the_hosts_own() || asks || brings_to_absent_card();
     for (const auto& output : node_->outputs) {
       if (output.kind == Out::fresh) pass_.on_host[output.value->slot] = node_->on_host && (asks || output.value->device.is_cpu());
     }
@@ -268,10 +291,11 @@ class Recording {
     for (Value* value : known) {
       if (value->fits(impl, offset) && value->is_number == is_number && value->nbytes == nbytes) return value;
     }
+    const bool is_meta = stand_ins_ && session().estimates;
     auto value = std::make_unique<Value>(Value{
         slot, node_->value_count++, c10::DimVector(impl->sizes().begin(), impl->sizes().end()),
-        c10::DimVector(impl->strides().begin(), impl->strides().end()), offset, impl->dtype(), impl->key_set(),
-        is_number, nbytes, tensor.device()});
+        c10::DimVector(impl->strides().begin(), impl->strides().end()), offset, impl->dtype(),
+        is_meta ? keys_on(device_, tensor) : impl->key_set(), is_number, nbytes, is_meta ? device_ : tensor.device()});
     pass_.values_of[slot].push_back(value.get());
     node_->values.push_back(std::move(value));
     return node_->values.back().get();
@@ -461,6 +485,14 @@ class Recording {
     });
   }
 
+  // Whether it only brings bytes of the host's to the card of an estimate: no kernel of the step does.
+  bool brings_to_absent_card() const {
+    if (!session().estimates || node_->kind != Kind::synchronous || known_.synchronous) return false;
+    return std::none_of(node_->outputs.begin(), node_->outputs.end(), [](const Output& one) {
+      return one.value && one.value->device.is_cpu();
+    });
+  }
+
   // C++ above us makes small tensors of the CPU with `empty` and fills them by address.
   bool fills_by_pointer() const {
     const auto& name = schema_.name();
@@ -488,7 +520,8 @@ class Recording {
 
   bool add_made(const at::Tensor& tensor) {
     const bool has_home = tensor.defined() && is_strided(tensor);
-    homes_.push_back(has_home ? reinterpret_cast<uint64_t>(storage_of(tensor)->data()) : 0);
+    const bool has_bytes = has_home && !session().estimates;
+    homes_.push_back(has_bytes ? reinterpret_cast<uint64_t>(storage_of(tensor)->data()) : 0);
     Output output{Out::undefined};
     bool is_view = true;
     if (tensor.defined()) {
@@ -506,11 +539,17 @@ class Recording {
         output.value = value_of(tensor, fresh);
         output.kind = fresh ? Out::fresh : Out::alias;
         is_view = !fresh;
-        on_host_ &= is_tiny(tensor);
+        on_host_ &= stand_ins_ && session().estimates ? is_tiny_there(tensor) : is_tiny(tensor);
       }
     }
     node_->outputs.push_back(output);
     return is_view;
+  }
+
+  // Whether a result that stands on `meta` is tiny where it will be.
+  bool is_tiny_there(const at::Tensor& tensor) const {
+    const bool one = tensor.numel() == 1 || at::isIntegralType(tensor.scalar_type(), true);
+    return one && is_tiny(tensor.dtype(), storage_of(tensor)->nbytes(), device_);
   }
 
   struct Given {
@@ -529,6 +568,7 @@ class Recording {
   const StandIns* stand_ins_ = nullptr;                 // whose results are taken
   std::unordered_map<StorageImpl*, int> new_;           // the slots of its new storages
   std::vector<uint64_t> homes_;                         // by result: the address of its storage
+  c10::Device device_ = c10::kCPU;                      // of an estimate's results
   size_t slots_given_ = 0;                              // after the arguments
   bool synchronous_ = false, on_host_ = true, written_down_ = true, writes_ = false, on_device_ = false;
 };
@@ -561,6 +601,13 @@ inline void record(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) 
     issue(recording.node(), {}, op, keys, stack, append);
     return;
   }
+  if (now.estimates && run_evaluated(recording.node(), op, stack)) {
+    recording.take_results(*stack);
+    now.current = append();
+    pass.path.push_back(now.current);
+    pass.ran.push_back(1);
+    return;
+  }
   const auto given = arguments_of(op, stack);
   bool is_awaited_by_none = now.only_records ? recording.is_written_down() : recording.is_on_host();
   each_storage(given, [&](StorageImpl* storage) { is_awaited_by_none &= !is_awaited(storage); });
@@ -571,6 +618,18 @@ inline void record(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) 
   now.current = append();
   pass.path.push_back(now.current);
   pass.ran.push_back(1);
+}
+
+// An operation of an estimate between two steps: it is on no tape, and its results have no bytes.
+inline void estimate_off_tape(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  auto& now = session();
+  const auto given = arguments_of(op, stack);
+  Node root;
+  const auto before = std::exchange(now.pass, new_pass(now.used_passes));
+  const auto put_back = std::shared_ptr<void>(nullptr, [&](void*) { now.pass = before; });
+  Recording recording(*now.pass, &root, op, keys);
+  if (!recording.try_stand_ins(op, keys, stack) || recording.must_run()) refuse_value();
+  push_shadows(*now.pass, recording.node(), stack, given);
 }
 
 }  // namespace live

@@ -41,6 +41,10 @@ struct Session : std::enable_shared_from_this<Session> {
   bool may_draw = true;                // from the generators of the process
   bool draws = false;                  // whether a step has
   bool only_records = false;           // nothing runs: a step that needs a value is refused
+  bool estimates = false;              // nothing has bytes but what the host computes with
+  std::unordered_map<StorageImpl*, at::Tensor> known;  // the bytes of an estimate's batch, on the host
+  std::vector<Storage> known_kept;     // ... whose addresses are not used anew
+  std::string refusal;                 // why the latest operation has no estimate
   Histories histories;                 // of what it writes
   std::map<std::string, std::unique_ptr<Node>> trees;
   Node* current = nullptr;

@@ -1,5 +1,6 @@
 // An operation runs on stand-ins to find out what it makes: tensors of the same geometry, over the same
 // aliases, filled with ones and zeros. So a step is recorded without its bytes, and nothing of it has run.
+// For an estimate they have no bytes either: they are on the device `meta`, where torch only finds geometry.
 
 #pragma once
 
@@ -28,6 +29,15 @@ struct LargeBlocksApart {
 #endif
 };
 
+// The keys of a tensor like this one on another device.
+inline DispatchKeySet keys_on(c10::Device device, const at::Tensor& tensor) {
+  static constexpr DispatchKeySet LAZY({DispatchKey::Conjugate, DispatchKey::Negative, DispatchKey::ZeroTensor});
+  const auto key = c10::computeDispatchKey(tensor.scalar_type(), c10::kStrided, device);
+  const auto probe = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(storage_over(c10::DataPtr(nullptr, device), 0)), DispatchKeySet(key), tensor.dtype());
+  return probe.key_set() | (tensor.key_set() & LAZY);
+}
+
 class StandIns {
  public:
   // Note a tensor of a call. All of them are seen before the first stand-in is made.
@@ -48,9 +58,12 @@ class StandIns {
     auto& found = made_[tensor.unsafeGetTensorImpl()];
     if (found.defined()) return found;
     auto& seen = seen_[storage_of(tensor)];
-    if (!seen.storage) allocate(seen, tensor);
+    const bool has_bytes = !session().estimates;
+    if (!seen.storage) has_bytes ? allocate(seen, tensor) : claim(seen, tensor);
+    const auto keys = has_bytes ? tensor.key_set() : keys_on(c10::kMeta, tensor);
     found = at::detail::make_tensor<c10::TensorImpl>(
-        c10::TensorImpl::VIEW, c10::Storage(seen.storage), tensor.key_set(), tensor.dtype());
+        c10::TensorImpl::VIEW, c10::Storage(seen.storage), keys, tensor.dtype());
+    if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) found.unsafeGetTensorImpl()->set_wrapped_number(true);
     const auto offset = tensor.storage_offset() - seen.begin / static_cast<int64_t>(tensor.dtype().itemsize());
     found.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(), offset);
     return found;
@@ -69,6 +82,13 @@ class StandIns {
     int64_t begin = 0, end = 0;  // the bytes that the call's tensors cover
     Storage storage;
   };
+
+  // All of a storage, without bytes.
+  static void claim(Seen& seen, const at::Tensor& tensor) {
+    seen.begin = 0;
+    seen.end = static_cast<int64_t>(storage_of(tensor)->nbytes());
+    seen.storage = storage_over(c10::DataPtr(nullptr, c10::kMeta), seen.end, c10::GetAllocator(c10::kMeta));
+  }
 
   // A small part of a large storage, such as a row of a data set, is not made with all the rest.
   static void allocate(Seen& seen, const at::Tensor& tensor) {
@@ -114,7 +134,7 @@ class Watch {
 class WithoutDraws {
  public:
   explicit WithoutDraws(bool random) {
-    if (!random) return;
+    if (!random || session().estimates) return;
     keep(at::globalContext().defaultGenerator(c10::Device(c10::kCPU)));
     if (session().device != c10::kCPU) {
       keep(at::globalContext().defaultGenerator(c10::Device(session().device, -1)));
