@@ -70,6 +70,8 @@ try:
     # The kernel of AdamW(fused=True), without an optimizer around it: to time one update.
     fused_adamw_op = torch.ops.aten._fused_adamw_.default
 
+    # Have `torch.tensor` make a tensor on the host, and copy it by an operation that can be seen.
+    lift_from_host = torch._C._set_only_lift_cpu_tensors
     # What attention runs on a card. Its public function asks the driver, and a card may be absent.
     flash_attention = torch.ops.aten._scaled_dot_product_flash_attention.default
     efficient_attention = torch.ops.aten._scaled_dot_product_efficient_attention.default

@@ -13,7 +13,12 @@ from unittest.mock import patch
 
 import torch
 
-from offload.torch_seams import cudnn_attention, efficient_attention, flash_attention
+from offload.torch_seams import (
+    cudnn_attention,
+    efficient_attention,
+    flash_attention,
+    lift_from_host,
+)
 
 
 @contextmanager
@@ -29,6 +34,8 @@ def absent_card(core: Any, capability: tuple[int, int]) -> Iterator[None]:
             core.accept_absent_card()
             core.asks_for_driver(False)
             within.callback(core.asks_for_driver, True)
+            lift_from_host(True)
+            within.callback(lift_from_host, False)
             for name, answer in _answers(capability).items():
                 within.enter_context(patch.object(torch.cuda, name, answer))
         yield

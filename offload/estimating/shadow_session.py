@@ -4,7 +4,7 @@
         for _ in range(2):          the first step makes the optimizer's states
             with session.step():
                 module(session.without_bytes(batch)).backward(); optimizer.step()
-    session.graph                   of the latest step
+    session.take_graphs()           one for each step
 
 The module's tensors may be on `meta`, or be real: those are left alone. What the host computes
 with, such as an optimizer's counter, is computed. So is a value that the step asks for, if only its
@@ -46,11 +46,10 @@ class ShadowSession(LiveSession):
         self._module, self._optimizers, self._capability = module, optimizers, capability
         self.tapes = self._graphs = TapeGraphs(self._core, self.weights)  # pyright: ignore
 
-    @property
-    def graph(self) -> TaskGraph:
-        """The graph of the latest step."""
-        assert self._graphs.graph is not None, "no step was recorded"
-        return self._graphs.graph
+    def take_graphs(self) -> list[TaskGraph]:
+        """The graphs of the steps since they were taken last."""
+        taken, self._graphs.graphs = self._graphs.graphs, []
+        return taken
 
     def without_bytes(self, batch: Any) -> Any:
         """A batch on the device, without bytes. Values that depend on nothing else are computed."""
@@ -83,9 +82,11 @@ class ShadowSession(LiveSession):
             kept = [tensor.detach() for tensor in tensors]
             shadows = self._core.without_bytes(kept, str(self.weights.device))
             gradients = {p: p.grad for p in self.weights.parameters}
-            for tensor, shadow in zip(tensors, shadows, strict=True):
+            for tensor, shadow, there in zip(tensors, shadows, kept, strict=True):
                 tensor.grad = None
                 self._core.become(tensor, shadow)
+                if _is_number(there):
+                    self._core.know(shadow, there)
         try:
             yield
         finally:
@@ -130,7 +131,7 @@ class TapeGraphs:
     def __init__(self, core: Any, weights: LiveWeights) -> None:
         self._core = core
         self._weights = weights
-        self.graph: TaskGraph | None = None
+        self.graphs: list[TaskGraph] = []
 
     def prepare(self, tape: Any, held: Collection[int], *, copies: bool = False) -> None:
         """There is never a plan already."""
@@ -146,7 +147,8 @@ class TapeGraphs:
         given = [slot for slot, origin in enumerate(origins) if origin == self._core.GIVEN]
         for slot in {*tape.written} & {*given} - {*weights}:
             weights[slot] = _weight(f"tensor.{slot}", Role.BUFFER, tape.nbytes(slot))
-        self.graph, _ = graph_of(reader, given, weights, held, [*weights.values()])
+        graph, _ = graph_of(reader, given, weights, held, [*weights.values()])
+        self.graphs.append(graph)
         tape.mark_run()
 
     def _find_weights(self, tape: Any) -> Iterator[tuple[int, Weight]]:

@@ -3,7 +3,7 @@
 `strategy.py` has the public class, `planned_strategy.py` the methods that Lightning calls.
 These begin and end the steps of a `StrategyRun` (`run.py`).
 
-May import: lightning_seams, offload, offload.gate, offload.live, offload.memory, offload.replaying,
-    offload.running, offload.running.drivers, offload.sizes, offload.torch_seams, one_device,
-    sharing, steps.
+May import: lightning_seams, offload, offload.estimating, offload.gate, offload.live,
+    offload.memory, offload.replaying, offload.running, offload.running.drivers, offload.sizes,
+    offload.torch_seams, one_device, sharing, steps.
 """

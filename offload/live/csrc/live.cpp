@@ -123,7 +123,10 @@ std::shared_ptr<Pass> end() {
 }
 
 // Note that what was issued has run by a plan.
-void mark_run(Pass& pass) { pass.done = pass.path.size(); }
+void mark_run(Pass& pass) {
+  for (const int slot : slots_to_write(pass)) session().known.erase(pass.outside[slot].get());
+  pass.done = pass.path.size();
+}
 
 void run_as_issued(Pass& pass) {
   struct Always {
