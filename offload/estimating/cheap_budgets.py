@@ -11,7 +11,7 @@ simulates them with its own seconds.
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from math import inf
+from itertools import product
 
 from offload.errors import BudgetTooSmall, GraphError
 from offload.graph.costs import Costs
@@ -20,23 +20,20 @@ from offload.graph.taskgraph import HOST, Role, TaskGraph
 from offload.lowering.chunks import chunk_tasks
 from offload.lowering.host_updates import move_updates_to_host
 from offload.memory.collector import collector_paused
-from offload.planning.policies import Policies, Policy
+from offload.planning.policies import Policies
 from offload.planning.recompute import list_choices, recompute_buffers
 from offload.planning.refusal import smallest_budget
 from offload.planning.resident_plan import plan_without_copies
-from offload.planning.simulator import least_seconds_with, simulate
+from offload.planning.simulator import simulate
 from offload.planning.wanted import Wanted, peak_bytes, walk_graph
 from offload.plans.reserve import reserve_bytes
-from offload.sizes import format_size
 
 FACTORS = (1.05, 1.2, 1.5)
-SHARES = (0.3, 0.6, 0.0, 0.95)
+SHARES = (0.3, 0.0, 0.6, 0.95)
 """Of the room, what resident weights may take; tried in this order."""
-DROPS = (64,)
+DROP, CHUNKS = 64, 1_000
 RUNG = 2 ** (1 / 8)
-"""Each rung is so many times the one below it."""
-CHUNKS = 1_000
-"""About so many tasks are planned."""
+"""Each rung is so many times the one below it. What frees less than a rung is not tried."""
 CROWDING = 4.0
 """For each byte that a link copies, kernels lose the time in which they read or write so many: it
 passes the memory and the L2 cache that they use. Measured on an H200, where 24.6 GiB of copies cost
@@ -53,7 +50,7 @@ class CardStep:
     host_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class CheapBudget:
     """A budget, the step within it, and what makes room for it."""
 
@@ -64,204 +61,154 @@ class CheapBudget:
     host_bytes: int = 0
     recomputed: float = 0.0
     """The share of the bytes of activations that are computed again."""
-    waiting: int = 0
-    """Bytes of activations, and of what else a step makes, that wait on the host."""
+    activations: int = 0
+    """Bytes that the step makes and that wait on the host. Weights and states live there."""
     weights: int = 0
-    """Bytes of weights, buffers and constants that live on the host."""
     states: int = 0
-    """Bytes of the optimizer's states that live on the host."""
-
-    def __repr__(self) -> str:
-        host = {"activations": self.waiting, "weights": self.weights, "states": self.states}
-        parts = [f"{format_size(nbytes)} of {name} on the host" for name, nbytes in host.items()]
-        again = f"{self.recomputed:.0%} of the activations again"
-        return f"<{format_size(self.budget)}: {self.factor:.2f}x, {again}, {', '.join(parts)}>"
 
 
 @dataclass(frozen=True, slots=True)
 class CheapBudgets:
-    """What a step needs of a card."""
+    """What a step needs of a card. `within`: the fastest that was found within the card's memory;
+    None if nothing fits, because of `largest_task` or of the host."""
 
     whole: CheapBudget
-    """Without a budget: only inputs move."""
     smallest: int
-    """The smallest budget of any plan."""
     largest_task: str
-    """The task that sets it."""
     cheap: tuple[tuple[float, CheapBudget], ...]
     """By factor that was asked: the smallest budget that costs no more."""
     within: CheapBudget | None
-    """The fastest that was found within the card's memory; None if nothing fits."""
 
     @property
     def fits_whole(self) -> bool:
         return self.within == self.whole
 
-    def __repr__(self) -> str:
-        fits = "whole" if self.fits_whole else f"{self.within or f'not: {self.largest_task}'}"
-        cheap = ", ".join(f"{factor}x {format_size(b.budget)}" for factor, b in self.cheap)
-        return f"<needs {format_size(self.whole.budget)}, fits {fits}; {cheap}>"
-
 
 def find_cheap_budgets(steps: Sequence[CardStep]) -> list[CheapBudgets]:
     """For each card: what the step needs, and the smallest budgets that slow it down little."""
-    shared = dict[Hashable, _Walks]()
+    shared = dict[Hashable, _SharedWalks]()
     found: list[CheapBudgets] = []
     with collector_paused():
         for step in steps:
             graph = step.graph
-            if len(graph.devices) > 1 or any(task.lane != "compute" for task in graph.tasks):
-                raise GraphError(
-                    f"{graph} is placed on several devices or on the host; give the graph as it was"
-                    " before"
-                )
             shape = graph.buffers, *((t.reads, t.writes, t.workspace) for t in graph.tasks)
-            walks = shared[shape] if shape in shared else _Walks(step)
-            shared[shape] = walks
-            found.append(_Search(step, walks).find())
+            if shape not in shared:
+                shared[shape] = _SharedWalks(step)
+            found.append(_BudgetSearch(step, shared[shape]).find())
     return found
 
 
-Variant = tuple[TaskGraph, float]
-"""A graph to plan, and the share of its activations that it computes again."""
-
-
-class _Walks:
+class _SharedWalks:
     """The plans of one step, each made when it is first asked for."""
 
     def __init__(self, step: CardStep) -> None:
         graph, self._costs = step.graph, step.costs
-        whole = plan_without_copies(
-            Wanted(graph, {0: 2 * peak_bytes(graph, 0) + graph.alignment}, step.costs, {})
-        )
-        if whole is None:
-            raise GraphError(f"{graph} has no plan in which nothing moves, to compare others with")
+        room = {0: 2 * peak_bytes(graph, 0) + graph.alignment}
+        whole = plan_without_copies(Wanted(graph, room, step.costs, {}))
+        if whole is None or len(graph.devices) > 1:
+            raise GraphError(f"{graph} is placed on the host or several devices: give it unplaced")
         self.whole, self._reserve = whole.memgraph, reserve_bytes(graph, "shim")
         on_host = move_updates_to_host(graph, step.costs, "host")
         least, self.largest_task = smallest_budget(on_host, 0)
-        self.smallest = least + self._reserve
         self.rungs = [self.whole.arenas[0] + self._reserve]
-        while self.rungs[-1] / RUNG > self.smallest:
-            self.rungs.append(int(self.rungs[-1] / RUNG))
-        self.rungs = sorted({*self.rungs, min(self.smallest, self.rungs[0])})
+        while self.rungs[0] > least + self._reserve:
+            self.rungs.insert(0, max(least + self._reserve, int(self.rungs[0] / RUNG)))
         self._again = next((chosen for _, chosen in list_choices(graph, step.costs)), frozenset())
+        self._made: dict[tuple[int, int, float], MemGraph | None] = {}
+        self._policies: dict[int, Policies] = {}
         self._variants = self.list_variants(step)
-        self._policies: dict[tuple[int, int], list[Policy]] = {}
-        self._made: dict[tuple[int, int, int], MemGraph | None] = {}
 
-    def list_variants(self, step: CardStep) -> list[Variant]:
-        """As it is, with updates on the host, and each with activations computed again. What frees
-        less than a rung is left out, unless nothing else fits into the smallest budget."""
-        graph, variants = step.graph, list[Variant]()
-        on_host = move_updates_to_host(graph, step.costs, "host")
-        gone = {b for t in on_host.tasks if t.lane == "host" for b in t.touches}
-        sizes = [buffer.nbytes for buffer in graph.buffers]
-        enough = self.rungs[-1] * (1 - 1 / RUNG)
-        moves = sum(sizes[b] for b in gone if graph.buffers[b].role is Role.STATE) >= enough
-        moves = moves or smallest_budget(graph, 0)[0] + self._reserve > self.smallest
-        nbytes = sum(sizes[b] for b in self._again)
-        made = sum(b.nbytes for b in graph.buffers if b.role is Role.ACTIVATION)
-        for base in (graph, on_host) if moves else (graph,):
+    def list_variants(self, step: CardStep) -> list[tuple[TaskGraph, float]]:
+        """As it is, with updates on the host, and each with activations computed again; each with
+        the share of these."""
+        graph, buffers = step.graph, step.graph.buffers
+        on_host, needed = move_updates_to_host(graph, step.costs, "host"), smallest_budget(graph, 0)
+        states = sum(b.nbytes for b in buffers if b.role is Role.STATE)
+        made = sum(b.nbytes for b in buffers if b.role is Role.ACTIVATION)
+        again = sum(buffers[b].nbytes for b in self._again)
+        least = self.rungs[-1] * (1 - 1 / RUNG)
+        leaves = states >= least or needed[0] + self._reserve > self.rungs[0]
+        variants: list[tuple[TaskGraph, float]] = []
+        for base in (graph, on_host) if leaves else (graph,):
             bare = base.with_tasks([replace(task, kernel=None) for task in base.tasks])
             variants.append((chunk_tasks(bare, 0, CHUNKS), 0.0))
-            if nbytes >= enough:
-                again = chunk_tasks(recompute_buffers(bare, self._again), 0, CHUNKS)
-                variants.append((again, min(1.0, nbytes / max(1, made))))
+            if again >= least:
+                repeated = chunk_tasks(recompute_buffers(bare, self._again), 0, CHUNKS)
+                variants.append((repeated, min(1.0, again / max(1, made))))
         return variants
 
-    def list_policies(self, rung: int, variant: int) -> list[Policy]:
-        if (rung, variant) not in self._policies:
-            policies = Policies({0: self._capacity(rung)}, self._costs, SHARES)
-            found = policies.list_policies(self._variants[variant][0], DROPS)
-            self._policies[rung, variant] = [policy for _, policy in found]
-        return self._policies[rung, variant]
-
-    def walk(self, rung: int, variant: int, number: int) -> MemGraph | None:
-        """The plan of a variant by one of its policies; None if it does not fit."""
-        key = rung, variant, number
+    def walk(self, rung: int, variant: int, share: float) -> MemGraph | None:
+        """The plan of a variant in which weights may take a share; None if it does not fit."""
+        key, (graph, _) = (rung, variant, share), self._variants[variant]
         if key not in self._made:
             self._made[key] = None
-            graph, policy = self._variants[variant][0], self.list_policies(rung, variant)[number]
-            wanted = Wanted(graph, {0: self._capacity(rung)}, self._costs, {})
+            room = (self.rungs[rung] - self._reserve) // graph.alignment * graph.alignment
+            policies = Policies({0: room}, self._costs, SHARES)
+            policy = self._policies.setdefault(rung, policies).make_policy(graph, share, DROP)
             with suppress(BudgetTooSmall):
-                self._made[key] = walk_graph(wanted, {}, policy)
+                self._made[key] = walk_graph(Wanted(graph, {0: room}, self._costs, {}), {}, policy)
         return self._made[key]
 
-    def _capacity(self, rung: int) -> int:
-        alignment = self.whole.graph.alignment
-        return (self.rungs[rung] - self._reserve) // alignment * alignment
 
-
-class _Search:
+class _BudgetSearch:
     """What was found for one card."""
 
-    def __init__(self, step: CardStep, walks: _Walks) -> None:
-        self._step, self._walks = step, walks
-        self._variants = walks.list_variants(step)
+    def __init__(self, step: CardStep, walks: _SharedWalks) -> None:
+        self._step, self._walks, self._variants = step, walks, walks.list_variants(step)
         plan = replace(walks.whole, graph=step.graph)
         seconds = simulate(plan, step.costs).makespan
-        self._whole = CheapBudget(walks.rungs[-1], seconds, 1.0, plan.arenas[HOST])
-        self._found, self._tried = [self._whole], set[tuple[int, int, int]]()
+        self._found = [CheapBudget(walks.rungs[-1], seconds, 1.0, plan.arenas[HOST])]
+        self._tried = set[tuple[int, int, float]]()
 
     def find(self) -> CheapBudgets:
-        walks, high = self._walks, len(self._walks.rungs) - 1
+        walks, whole, capacity = self._walks, self._found[0], self._step.capacity
+        high = len(walks.rungs) - 1
         for factor in FACTORS:
             low = -1
             while high - low > 1:
                 middle = (low + high) // 2
-                enough = self._reaches(middle, factor * self._whole.seconds)
-                low, high = (low, middle) if enough else (middle, high)
-        within = self._find_within()
-        cheap = tuple((factor, self._find_cheapest(factor)) for factor in FACTORS)
-        return CheapBudgets(self._whole, walks.smallest, walks.largest_task, cheap, within)
-
-    def _find_cheapest(self, factor: float) -> CheapBudget:
-        enough = [found for found in self._found if found.factor <= factor]
-        return min(enough, key=lambda found: (found.budget, found.seconds))
-
-    def _find_within(self) -> CheapBudget | None:
-        capacity = self._step.capacity
-        below = [n for n, budget in enumerate(self._walks.rungs) if budget <= capacity]
-        if below and below[-1] < len(self._walks.rungs) - 1:
+                low, high = (low, middle) if self._reaches(middle, factor) else (middle, high)
+        below = [rung for rung, budget in enumerate(walks.rungs) if budget <= capacity]
+        if below and capacity < whole.budget:
             self._reaches(below[-1], 0.0)
         fitting = [found for found in self._found if found.budget <= capacity]
-        return min(fitting, key=lambda found: (found.seconds, found.budget), default=None)
+        within = min(fitting, key=lambda found: found.seconds, default=None)
+        cheap = [(f, min(found for found in self._found if found.factor <= f)) for f in FACTORS]
+        return CheapBudgets(whole, walks.rungs[0], walks.largest_task, tuple(cheap), within)
 
-    def _reaches(self, rung: int, enough: float) -> bool:
-        """Whether a step within this rung takes at most so many seconds. 0: try all plans that may
-        be the fastest."""
-        budget, costs = self._walks.rungs[rung], self._step.costs
-        for variant, (graph, _) in enumerate(self._variants):
-            for number, policy in enumerate(self._walks.list_policies(rung, variant)):
-                inside = [found.seconds for found in self._found if found.budget <= budget]
-                best = min(inside, default=inf)
-                if best <= enough:
-                    return True
-                least = least_seconds_with(graph, costs, policy.resident, {})
-                if least <= (enough or best) and (rung, variant, number) not in self._tried:
-                    self._tried.add((rung, variant, number))
-                    self._try(rung, variant, number)
-        return any(found.budget <= budget and found.seconds <= enough for found in self._found)
+    def _reaches(self, rung: int, factor: float) -> bool:
+        """Whether a plan within this rung is fast enough. 0: try all of them."""
+        for variant, share in product(range(len(self._variants)), SHARES):
+            if self._is_reached(rung, factor):
+                return True
+            if (key := (rung, variant, share)) not in self._tried:
+                self._tried.add(key)
+                self._try(*key)
+        return self._is_reached(rung, factor)
 
-    def _try(self, rung: int, variant: int, number: int) -> None:
-        made, most = self._walks.walk(rung, variant, number), self._step.host_bytes
-        if made is None or (most is not None and made.arenas[HOST] > most):
+    def _is_reached(self, rung: int, factor: float) -> bool:
+        budget = self._walks.rungs[rung]
+        return any(f.budget <= budget and f.factor <= factor for f in self._found)
+
+    def _try(self, rung: int, variant: int, share: float) -> None:
+        made, step, whole = self._walks.walk(rung, variant, share), self._step, self._found[0]
+        if made is None or (step.host_bytes is not None and made.arenas[HOST] > step.host_bytes):
             return
         graph, recomputed = self._variants[variant]
-        plan, costs = replace(made, graph=graph), self._step.costs
-        copied = sum(node.nbytes for node in plan.nodes if node.kind != TASK)
-        seconds = simulate(plan, costs).makespan + CROWDING * copied / costs.memory
-        at_home = [graph.buffers[b] for b, place in plan.starts.items() if place.arena == HOST]
-        states = sum(b.nbytes for b in at_home if b.role is Role.STATE)
-        out = [graph.buffers[b] for b in {n.buffer for n in plan.nodes if n.kind == OFFLOAD}]
+        copied = sum(node.nbytes for node in made.nodes if node.kind != TASK)
+        seconds = simulate(replace(made, graph=graph), step.costs).makespan
+        seconds += CROWDING * copied / step.costs.memory
+        out = [graph.buffers[b] for b in {n.buffer for n in made.nodes if n.kind == OFFLOAD}]
+        away = [graph.buffers[b] for b, place in made.starts.items() if place.arena == HOST]
+        states = sum(b.nbytes for b in away if b.role is Role.STATE)
         found = CheapBudget(
             self._walks.rungs[rung],
             seconds,
-            seconds / self._whole.seconds if self._whole.seconds else 1.0,
-            plan.arenas[HOST],
+            seconds / whole.seconds if whole.seconds else 1.0,
+            made.arenas[HOST],
             recomputed,
             sum(b.nbytes for b in out if not b.persistent),
-            sum(b.nbytes for b in at_home if b.persistent) - states,
+            sum(b.nbytes for b in away if b.persistent) - states,
             states,
         )
         self._found.append(found)
