@@ -119,6 +119,12 @@ def recompute_buffers(graph: TaskGraph, buffers: Collection[int]) -> TaskGraph:
 def variants(graph: TaskGraph, costs: Costs) -> Iterator[tuple[str, TaskGraph]]:
     """Different graphs: the graph itself, then with more or less of it recomputed."""
     yield "none", graph
+    for share, chosen in list_choices(graph, costs):
+        yield f"{share:.0%} of what can be", recompute_buffers(graph, chosen)
+
+
+def list_choices(graph: TaskGraph, costs: Costs) -> Iterator[tuple[float, frozenset[int]]]:
+    """Different sets of activations to recompute, each with its share of what can be."""
     possible = find_candidates(graph, costs)
     whole = sum(graph.buffers[c.buffer].nbytes for c in possible)
     seen: set[frozenset[int]] = {frozenset()}
@@ -132,7 +138,7 @@ def variants(graph: TaskGraph, costs: Costs) -> Iterator[tuple[str, TaskGraph]]:
             chosen.update(candidate.chain)
         if (key := frozenset(chosen)) not in seen:
             seen.add(key)
-            yield f"{share:.0%} of what can be", recompute_buffers(graph, chosen)
+            yield share, key
 
 
 def _is_kept(buffer: Buffer) -> bool:
