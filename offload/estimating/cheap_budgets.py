@@ -32,7 +32,7 @@ FACTORS = (1.05, 1.2, 1.5)
 SHARES = (0.3, 0.0, 0.6, 0.95)
 """Of the room, what resident weights may take; tried in this order."""
 DROP, CHUNKS = 64, 1_000
-RUNG = 2 ** (1 / 8)
+RUNG = 2 ** (1 / 6)
 """Each rung is so many times the one below it. What frees less than a rung is not tried."""
 CROWDING = 4.0
 """For each byte that a link copies, kernels lose the time in which they read or write so many: it
@@ -48,6 +48,7 @@ class CardStep:
     costs: Costs
     capacity: int
     host_bytes: int | None = None
+    crowding: float = CROWDING
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -197,7 +198,7 @@ class _BudgetSearch:
         graph, recomputed = self._variants[variant]
         copied = sum(node.nbytes for node in made.nodes if node.kind != TASK)
         seconds = simulate(replace(made, graph=graph), step.costs).makespan
-        seconds += CROWDING * copied / step.costs.memory
+        seconds += step.crowding * copied / step.costs.memory
         out = [graph.buffers[b] for b in {n.buffer for n in made.nodes if n.kind == OFFLOAD}]
         away = [graph.buffers[b] for b, place in made.starts.items() if place.arena == HOST]
         states = sum(b.nbytes for b in away if b.role is Role.STATE)

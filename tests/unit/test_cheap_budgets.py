@@ -5,6 +5,7 @@ believed 1.00: what copies take from kernels is counted.
 """
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -89,7 +90,7 @@ def test_a_larger_budget_is_never_slower_and_none_costs_more_than_was_asked(
     budgets = [budget for _, budget in found.cheap]
     assert [factor for factor, _ in found.cheap] == list(FACTORS)
     assert all(budget.factor <= factor for factor, budget in found.cheap)
-    for large, small in zip(budgets, budgets[1:], strict=False):
+    for large, small in pairwise(budgets):
         assert large.budget >= small.budget and large.seconds <= small.seconds
     assert found.whole.budget >= budgets[0].budget and budgets[-1].budget >= found.smallest
     capacities = [found.smallest + share * found.whole.budget // 4 for share in range(5)]
