@@ -28,7 +28,7 @@ def absent_card(core: Any, capability: tuple[int, int]) -> Iterator[None]:
         library = torch.library.Library("aten", "IMPL")
         within.callback(library._destroy)
         for key in ("AutogradCUDA", "CUDA"):
-            library.impl("scaled_dot_product_attention", Attention(capability), key)
+            library.impl("scaled_dot_product_attention", CardAttention(capability), key)
         if not torch.cuda.is_available():
             torch.zeros(1, requires_grad=True).sum().backward()  # the engine begins
             core.accept_absent_card()
@@ -54,7 +54,7 @@ def _answers(capability: tuple[int, int]) -> dict[str, Any]:
     }
 
 
-class Attention:
+class CardAttention:
     """Calls the kernel that torch's attention chooses on a card."""
 
     def __init__(self, capability: tuple[int, int]) -> None:
