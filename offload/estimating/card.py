@@ -144,13 +144,14 @@ class Card(CardPart):
         by_cudnn = kind.startswith("convolution") or kind == "recurrent"
         if dtype == "float32" and "tf32" in self.products and (tf32 or by_cudnn):
             dtype = "tf32"  # cuDNN uses it by default
-        if dtype not in self.products:
+        rates: Mapping[str, float] = {**self.products}
+        if dtype not in rates:
             raise CardError(
                 f"card {self.name} has no rate of {dtype} products, and the step has a"
                 f" {kind} of {dtype}: add {dtype} to products in its file, or use one of"
                 f" {', '.join(self.products)}"
             )
-        return self.products[dtype] * share_at(self.flops_shares.get(kind, 1.0), flops)
+        return rates[dtype] * share_at(self.flops_shares.get(kind, 1.0), flops)
 
     def bytes_of(self, kind: OperatorClass, nbytes: int) -> float:
         """Bytes per second of a call of this class."""

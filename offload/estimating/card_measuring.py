@@ -27,6 +27,7 @@ from offload.measuring.calibration import cache_bytes, take_samples
 from offload.measuring.profiling import measure_tasks
 from offload.measuring.stopwatch import Cpu, Gpu, TimedDevice
 from offload.memory.host_memory import memory_left
+from offload.torch_seams import fused_adamw_op
 
 Step = Callable[[torch.Tensor], Any]
 GROWTH = 4.0
@@ -71,8 +72,8 @@ def measure_card(device: torch.device, name: str) -> Card:
     scale = 1 if device.type == "cpu" else 4
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     found: dict[str, list[tuple[Work, Task]]] = defaultdict(list)
-    for module, x in _sample_steps(scale):
-        step, given = _training(module, x, device, dtype)
+    steps = [_training(module, x, device, dtype) for module, x in _sample_steps(scale)]
+    for step, given in [*steps, (_update, torch.randn(scale << 22, device=device))]:
         for task in measure_tasks(capture_kernels(step, given)).tasks:
             if task.seconds:
                 work = work_of(task.kernel.calls[0])
@@ -83,7 +84,6 @@ def measure_card(device: torch.device, name: str) -> Card:
     peak = products[str(dtype).removeprefix("torch.")]
     flops = {kind: _curve(group, peak, costs.launch, True) for kind, group in found.items()}
     moving = {k: _curve(g, costs.memory, costs.launch, False) for k, g in found.items()}
-    update = samples.host[1].rate / costs.memory if on_gpu is None else 0.5
     card = Card.model_validate({
         "name": name,
         "title": on_gpu.name if on_gpu else f"CPU, {torch.get_num_threads()} threads",
@@ -99,8 +99,7 @@ def measure_card(device: torch.device, name: str) -> Card:
         "launch_seconds": GAP if on_gpu else _seconds_of_a_call(),
         "products": products,
         "flops_shares": {kind: curve for kind, curve in flops.items() if curve},
-        "bytes_shares": {k: c for k, c in moving.items() if c and not flops[k]}
-        | {"optimizer": update},
+        "bytes_shares": {k: c for k, c in moving.items() if c and not flops[k]},
         "links": {
             "h2d": costs.h2d, "d2h": costs.d2h, "d2d": costs.d2d, "shared": costs.shared,
             "copy_seconds": costs.copy,
@@ -111,7 +110,9 @@ def measure_card(device: torch.device, name: str) -> Card:
         "workspaces": {"fixed": 0, "shares": _workspaces(found)},
         "checks": ({"name": "none yet", "predicted": 1.0, "measured": 1.0},),
     })  # fmt: skip
-    checks = tuple(_check(card, label, *rest, device, dtype) for label, *rest in _checks(scale))
+    checks = tuple(
+        _check(card, label, module, x, device, dtype) for label, module, x in _checks(scale)
+    )
     return Card.model_validate(card.model_dump() | {"checks": checks})
 
 
@@ -162,6 +163,16 @@ def _training(
         return loss, *torch.autograd.grad(loss, weights)
 
     return step, x.to(device, dtype)
+
+
+def _update(x: torch.Tensor) -> torch.Tensor:
+    """One update by fused AdamW."""
+    weight, gradient, mean, squares = (x.clone() for _ in range(4))
+    fused_adamw_op(
+        [weight], [gradient], [mean], [squares], [], [x[0].clone()], lr=0.0, beta1=0.9, beta2=0.999,
+        weight_decay=0.0, eps=1.0, amsgrad=False, maximize=False,
+    )  # fmt: skip
+    return weight
 
 
 def _curve(

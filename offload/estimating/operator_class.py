@@ -1,4 +1,4 @@
-"""What kind of work a kernel call is, and how many operations and bytes it takes. Pure.
+"""What kind of work a kernel call is, and how many operations and bytes it takes.
 
     aten.mm(64x64, 64x64)   ->   Work("product", 524288 operations, 49152 bytes, float32)
 
@@ -100,7 +100,9 @@ def part_of(value: Value) -> int:
 
 def _changed(call: Call) -> list[Value]:
     """The arguments that the call writes, by the op's own description."""
-    names = [each.name for each in _described(call) if each.alias_info and each.alias_info.is_write]
+    written = [each for each in _described(call) if each.alias_info and each.alias_info.is_write]
+    # A fused update writes gradients only where a scaler's factor has to be taken off.
+    names = [each.name for each in written if each.name != "grads"]
     return [*values_in([_argument(call, name) for name in names])]
 
 
@@ -118,13 +120,13 @@ def _argument(call: Call, name: str) -> Any:
 
 
 def _product(name: str, given: list[Value]) -> tuple[float, OperatorClass]:
-    a, b = given[:2] if name == "linear" else given[-2:]
+    a, b = (given[0], given[1]) if name == "linear" else (given[-2], given[-1])
     if name == "linear":
         rows, columns = prod(a.size[:-1]), b.size[0]
     else:
         rows = prod(a.size[:-1]) if len(a.size) > 1 else 1
-        columns = b.size[-1] if len(b.size) > 1 else 1
-    inner = a.size[-1]
+        columns = b.size[len(b.size) - 1] if len(b.size) > 1 else 1
+    inner = a.size[len(a.size) - 1]
     dims = (a.size[-2] if len(a.size) > 2 else rows, inner, columns)
     kind: OperatorClass = "product"
     if min(dims) < THIN:
@@ -150,7 +152,8 @@ def _convolution(call: Call, given: list[Value], backward: bool) -> float:
     else:
         out = shape or next(filter(None, call.outputs))
         rows = prod(out.size) // out.size[1]
-    asked = sum(map(bool, _argument(call, "output_mask")[:2])) if backward else 1
+    mask = _argument(call, "output_mask") if backward else (True,)
+    asked = sum(map(bool, mask[:2]))
     return 2.0 * rows * prod(weight.size) * asked
 
 

@@ -1,4 +1,4 @@
-"""Prices the tasks of a graph by a card's rates: nothing is run. Pure.
+"""Prices the tasks of a graph by a card's rates: nothing is run.
 
     signature of a call -> Work -> gap + max(operations / rate, bytes / rate), workspace
 
