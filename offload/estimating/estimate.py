@@ -2,10 +2,11 @@
 
 GPT-2 XL: needs 29.9 GiB
 card       fits     step s     $/1k
-h200       whole    .22 ±.02   .21       of a measured card file: an error bar, and a price
+h200       whole    .22 ±5%   .21       of a measured card file: an error bar, and a price
 rtx4090    22.1 G   ≥.61                 of a data sheet: it takes longer, by an unknown amount
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from textwrap import wrap
@@ -15,8 +16,6 @@ from offload.estimating.cheap_budgets import CheapBudget, CheapBudgets
 from offload.sizes import format_size
 
 WIDTH = 40
-MEASURED = "measured"
-"""The source of a card file that was measured on such a card."""
 HOUR = 3600.0
 
 
@@ -52,26 +51,22 @@ class CardEstimate:
     source: str
     memory: int
     context: int
-    found: CheapBudgets | None
+    found: CheapBudgets
     error: float | None
     """The relative error of the seconds; None: they are a lower bound."""
+    unmeasured: tuple[str, ...] = ()
+    """Classes of the step's work that a measured file has no rate of."""
     devices: int = 1
-    refusal: str = ""
-    """Why there is no estimate."""
-
-    @property
-    def is_measured(self) -> bool:
-        return self.source == MEASURED
 
     @property
     def within(self) -> CheapBudget | None:
         """The step within the memory of the card."""
-        return None if self.found is None else self.found.within
+        return self.found.within
 
     @property
     def fits(self) -> str:
         """`whole`, the bytes of a budget that fits, or `no`."""
-        if self.found is None or self.within is None:
+        if self.within is None:
             return "no"
         budget = self.within.budget + self.context
         return "whole" if self.found.fits_whole else format_size(budget)
@@ -81,12 +76,12 @@ class CardEstimate:
         if self.within is None:
             return "-"
         seconds = self.within.seconds
-        bar = "" if self.error is None else f" ±{_short(self.error * seconds)}"
+        bar = "" if self.error is None else f" ±{math.ceil(100 * self.error)}%"
         return f"{'' if bar else '≥'}{_short(seconds)}{bar}"
 
     def cost(self, asked: Asked) -> float | None:
         """What all steps cost; None without a price, or without an estimate of the seconds."""
-        if self.card not in asked.price or self.within is None or not self.is_measured:
+        if self.card not in asked.price or self.within is None or self.error is None:
             return None
         return asked.steps * self.within.seconds / HOUR * asked.price[self.card]
 
@@ -102,15 +97,12 @@ class CardEstimate:
             "is_lower_bound": self.error is None,
             "memory_bytes": self.memory,
             "context_bytes": self.context,
-            "whole_bytes": None if found is None else found.whole.budget + self.context,
-            "whole_seconds": None if found is None else found.whole.seconds,
-            "smallest_bytes": None if found is None else found.smallest + self.context,
+            "whole_bytes": found.whole.budget + self.context,
+            "whole_seconds": found.whole.seconds,
+            "smallest_bytes": found.smallest + self.context,
             "host_bytes": None if within is None else within.host_bytes,
-            "budgets": [
-                {"factor": factor, **_describe(budget)}
-                for factor, budget in (() if found is None else found.cheap)
-            ],
-            "refusal": self.refusal,
+            "budgets": [{"factor": factor, **_describe(budget)} for factor, budget in found.cheap],
+            "unmeasured": [*self.unmeasured],
         }
 
 
@@ -130,7 +122,7 @@ class Estimate:
     def table(self) -> str:
         """The estimate as text of at most 40 columns."""
         lines = [*wrap(self.title, WIDTH)]
-        whole = max((c.found.whole.budget + c.context for c in self.cards if c.found), default=0)
+        whole = max((c.found.whole.budget + c.context for c in self.cards), default=0)
         if whole:
             lines.append(f"needs {format_size(whole)}, with the context")
         lines.append(_row("card", "fits", "step s", self._price_title()))
@@ -151,7 +143,7 @@ class Estimate:
         if any(card.error is not None for card in self.cards):
             yield "±: of a measured card file, by check steps of its own"
         if any(card.within and card.error is None for card in self.cards):
-            yield "≥: of a data sheet; it takes longer, and nobody has measured how much"
+            yield "≥: at a data sheet's rates; it takes longer, by an unknown amount"
         for card in self.cards:
             yield from _list_ways(card)
         if self.loader is not None:
@@ -185,9 +177,9 @@ class Estimate:
 
 def _list_ways(card: CardEstimate) -> Iterator[str]:
     """How a card's budgets are kept."""
-    if card.refusal or card.found is None:
-        yield f"{card.card}: {card.refusal}"
-        return
+    if card.unmeasured:
+        classes = ", ".join(kind.replace("_", " ") for kind in card.unmeasured)
+        yield f"{card.card}: its file has no rate of {classes}, so this is a lower bound"
     if card.found.within is None:
         least = format_size(card.found.smallest + card.context)
         yield f"{card.card}: no: {card.found.largest_task} needs {least}"

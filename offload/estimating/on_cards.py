@@ -3,14 +3,15 @@
 record(capability, devices) --> graphs --> passes --> a card's prices --> passes --> budgets
 """
 
+import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from offload.errors import BudgetTooSmall
-from offload.estimating.card import Card, read_card
+from offload.estimating.card import Card, CardError, read_card
 from offload.estimating.cheap_budgets import (
     CardStep,
     CheapBudget,
@@ -18,7 +19,7 @@ from offload.estimating.cheap_budgets import (
     find_cheap_budgets,
 )
 from offload.estimating.estimate import CardEstimate
-from offload.estimating.pricing import costs_of, price_tasks
+from offload.estimating.pricing import costs_of, find_unmeasured, price_on_cards
 from offload.graph.taskgraph import TaskGraph
 from offload.live.planned_tapes import group_small_kernels
 from offload.lowering.device_placing import place_tasks
@@ -29,6 +30,8 @@ from offload.plans.explain import find_largest_task
 from offload.plans.plan import Plan, plan
 
 SEVERAL = re.compile(r"(\d+)x(.+)")
+LITTLE = 0.01
+"""The share of a step's seconds that work of an unmeasured class may take, unsaid."""
 Record = Callable[[tuple[int, int], int], Sequence[TaskGraph]]
 """Returns the graphs of an update, for a compute capability and a number of devices."""
 
@@ -55,27 +58,50 @@ def read_cards(names: Sequence[str]) -> list[CardSet]:
     return sets
 
 
+def check_price(price: Mapping[str, float], sets: Sequence[CardSet]) -> None:
+    """Raise `CardError` if something has a price whose seconds are not known."""
+    known = {each.name: each.card for each in sets}
+    for name, dollars in price.items():
+        if name not in known:
+            raise CardError(f"price of {name!r}: the cards asked for are {', '.join(known)}")
+        if not known[name].is_measured:
+            raise CardError(
+                f"price of {name}: its file is of a data sheet, by which a step takes its seconds"
+                " at least, so nobody knows what it costs. Measure such a card by perfect-card"
+                " measure, and give the file in place of the name"
+            )
+        if not 0 < dollars < math.inf:
+            raise CardError(f"price of {name}: {dollars} is no price of an hour: give one above 0")
+
+
 def estimate_cards(sets: Sequence[CardSet], record: Record) -> list[CardEstimate]:
     """Estimate the step that `record` records, on each of these."""
-    recorded: dict[tuple[bool, int], list[TaskGraph]] = {}
-    priced: list[list[TaskGraph]] = []
-    for each in sets:
-        capability = _capability_of(each.card)
-        key = capability[0] in (9, 10), each.count  # other kernels of attention
-        if key not in recorded:
-            graphs = record(capability, each.count)
-            recorded[key] = [_prepare(graph, each.card) for graph in graphs]
-        priced.append([_price(graph, each) for graph in recorded[key]])
-    alone = [
-        CardStep(graphs[-1], costs_of(each.card), each.card.memory_bytes - each.card.context_bytes)
-        for each, graphs in zip(sets, priced, strict=True)
-        if each.count == 1
-    ]
-    found = iter(find_cheap_budgets(alone))
+    priced: dict[str, list[TaskGraph]] = {}
+    for group in _group_by_kernels(sets):
+        graphs = record(_capability_of(group[0].card), group[0].count)
+        for_each = [_price(_prepare(graph, group[0].card), group) for graph in graphs]
+        for number, each in enumerate(group):
+            priced[each.name] = [of_cards[number] for of_cards in for_each]
+    steps = [_step_on(each, priced[each.name][-1]) for each in sets if each.count == 1]
+    found = iter(find_cheap_budgets(steps))
     return [
-        _estimate(each, graphs, next(found) if each.count == 1 else _plan_devices(each, graphs[-1]))
-        for each, graphs in zip(sets, priced, strict=True)
+        _estimate(each, priced[each.name], next(found) if each.count == 1 else None)
+        for each in sets
     ]
+
+
+def _group_by_kernels(sets: Sequence[CardSet]) -> list[list[CardSet]]:
+    """Those for which a step is recorded once: their attention runs by the same kernels."""
+    groups: dict[tuple[bool, int], list[CardSet]] = {}
+    for each in sets:
+        key = _capability_of(each.card)[0] in (9, 10), each.count
+        groups.setdefault(key, []).append(each)
+    return [*groups.values()]
+
+
+def _step_on(each: CardSet, graph: TaskGraph) -> CardStep:
+    card = each.card
+    return CardStep(graph, costs_of(card), card.memory_bytes - card.context_bytes)
 
 
 def _capability_of(card: Card) -> tuple[int, int]:
@@ -91,11 +117,20 @@ def _prepare(graph: TaskGraph, card: Card) -> TaskGraph:
     return split_updates(merge_whole_updates(graph))
 
 
-def _price(graph: TaskGraph, each: CardSet) -> TaskGraph:
-    graph = price_tasks(graph, each.card)
+def _price(graph: TaskGraph, group: Sequence[CardSet]) -> list[TaskGraph]:
+    """The step with the seconds of each card."""
     for run_pass in PASSES:
         graph = run_pass(graph)
-    graph = place_tasks(graph, each.count, costs_of(each.card))
+    cards = [each.card for each in group]
+    if group[0].count == 1:
+        return price_on_cards(_merge(graph), cards)
+    return [
+        _merge(place_tasks(priced, group[0].count, costs_of(card)))
+        for priced, card in zip(price_on_cards(graph, cards), cards, strict=True)
+    ]
+
+
+def _merge(graph: TaskGraph) -> TaskGraph:
     for run_pass in (*MERGES, group_small_kernels):
         graph = run_pass(graph)
     return graph
@@ -107,15 +142,13 @@ def _estimate(
     """The batches before the last one of an update take their seconds, too."""
     card = each.card
     others = sum(task.seconds or 0.0 for graph in graphs[:-1] for task in graph.tasks)
-    return CardEstimate(
-        each.name,
-        card.source,
-        card.memory_bytes,
-        card.context_bytes,
-        found and _add_seconds(found, others),
-        card.error,
-        each.count,
-    )
+    found = found or _plan_devices(each, graphs[-1])
+    memory = card.memory_bytes, card.context_bytes
+    found = _add_seconds(found, others)
+    unknown = find_unmeasured(graphs[-1], card) if card.is_measured else {}
+    missing = tuple(kind for kind, share in unknown.items() if share > LITTLE)
+    error = None if missing else card.error
+    return CardEstimate(each.name, card.source, *memory, found, error, missing, each.count)
 
 
 def _add_seconds(found: CheapBudgets, seconds: float) -> CheapBudgets:

@@ -32,28 +32,53 @@ def price_tasks(graph: TaskGraph, card: Card, tf32: bool = False) -> TaskGraph:
 
     `tf32`: whether float32 products may round to TF32, as the program allows. Tasks of the host
     keep what they have: `costs_of` has the rate of its updates."""
-    known: dict[Any, Price] = {}
+    return price_on_cards(graph, [card], tf32)[0]
 
-    def price_of(call: Call) -> Price:
+
+def price_on_cards(graph: TaskGraph, cards: Sequence[Card], tf32: bool = False) -> list[TaskGraph]:
+    """The graph priced by each of these cards. What its calls do is found out once."""
+    known: dict[Any, Work] = {}
+
+    def find_work(call: Call) -> Work:
         key = signature(call, graph.alignment)
         if key not in known:
-            known[key] = price_call(call, card, tf32)
+            known[key] = work_of(call)
         return known[key]
 
-    tasks = [
-        _add_prices(graph, task, [price_of(call) for call in task.kernel.calls])
+    works = [
+        [find_work(call) for call in task.kernel.calls]
         if isinstance(task.kernel, Call | Calls) and task.lane != "host"
-        else task
+        else []
         for task in graph.tasks
     ]
-    fixed = card.workspaces.fixed
-    program = None if graph.program is None else replace(graph.program, fixed=fixed)
+    return [_price(graph, works, card, tf32) for card in cards]
+
+
+def _price(graph: TaskGraph, works: Sequence[Sequence[Work]], card: Card, tf32: bool) -> TaskGraph:
+    known = {work: price_work(work, card, tf32) for work in {w for some in works for w in some}}
+    tasks = [
+        _add_prices(graph, task, [known[work] for work in some]) if some else task
+        for task, some in zip(graph.tasks, works, strict=True)
+    ]
+    program = graph.program
+    if program is not None:
+        program = replace(program, fixed=card.workspaces.fixed)
     return replace(graph.with_tasks(tasks), program=program)
 
 
-def price_call(call: Call, card: Card, tf32: bool = False) -> Price:
-    """Price one call."""
-    work = work_of(call)
+def find_unmeasured(graph: TaskGraph, card: Card) -> dict[str, float]:
+    """By class of work that the card's file has no rate of: its share of the step's seconds."""
+    seconds: dict[str, float] = {}
+    calls = [call for task in graph.tasks for call in getattr(task.kernel, "calls", ())]
+    for work in map(work_of, calls):
+        seconds[work.kind] = seconds.get(work.kind, 0.0) + seconds_of(work, card)
+    measured = {*card.flops_shares, *card.bytes_shares}
+    whole = sum(seconds.values()) or 1.0
+    return {kind: taken / whole for kind, taken in seconds.items() if kind not in measured}
+
+
+def price_work(work: Work, card: Card, tf32: bool = False) -> Price:
+    """Price what one call does."""
     workspace = int(card.workspaces.shares.get(work.kind, 0.0) * work.nbytes)
     return Price(seconds_of(work, card, tf32), work.flops, work.nbytes, workspace)
 

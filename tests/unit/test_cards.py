@@ -17,7 +17,7 @@ from offload.estimating.card import (
     share_at,
 )
 from offload.estimating.operator_class import OperatorClass, Work, part_of, work_of
-from offload.estimating.pricing import costs_of, price_call, price_tasks, seconds_of
+from offload.estimating.pricing import costs_of, price_tasks, price_work, seconds_of
 from offload.graph.builder import GraphBuilder
 from offload.program.kernels import Call, Value
 
@@ -226,7 +226,7 @@ def test_an_embedding_reads_what_it_writes() -> None:
 
 def test_an_odd_width_is_slower_than_an_aligned_one() -> None:
     card = read_card("h200")
-    aligned, odd = (price_call(product(4096, 4096, n), card) for n in (4096, 4095))
+    aligned, odd = (price_work(work_of(product(4096, 4096, n)), card) for n in (4096, 4095))
     assert odd.seconds > 5 * aligned.seconds
     assert aligned.seconds == pytest.approx(2e-6 + 2.0 * 4096**3 / (0.741 * 989e12))
 
@@ -264,7 +264,7 @@ def test_tasks_are_priced_and_those_of_the_host_are_not() -> None:
     builder.task("host", (0,), (0,), lane="host", traffic=100)
     card = read_card("rtx3090")
     first, again, host = price_tasks(builder.graph(), card).tasks
-    assert first.seconds == again.seconds == price_call(product(64, 64, 64), card).seconds
+    assert first.seconds == again.seconds == price_work(work_of(product(64, 64, 64)), card).seconds
     assert first.flops == 2.0 * 64**3
     assert host.seconds is None
 
@@ -273,7 +273,7 @@ def test_a_convolution_has_a_workspace() -> None:
     x, w = value(0, 2, 8, 16, 16), value(1, 8, 8, 3, 3)
     rest = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
     call = Call(aten.convolution.default, (x, w, None, *rest), outputs=(x,))
-    price = price_call(call, read_card("l4"))
+    price = price_work(work_of(call), read_card("l4"))
     assert price.workspace == price.nbytes > 0
 
 
