@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -172,11 +172,6 @@ class Card(CardPart):
             lines.append(
                 f"{self.name} was measured with torch {made_by}, and this is {torch_version}:"
                 " kernels may differ; perfect-card measure makes a file on such a card"
-            )
-        known = {*self.flops_shares, *self.bytes_shares}
-        if missing := [kind for kind in get_args(OperatorClass) if kind not in known]:
-            lines.append(
-                f"{self.name}: {', '.join(missing)} not measured; they are priced at the peak"
             )
         return lines
 

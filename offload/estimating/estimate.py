@@ -189,7 +189,7 @@ def _list_ways(card: CardEstimate) -> Iterator[str]:
     ways = [
         f"{factor:g}x in {format_size(budget.budget + card.context)}"
         for factor, budget in card.found.cheap
-        if budget.budget < card.found.whole.budget
+        if budget.budget + card.context <= card.memory and budget.budget < card.found.whole.budget
     ]
     if ways:
         yield f"{card.card}: {', '.join(ways)}"
