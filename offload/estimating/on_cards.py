@@ -79,7 +79,7 @@ def estimate_cards(sets: Sequence[CardSet], record: Record) -> list[CardEstimate
     priced: dict[str, list[TaskGraph]] = {}
     for group in _group_by_kernels(sets):
         graphs = record(_capability_of(group[0].card), group[0].count)
-        for_each = [_price(_prepare(graph, group[0].card), group) for graph in graphs]
+        for_each = [price_step(graph, group) for graph in graphs]
         for number, each in enumerate(group):
             priced[each.name] = [of_cards[number] for of_cards in for_each]
     steps = [_step_on(each, priced[each.name][-1]) for each in sets if each.count == 1]
@@ -117,8 +117,9 @@ def _prepare(graph: TaskGraph, card: Card) -> TaskGraph:
     return split_updates(merge_whole_updates(graph))
 
 
-def _price(graph: TaskGraph, group: Sequence[CardSet]) -> list[TaskGraph]:
-    """The step with the seconds of each card."""
+def price_step(graph: TaskGraph, group: Sequence[CardSet]) -> list[TaskGraph]:
+    """A recorded step with the seconds of each of these cards, for which it was recorded."""
+    graph = _prepare(graph, group[0].card)
     for run_pass in PASSES:
         graph = run_pass(graph)
     cards = [each.card for each in group]
