@@ -29,7 +29,7 @@ from offload.planning.wanted import Wanted, peak_bytes, walk_graph
 from offload.plans.reserve import reserve_bytes
 
 FACTORS = (1.05, 1.2, 1.5)
-SHARES = (0.3, 0.0, 0.6, 0.95)
+SHARES = (0.3, 0.0, 0.8)
 """Of the room, what resident weights may take; tried in this order."""
 DROP, CHUNKS = 64, 400
 RUNG = 2 ** (1 / 6)
