@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -108,7 +108,7 @@ class LiveSession:
         """The plan of the largest part."""
         return self.plans.plan
 
-    def __enter__(self) -> "LiveSession":
+    def __enter__(self) -> Self:
         device = self.weights.device.type
         calls = self._run_part, self.kernels.wait_early
         self._handle = self._core.open(
