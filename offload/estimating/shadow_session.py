@@ -43,6 +43,8 @@ class ShadowSession(LiveSession):
         """`capability`: of the card, which decides between kernels of attention."""
         register_shape_functions()
         super().__init__(module, *optimizers, device=device, runs=False)
+        if self.weights.device.index:
+            raise CaptureError(f"device {device}: an estimate is of one card: say cuda:0")
         self._module, self._optimizers, self._capability = module, optimizers, capability
         self.tapes = self._graphs = TapeGraphs(self._core, self.weights)  # pyright: ignore
 
@@ -118,7 +120,7 @@ class ShadowSession(LiveSession):
 
     def _run_part(self, tape: Any) -> bool:
         why = self._core.refusal()
-        line = format_frame(user_frame(), short=True)
+        line = format_frame(user_frame(), short=True) or "in the backward pass"
         raise CaptureError(
             f"{line}: {why.splitlines()[0]}. No kernel runs in an estimate, so each operation needs"
             " a function that finds its result's shape (torch.library.register_fake)"

@@ -5,7 +5,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -18,8 +17,10 @@ from support.shadow_graphs import (
     LstmOfWords,
     describe,
     gpt,
+    half_on_a_card,
     live_graph,
     shadow_graph,
+    shadow_step,
 )
 from torch.nn import functional as F
 
@@ -75,10 +76,6 @@ def test_a_step_for_a_card_that_is_absent_is_recorded() -> None:
         torch.empty(1, device="cuda")
 
 
-def half_on_a_card() -> AbstractContextManager[Any]:
-    return torch.autocast("cuda", torch.bfloat16)
-
-
 def test_a_recurrent_layer_of_a_card_is_refused() -> None:
     with pytest.raises(CaptureError, match=r"shadow_graphs.py:\d+ in forward: cuDNN"):
         shadow_graph(gpt(model=LstmOfWords), "cuda:0")
@@ -97,14 +94,6 @@ def test_training_before_and_after_it_has_the_same_bits() -> None:
         return [*losses, *models.state_of(model, optimizer).values()]
 
     assert all(map(torch.equal, trained(), trained("cpu", "cuda:0", "cuda:0")))
-
-
-def shadow_step(session: ShadowSession, model: Any, optimizer: Any, batch: models.Batch) -> None:
-    with session.step():
-        picture, label = session.without_bytes(batch)
-        F.cross_entropy(model(picture), label).backward()
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 X, Y = torch.arange(48.0).view(6, 8), torch.arange(6)
@@ -275,12 +264,20 @@ def test_a_step_that_needs_other_values_is_refused_with_its_line(name: str, devi
 
 
 def test_a_sparse_tensor_is_refused() -> None:
-    net = CountingNet()
+    net, words = CountingNet(), torch.nn.Embedding(9, 4, sparse=True)
     net.register_buffer("sparse", torch.eye(2).to_sparse())
     with pytest.raises(CaptureError, match=r"a Tensor of shape \(2, 2\) has layout torch.sparse"):
         run_shadowed(lambda net, x: net(x), "cpu", net)
     with pytest.raises(CaptureError, match="sparse"), ShadowSession(CountingNet()) as session:
         session.without_bytes(torch.eye(2).to_sparse())
+    shadowed = ShadowSession(words, device="cuda:0")
+    with pytest.raises(CaptureError, match=r"^in the backward pass: "), shadowed, shadowed.step():
+        words(shadowed.without_bytes(Y)).sum().backward()
+
+
+def test_a_card_other_than_the_first_is_refused() -> None:
+    with pytest.raises(CaptureError, match=r"device cuda:1: .* say cuda:0"):
+        ShadowSession(CountingNet(), device="cuda:1")
 
 
 def test_threads_take_turns_with_an_absent_card() -> None:

@@ -9,6 +9,7 @@ import torch
 from support import offload_models as models
 from support.offload_models import Batch, Case
 from torch import nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from offload import TaskGraph
@@ -95,6 +96,10 @@ def gpt(
     return models.Case(model, optimizer, models.words, models.word_loss, around)
 
 
+def half_on_a_card() -> AbstractContextManager[Any]:
+    return torch.autocast("cuda", torch.bfloat16)
+
+
 def adamw(**options: Any) -> Callable[[nn.Module], torch.optim.Optimizer]:
     return lambda model: torch.optim.AdamW(model.parameters(), 1e-2, **options)
 
@@ -176,3 +181,11 @@ def live_graph(case: Case, device: str, backwards: int = 1) -> TaskGraph:
         session.tapes.passes = ()
         run_steps(session, case, lambda batch: tuple(t.to(device) for t in batch), backwards)
     return graphs[-1]
+
+
+def shadow_step(session: ShadowSession, model: Any, optimizer: Any, batch: models.Batch) -> None:
+    with session.step():
+        picture, label = session.without_bytes(batch)
+        F.cross_entropy(model(picture), label).backward()
+        optimizer.step()
+        optimizer.zero_grad()
