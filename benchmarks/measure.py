@@ -23,7 +23,7 @@ from benchmarks.harness.command import (
 )
 
 PARTS = {
-    "offload": ("live", "first_steps", "hand_overs", "several_devices"),
+    "offload": ("live", "first_steps", "hand_overs", "several_devices", "estimate"),
     "strategy": ("overhead", "gpt2", "restarts"),
     "fleet": ("turns", "devices", "hand_over", "stopping", "schedules", "kills"),
     "sharing": (

@@ -30,6 +30,7 @@ from perfect.command_line import (
 )
 
 if TYPE_CHECKING:
+    from perfect.commands.check_cards import CardOptions
     from perfect.config.grid import Grid
     from perfect.config.schema import RunConfig
     from perfect.config.yaml_reader import Source
@@ -47,6 +48,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = new_parser("perfect-train", "Train as a YAML file says.")
     parser.add_argument("config", type=Path, help="the YAML file of a run, or of a grid of runs")
     parser.add_argument("--check", action="store_true", help="print what would run, and exit")
+    cards = parser.add_argument_group("with --check: cards that are not here")
+    cards.add_argument("--device", metavar="NAMES", help="such as rtx4090,2xh100,card.json")
+    cards.add_argument("--steps", type=int, default=1000, help="of the run (default: 1000)")
+    cards.add_argument("--hours", type=float, help="the longest that the steps may take")
+    cards.add_argument("--price", metavar="NAME=DOLLARS", help="of an hour, such as h200=3.5")
+    cards.add_argument("--json", action="store_true", help="print all figures for a program")
     parser.add_argument("--out", type=Path, help="run folder (default: runs/NAME of the YAML)")
     parser.add_argument(
         "--set",
@@ -77,6 +84,8 @@ def _run(args: argparse.Namespace) -> int:
     _configure_logging(args, console)
     if args.check and args.fresh:
         return _refuse(console, ["--fresh renames a folder, and --check changes none: give one"])
+    if wrong := _wrong_card_options(args):
+        return _refuse(console, [wrong])
     log.info("reading %s", args.config)
     with importing():
         from perfect.config.grid_reader import read_recipe
@@ -109,8 +118,10 @@ def _do(
     log.info("importing PyTorch and Lightning")
     with importing():
         from offload import OffloadError
+        from offload.estimating.card import CardError
         from perfect.assembly.berth import berth_alone
         from perfect.commands.check import print_plan
+        from perfect.commands.check_cards import print_estimate
         from perfect.commands.training import train, train_as_peer
         from perfect.config.schema import RunConfig
         from perfect.errors import BuildError, FolderError, PhaseError
@@ -122,8 +133,13 @@ def _do(
         logging.getLogger(name).setLevel(logging.ERROR if args.quiet else logging.WARNING)
     try:
         if not isinstance(recipe, RunConfig):
+            if args.device:
+                return _refuse(console, ["--device estimates one run, and this file is a grid"])
             shown = Console(soft_wrap=True)
             return check_grid(recipe, shown) if args.check else run_grid(recipe, out, console)
+        if args.device:
+            print_estimate(recipe, _card_options(args), out, Console(soft_wrap=True))
+            return 0
         if args.check:
             print_plan(recipe, out, Console(soft_wrap=True))
             return 0
@@ -137,7 +153,7 @@ def _do(
     except BuildError as error:
         wrong = [error, *error.others]
         return _refuse(console, [source.describe(tuple(e.key.split(".")), e.reason) for e in wrong])
-    except (FolderError, FleetError, PhaseError) as error:
+    except (FolderError, FleetError, PhaseError, CardError) as error:
         return _refuse(console, [str(error)])
     except OffloadError as error:  # --check found what would end the run
         show_traceback()
@@ -145,9 +161,39 @@ def _do(
         return 1
 
 
+def _card_options(args: argparse.Namespace) -> "CardOptions":
+    from perfect.commands.check_cards import CardOptions
+
+    price: dict[str, float] = {}
+    for pair in filter(None, (args.price or "").split(",")):
+        name, _, dollars = pair.partition("=")
+        price[name.strip()] = float(dollars)
+    names = [name.strip() for name in args.device.split(",") if name.strip()]
+    return CardOptions(names, args.steps, args.hours, price, args.json)
+
+
 def is_other_rank() -> bool:
     """Whether Lightning has started this process for another rank than the first."""
     return int(next((os.environ[name] for name in RANKS if name in os.environ), 0)) > 0
+
+
+def _wrong_card_options(args: argparse.Namespace) -> str | None:
+    """Say what is wrong with the options about cards."""
+    given = [name for name in ("hours", "price", "json") if getattr(args, name)]
+    if args.device is None and (given or args.steps != 1000):
+        return f"--{(*given, 'steps')[0]} is about a card: give --check --device NAMES, too"
+    if args.device is not None and not args.check:
+        return "--device is about a card that is not here: give --check, too"
+    if args.device is not None and not args.device.strip(", "):
+        return "--device names no card: give some, such as rtx4090,2xh100"
+    if args.steps < 1 or (args.hours is not None and not args.hours > 0):
+        return f"--steps {args.steps} and --hours {args.hours} must be above 0"
+    for pair in filter(None, (args.price or "").split(",")):
+        try:
+            float(pair.partition("=")[2])
+        except ValueError:
+            return f"--price {pair!r} is no price: give NAME=DOLLARS, such as h200=3.5"
+    return None
 
 
 def _wrong_options(args: argparse.Namespace, recipe: "RunConfig | Grid") -> str | None:

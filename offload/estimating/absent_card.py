@@ -38,7 +38,7 @@ def absent_card(core: Any, capability: tuple[int, int]) -> Iterator[None]:
         library = torch.library.Library("aten", "IMPL")
         within.callback(library._destroy)
         for key in ("AutogradCUDA", "CUDA"):
-            library.impl("scaled_dot_product_attention", Attention(capability), key)
+            library.impl("scaled_dot_product_attention", CardAttention(capability), key)
             for layer in RECURRENT:
                 library.impl(f"{layer}.input", _refuse_recurrent, key)
                 library.impl(f"{layer}.data", _refuse_recurrent, key)
@@ -74,7 +74,7 @@ def _refuse_recurrent(*_: Any) -> NoReturn:
     )
 
 
-class Attention:
+class CardAttention:
     """Calls the kernel that torch's attention chooses on a card."""
 
     def __init__(self, capability: tuple[int, int]) -> None:

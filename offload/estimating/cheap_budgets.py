@@ -31,7 +31,7 @@ from offload.plans.reserve import reserve_bytes
 FACTORS = (1.05, 1.2, 1.5)
 SHARES = (0.3, 0.0, 0.6, 0.95)
 """Of the room, what resident weights may take; tried in this order."""
-DROP, CHUNKS = 64, 1_000
+DROP, CHUNKS = 64, 400
 RUNG = 2 ** (1 / 6)
 """Each rung is so many times the one below it. What frees less than a rung is not tried."""
 CROWDING = 4.0

@@ -168,8 +168,8 @@ def test_a_promised_command_is_shown_and_has_a_main(command: str) -> None:
 def test_the_promised_scripts_are_shown_and_installed() -> None:
     scripts = tomllib.loads(text(ROOT / "pyproject.toml"))["project"]["scripts"]
     assert set(scripts) == {
-        "perfect-anchor", "perfect-compare", "perfect-replay", "perfect-runs", "perfect-step",
-        "perfect-train",
+        "perfect-anchor", "perfect-card", "perfect-compare", "perfect-replay", "perfect-runs",
+        "perfect-step", "perfect-train",
     }  # fmt: skip
     assert all(script in text(ROOT / "README.md") for script in scripts)
     assert "python -m loaders.convert" in text(ROOT / "docs" / "backends.md")

@@ -24,7 +24,7 @@ class MicroBatches:
     def __init__(self, count: int) -> None:
         if count < 1:
             raise ValueError(f"micro_batches={count}: give 1 or more")
-        self._count = count
+        self.count = count
         self._parts: list[MicroBatch] = []
         """The present one, which has not gone backward, and those after it."""
         self.whole: Any = None
@@ -38,18 +38,18 @@ class MicroBatches:
 
     def check_automatic(self) -> None:
         """Raise `OffloadError` for a module that optimizes by hand."""
-        if self._count > 1:
+        if self.count > 1:
             raise OffloadError(
-                f"micro_batches={self._count}: this module optimizes by hand, and nobody else knows"
+                f"micro_batches={self.count}: this module optimizes by hand, and nobody else knows"
                 " where its passes begin: split its batches in its training_step"
             )
 
     def begin(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Begin a batch, and return the arguments of its first micro-batch."""
-        if self._count == 1:
+        if self.count == 1:
             return args
         self.whole, *rest = args
-        self._parts, self._rest = [*split_batch(self.whole, self._count)], (*rest,)
+        self._parts, self._rest = [*split_batch(self.whole, self.count)], (*rest,)
         return self.next()
 
     def end(self) -> None:
@@ -70,7 +70,7 @@ class MicroBatches:
         """Return what `training_step` has returned. Raise `OffloadError` if a part has no loss."""
         if made is None and self.are_left:
             raise OffloadError(
-                f"micro_batches={self._count}: training_step returned no loss for a part of a"
+                f"micro_batches={self.count}: training_step returned no loss for a part of a"
                 " batch: return one, or give micro_batches=1"
             )
         return made

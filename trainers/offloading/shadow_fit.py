@@ -22,8 +22,9 @@ from offload.estimating.shadow_session import ShadowSession
 from offload.live.session import LiveSession
 from trainers.lightning_seams import make_update
 from trainers.offloading.devices import drop_results, set_device
+from trainers.offloading.planned_strategy import PlannedStrategy
 from trainers.offloading.run import StrategyRun
-from trainers.offloading.strategy import OffloadStrategy
+from trainers.one_device import OneDeviceStrategy
 from trainers.steps.plan_request import PlanRequest
 from trainers.steps.target import Target
 
@@ -55,7 +56,7 @@ class ShadowRun(StrategyRun):
         return self.session.open(create, optimizers)
 
 
-class ShadowStrategy(OffloadStrategy):
+class ShadowStrategy(PlannedStrategy, OneDeviceStrategy):
     """Begins and ends steps as `OffloadStrategy` does. The trainer's accelerator is the CPU."""
 
     strategy_name = "shadow"

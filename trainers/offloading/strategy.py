@@ -1,17 +1,21 @@
 """`L.Trainer(strategy=OffloadStrategy(budget="8GiB"))` trains an unchanged module."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
+import lightning as L
 import torch
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
 from offload import OffloadError, Plan
+from offload.estimating.estimate import Asked, Estimate
 from offload.live.session import OnPart
 from offload.running.runner_memory import Migration
+from trainers.offloading.check_cards import OneBatch, check_cards
 from trainers.offloading.guests import Loss
 from trainers.offloading.moves import UNCHANGED
 from trainers.offloading.planned_strategy import PlannedStrategy
@@ -116,6 +120,39 @@ class OffloadStrategy(PlannedStrategy, OneDeviceStrategy):
         if self._run.is_eager:
             return None
         return self._run.plan_for(batch, batch_idx, self.optimizers, self.root_device)
+
+    def check(
+        self,
+        module: L.LightningModule,
+        loader: Iterable[Any],
+        cards: Sequence[str],
+        *,
+        steps: int = 1000,
+        hours: float | None = None,
+        price: Mapping[str, float] | None = None,
+        **trainer: Any,
+    ) -> Estimate:
+        """Estimate a training step on cards that need not be here, and of which nothing is made:
+        `strategy.check(module, loader, ["rtx4090", "2xh100"], precision="bf16-mixed")`.
+
+        `cards`: names, or card files of `perfect-card measure`. `steps`, `hours`: how many steps
+        there are, and how long they may take. `price`: what an hour of a card costs. `trainer`:
+        arguments of `L.Trainer` that change a step. The module is left alone, and may be on
+        `meta`. The loader is timed on this machine."""
+        asked = Asked(steps, hours, dict(price or {}))
+        return check_cards(module, loader, cards, asked, self._parts.count, **trainer)
+
+    @staticmethod
+    def estimate(
+        module: L.LightningModule,
+        batch: Any,
+        card: str,
+        budget: str | int | None = None,
+        **trainer: Any,
+    ) -> Estimate:
+        """Estimate a step with this batch on a card, within a `budget` of its memory."""
+        loader: DataLoader[Any] = DataLoader(OneBatch(batch), batch_size=None)
+        return check_cards(module, loader, [card], Asked(), budget=budget, **trainer)
 
     def watch_parts(self, on_part: OnPart | None) -> None:
         """Have the next steps show their parts before kernels run; None: no longer."""
