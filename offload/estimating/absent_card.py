@@ -4,15 +4,20 @@
     F.scaled_dot_product_attention(q, k, v)      the kernel that torch chooses on that card
 
 On a machine that has a GPU, torch answers by itself, but for attention: its choice is the card's.
+Threads take turns. A process that is forked afterwards cannot go backward: torch refuses that, as
+it does after a step on a GPU.
 """
 
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NoReturn
 from unittest.mock import patch
 
 import torch
 
+from offload.errors import CaptureError
+from offload.program.frames import format_frame, user_frame
 from offload.torch_seams import (
     cudnn_attention,
     efficient_attention,
@@ -20,15 +25,23 @@ from offload.torch_seams import (
     lift_from_host,
 )
 
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+_TURN = threading.Lock()
+"""What torch is told of the card holds for all threads."""
+
 
 @contextmanager
 def absent_card(core: Any, capability: tuple[int, int]) -> Iterator[None]:
     """Within it, steps may be recorded for a card of this compute capability."""
     with ExitStack() as within:
+        within.enter_context(_TURN)
         library = torch.library.Library("aten", "IMPL")
         within.callback(library._destroy)
         for key in ("AutogradCUDA", "CUDA"):
             library.impl("scaled_dot_product_attention", CardAttention(capability), key)
+            for layer in RECURRENT:
+                library.impl(f"{layer}.input", _refuse_recurrent, key)
+                library.impl(f"{layer}.data", _refuse_recurrent, key)
         if not torch.cuda.is_available():
             torch.zeros(1, requires_grad=True).sum().backward()  # the engine begins
             core.accept_absent_card()
@@ -52,6 +65,13 @@ def _answers(capability: tuple[int, int]) -> dict[str, Any]:
         "synchronize": lambda *_: None,
         "empty_cache": lambda: None,
     }
+
+
+def _refuse_recurrent(*_: Any) -> NoReturn:
+    raise CaptureError(
+        f"{format_frame(user_frame(), short=True)}: cuDNN computes this recurrent layer, and only"
+        " cuDNN knows how much memory that takes, so no step with it is estimated for a GPU"
+    )
 
 
 class CardAttention:

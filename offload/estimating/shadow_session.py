@@ -11,7 +11,7 @@ with, such as an optimizer's counter, is computed. So is a value that the step a
 batch decides it. A step that asks for another one is refused.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
@@ -27,7 +27,7 @@ from offload.live.session import LiveSession
 from offload.live.tape_calls import TapeReader
 from offload.live.weights import LiveWeights
 from offload.program.frames import format_frame, user_frame
-from offload.torch_seams import pytree, register_shape_functions
+from offload.torch_seams import is_wrapper_subclass, pytree, register_shape_functions
 
 
 class ShadowSession(LiveSession):
@@ -43,6 +43,8 @@ class ShadowSession(LiveSession):
         """`capability`: of the card, which decides between kernels of attention."""
         register_shape_functions()
         super().__init__(module, *optimizers, device=device, runs=False)
+        if self.weights.device.index:
+            raise CaptureError(f"device {device}: an estimate is of one card: say cuda:0")
         self._module, self._optimizers, self._capability = module, optimizers, capability
         self.tapes = self._graphs = TapeGraphs(self._core, self.weights)  # pyright: ignore
 
@@ -56,6 +58,7 @@ class ShadowSession(LiveSession):
         return pytree.tree_map_only(torch.Tensor, self._hide_input, batch)
 
     def _hide_input(self, tensor: torch.Tensor) -> torch.Tensor:
+        _check_strided([tensor])
         with self.suspended():
             [shadow] = self._core.without_bytes([tensor], str(self.weights.device))
             if tensor.device.type == "cpu":
@@ -72,35 +75,41 @@ class ShadowSession(LiveSession):
 
     @contextmanager
     def _hide_tensors(self) -> Iterator[None]:
-        """Within it, all tensors of the module are on the device and have no bytes."""
+        """Within it, all tensors of the module are on the device and have no bytes. Those that the
+        host counts with are copies."""
         on_cpu = self.weights.device.type == "cpu"
         before = [{p: dict(s) for p, s in each.state.items()} for each in self._optimizers]
-        states = [state for state, _ in list_states(self._optimizers)]
-        named = [*self._module.parameters(), *self._module.buffers(), *states]
-        tensors = [t for t in dict.fromkeys(named) if not on_cpu or not _is_number(t)]
+        named = {t: None for t, _, _ in self.weights.list_named()}
+        placed = [state for state, _ in list_states(self._optimizers)]
+        on_device = {*self._module.parameters(), *self._module.buffers(), *placed}
+        _check_strided(named)
         with self.suspended():
-            kept = [tensor.detach() for tensor in tensors]
-            shadows = self._core.without_bytes(kept, str(self.weights.device))
-            gradients = {p: p.grad for p in self.weights.parameters}
-            for tensor, shadow, there in zip(tensors, shadows, kept, strict=True):
+            kept = {tensor: tensor.detach() for tensor in named}
+            hidden = [t for t in named if t in on_device and not (on_cpu and _is_number(t))]
+            made = self._core.without_bytes([kept[t] for t in hidden], str(self.weights.device))
+            shadows = dict(zip(hidden, made, strict=True))
+            holders = dict.fromkeys((*self.weights.parameters, *named))
+            gradients = {t: t.grad for t in holders if t.is_leaf}
+            for tensor, there in kept.items():
                 tensor.grad = None
-                self._core.become(tensor, shadow)
-                if _is_number(there):
-                    self._core.know(shadow, there)
+                self._core.become(tensor, shadows.get(tensor, there.clone()))
+                if tensor in shadows and _is_number(there):
+                    self._core.know(shadows[tensor], there)
         try:
             yield
         finally:
             with self.suspended():
-                for tensor, there in zip(tensors, kept, strict=True):
+                for tensor, there in kept.items():
                     tensor.grad = None
                     self._core.become(tensor, there)
-                for parameter, gradient in gradients.items():
-                    parameter.grad = gradient
+                for tensor, gradient in gradients.items():
+                    tensor.grad = gradient
             self.weights.put_states_back(before)
 
     def end_as_issued(self) -> None:
         """End a step that was interrupted. Nothing of it runs."""
         tape = self._core.end()
+        tape.mark_run()
         self._core.clear_pending()
         tape.finish(set(), set())
 
@@ -111,7 +120,7 @@ class ShadowSession(LiveSession):
 
     def _run_part(self, tape: Any) -> bool:
         why = self._core.refusal()
-        line = format_frame(user_frame(), short=True)
+        line = format_frame(user_frame(), short=True) or "in the backward pass"
         raise CaptureError(
             f"{line}: {why.splitlines()[0]}. No kernel runs in an estimate, so each operation needs"
             " a function that finds its result's shape (torch.library.register_fake)"
@@ -119,6 +128,17 @@ class ShadowSession(LiveSession):
             else f"{line}: the step asks for a value, or draws a shape from its data, and an"
             " estimate has no values: estimate the step without this line"
         )
+
+
+def _check_strided(tensors: Iterable[torch.Tensor]) -> None:
+    """Raise `CaptureError` for a sparse tensor and its like."""
+    for tensor in tensors:
+        if tensor.layout != torch.strided or is_wrapper_subclass(tensor):
+            raise CaptureError(
+                f"a {type(tensor).__name__} of shape {tuple(tensor.shape)} has layout"
+                f" {tensor.layout} or keeps its bytes in other tensors, so its size cannot be"
+                " estimated: give the step plain tensors"
+            )
 
 
 def _is_number(tensor: torch.Tensor) -> bool:

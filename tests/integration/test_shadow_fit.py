@@ -1,16 +1,17 @@
 """An update of a module is recorded for a device that is not here. Nothing real is made."""
 
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
 from support import offload_lightning as ol
+from support.shadow_graphs import captured_graphs, describe
 
 from offload import CaptureError, OffloadError, TaskGraph
 from offload.graph.taskgraph import UPDATE, Role
-from offload.live import planned_tapes
 from trainers import OffloadStrategy
 from trainers.offloading.shadow_fit import record_update
 
@@ -20,28 +21,10 @@ pytestmark = [
 ]
 
 
-def describe(graph: TaskGraph) -> list[tuple[str, list[int], list[int]]]:
-    """Every task with the bytes that it reads and writes."""
-
-    def sizes(buffers: tuple[int, ...]) -> list[int]:
-        return [graph.buffers[b].nbytes for b in buffers]
-
-    return [(task.name, sizes(task.reads), sizes(task.writes)) for task in graph.tasks]
-
-
 @pytest.fixture
-def captured(monkeypatch: pytest.MonkeyPatch) -> list[TaskGraph]:
-    """The graphs that a real fit makes, before any pass."""
-    graphs: list[TaskGraph] = []
-    make = planned_tapes.graph_of
-
-    def note(*given: Any) -> Any:
-        made = make(*given)
-        graphs.append(made[0])
-        return made
-
-    monkeypatch.setattr(planned_tapes, "graph_of", note)
-    return graphs
+def captured() -> Iterator[list[TaskGraph]]:
+    with captured_graphs() as graphs:
+        yield graphs
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "adam"])

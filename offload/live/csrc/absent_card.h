@@ -48,8 +48,9 @@ inline void answer_for_contexts() {
 // The engine must have gone backward once before: it starts its threads at the first time.
 inline void accept_absent_card() {
   static bool is_done = false;
-  if (std::exchange(is_done, true)) return;
-  answer_for_contexts();
+  if (is_done) return;
+  answer_for_contexts();  // may raise, then again at the next estimate
+  is_done = true;
   static c10::impl::FakeGuardImpl<c10::DeviceType::CUDA> guard;
   c10::impl::device_guard_impl_registry[static_cast<size_t>(c10::DeviceType::CUDA)].store(&guard);
   WithoutGil let_go;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "executing.h"
+#include "stand_ins.h"
 
 namespace live {
 
@@ -26,10 +27,11 @@ class Evaluation {
         if (argument.kind == Arg::tensor) slots.insert(argument.value->slot);
       }
     }
+    WithoutKey off;
     for (const int slot : slots) {
       if (pass_.outside[slot] && !take_given(slot)) return false;
     }
-    WithoutKey off;
+    const WithoutDraws kept(std::any_of(needed.begin(), needed.end(), [](const Node* node) { return node->random; }));
     ThreadState state;
     for (auto node = needed.rbegin(); node != needed.rend(); ++node) run(**node);
     return true;
@@ -44,12 +46,14 @@ class Evaluation {
   }
 
  private:
+  // A copy: an operation of the step may write it.
   bool take_given(int slot) {
     auto* storage = pass_.outside[slot].get();
     const auto known = session().known.find(storage);
-    if (known != session().known.end()) real_[slot] = share(storage_of(known->second));
-    else if (!is_barred(storage) && storage->device().is_cpu()) real_[slot] = share(storage);
-    return real_.count(slot) > 0;
+    if (known != session().known.end()) storage = storage_of(known->second);
+    else if (is_barred(storage) || !storage->device().is_cpu()) return false;
+    real_[slot] = share(storage_of(as_bytes(share(storage)).clone()));
+    return true;
   }
 
   void run(const Node& node) {

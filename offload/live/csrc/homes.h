@@ -179,12 +179,15 @@ inline std::vector<at::Tensor> without_bytes(const std::vector<at::Tensor>& tens
   return shadows;
 }
 
-// Have a leaf be another tensor, on whatever device, for all that hold it.
+// Have a leaf be another tensor, on whatever device, for all that hold it: with the other's version, and with
+// an accumulator of gradients of its own. The second time it gets the former accumulator back, and its hooks.
 inline void become(const at::Tensor& tensor, const at::Tensor& other) {
-  tensor.unsafeGetTensorImpl()->shallow_copy_from(other.getIntrusivePtr());
+  auto* impl = tensor.unsafeGetTensorImpl();
+  impl->shallow_copy_from(other.getIntrusivePtr());
+  impl->set_version_counter(other.unsafeGetTensorImpl()->version_counter());
   if (auto* meta = torch::autograd::impl::get_autograd_meta(tensor)) {
     const std::lock_guard<std::mutex> lock(meta->mutex_);
-    meta->grad_accumulator_.reset();
+    std::swap(meta->grad_accumulator_, session().accumulators[impl].grad_accumulator_);
   }
 }
 

@@ -77,7 +77,7 @@ class Recording {
       auto tried = std::make_shared<Tried>();
       Stack made = put_stand_ins(given, stand_ins, positions > 1 ? std::optional(position) : std::nullopt);
       try {
-        const WithoutDraws kept(known_.random);
+        const WithoutDraws kept(known_.random && !session().estimates);
         const Watch watch(*tried);
         if (session().estimates) {
           estimate_results(op, given, made);
@@ -629,6 +629,9 @@ inline void estimate_off_tape(const OperatorHandle& op, DispatchKeySet keys, Sta
   const auto put_back = std::shared_ptr<void>(nullptr, [&](void*) { now.pass = before; });
   Recording recording(*now.pass, &root, op, keys);
   if (!recording.try_stand_ins(op, keys, stack) || recording.must_run()) refuse_value();
+  for (const auto& argument : recording.node().arguments) {
+    if (argument.kind == Arg::tensor && argument.written) now.known.erase(now.pass->outside[argument.value->slot].get());
+  }
   push_shadows(*now.pass, recording.node(), stack, given);
 }
 

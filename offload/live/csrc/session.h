@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <map>
@@ -44,6 +45,7 @@ struct Session : std::enable_shared_from_this<Session> {
   bool estimates = false;              // nothing has bytes but what the host computes with
   std::unordered_map<StorageImpl*, at::Tensor> known;  // the bytes of an estimate's batch, on the host
   std::vector<Storage> known_kept;     // ... whose addresses are not used anew
+  std::unordered_map<c10::TensorImpl*, torch::autograd::AutogradMeta> accumulators;  // of gradients, of what it hides
   std::string refusal;                 // why the latest operation has no estimate
   Histories histories;                 // of what it writes
   std::map<std::string, std::unique_ptr<Node>> trees;

@@ -134,9 +134,9 @@ class Watch {
 class WithoutDraws {
  public:
   explicit WithoutDraws(bool random) {
-    if (!random || session().estimates) return;
+    if (!random) return;
     keep(at::globalContext().defaultGenerator(c10::Device(c10::kCPU)));
-    if (session().device != c10::kCPU) {
+    if (session().device != c10::kCPU && !session().estimates) {
       keep(at::globalContext().defaultGenerator(c10::Device(session().device, -1)));
     }
   }
