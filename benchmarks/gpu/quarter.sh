@@ -13,8 +13,9 @@
 #     bash benchmarks/gpu/quarter.sh again    125 s: what failed, with long tracebacks; if nothing did,
 #                                             a small fleet and a small training that answers requests
 #     bash benchmarks/gpu/quarter.sh whole    115 s: 6B trained whole within 16 GiB, one step
+#     bash benchmarks/gpu/quarter.sh card      90 s: the rates of the card, as a file for estimates
 #
-# `again` and `whole` are called while the machine is still held, so they find what the first call
+# `again`, `whole` and `card` are called while the machine is still held, so they find what the first call
 # wrote. On a fresh machine, unpack all.tar.gz into runs/quarter and carry that along, too.
 #
 # Each part has a second of the script by which it must be over. A part that takes longer is ended,
@@ -296,6 +297,10 @@ whole() {
   measure peers gpu.peers.measure:largest "$cell"
 }
 
+card() {
+  "$python" -m perfect.card measure --device cuda:0 --out "$state/card.json"
+}
+
 # ---- calls ------------------------------------------------------------------------------------------
 
 prepare() {
@@ -351,9 +356,9 @@ main() {
   for word in "$@"; do
     case $word in
       --smoke) smoke=true times=10 workers=2 patience=600 ;;
-      prepare | again | whole) call=$word ;;
+      prepare | again | whole | card) call=$word ;;
       *)
-        echo "quarter.sh: $word is no call: prepare, again, whole or none of them, and --smoke" >&2
+        echo "quarter.sh: $word is no call: prepare, again, whole, card or none of them, and --smoke" >&2
         exit 2
         ;;
     esac
@@ -367,7 +372,11 @@ main() {
   mkdir -p "$state"
   [ -d "$site" ] || unpack
   [ -e "$state/commit" ] || commit > "$state/commit"
-  if [ $call = whole ]; then part whole 115 whole; else $call; fi
+  case $call in
+    whole) part whole 115 whole ;;
+    card) part card 90 card ;;
+    *) $call ;;
+  esac
   echo
   cat "$state/parts.tsv"
 }
