@@ -50,8 +50,9 @@ def test_gradients_of_two_passes_add_up_as_in_the_step_that_runs() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["gpt, foreach", "gpt, fused", "checkpointed", "vit", "resnet18"])
+@pytest.mark.parametrize("name", [n for n in CASES if n not in ("t5", "moe")])
 def test_so_it_is_for_a_gpu(name: str) -> None:
+    """The fake GPU makes no gradient of an attention's bias, and no histogram of integers."""
     case = CASES[name]
     assert describe(shadow_graph(case(), "cuda:0")) == describe(live_graph(case(), "cuda:0"))
 
