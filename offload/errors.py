@@ -43,11 +43,22 @@ class BudgetTooSmall(OffloadError):
     Raise the budget to what the message names, or make the batch smaller.
     """
 
-    def __init__(self, message: str, *, needed: int, task: str) -> None:
-        """`needed`: the smallest budget that is enough, in bytes; `task`: the task that sets it."""
-        super().__init__(message)
+    def __init__(
+        self, fact: str, *, needed: int, task: str, on_host: bool = False, advice: str = ""
+    ) -> None:
+        """`needed`: the nearest budget that is enough, in bytes; `task`: the task that sets it.
+        `on_host`: it is host_budget that is too small. `advice`: what to do."""
+        super().__init__(f"{fact}; {advice}" if advice else fact)
+        self.fact = fact
         self.needed = needed
         self.task = task
+        self.on_host = on_host
+
+    def with_advice(self, advice: str, more: int = 0) -> "BudgetTooSmall":
+        """The same refusal with other advice, of a budget that needs `more` bytes."""
+        needed, task, on_host = self.needed + more, self.task, self.on_host
+        kind = type(self)
+        return kind(self.fact, needed=needed, task=task, on_host=on_host, advice=advice)
 
 
 class MemoryTooSmall(OffloadError):

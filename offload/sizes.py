@@ -55,11 +55,24 @@ def format_count(count: int, noun: str) -> str:
     return f"{count:,} {many}{'es' if noun.endswith(('ch', 's')) else 's'}"
 
 
-def size_to_give(nbytes: int) -> str:
-    """Return the least size with a unit that is enough, as a user would write it: `60MiB`."""
-    unit = "MiB" if nbytes >= 16 << 20 else "KiB"  # at most 6 % more than is needed
-    return f"{-(-nbytes // _bytes_of(unit))}{unit}"
+def size_to_give(nbytes: int, given: object) -> str:
+    """Return a size that is enough, and at most 1 % more, in the unit of what a user has given:
+    `6.21GiB`, or bytes."""
+    written = WRITTEN.fullmatch(given) if isinstance(given, str) else None
+    unit = "" if written is None else written[2]
+    size = _bytes_of(next((u for u in UNITS if u.lower() == unit.lower()), "B"))
+    parts = 1
+    while size > 1 and nbytes * parts < 100 * size:
+        parts *= 10
+    count = -(-nbytes * parts // size)
+    while parse_size(text := _write(count / parts, unit) if unit else count) < nbytes:
+        count += 1  # a float may be a little less than the number that was written
+    return str(text)
 
 
 def _bytes_of(unit: str) -> int:
     return (1024 if "i" in unit else 1000) ** "BKMGT".index(unit[0])
+
+
+def _write(number: float, unit: str) -> str:
+    return f"{f'{number:.12f}'.rstrip('0').rstrip('.')}{unit}"

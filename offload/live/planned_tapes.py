@@ -41,6 +41,10 @@ MOST_COPIED = 64 << 20
 GraphPass = Callable[[TaskGraph], TaskGraph]
 
 
+SPLITS: Sequence[GraphPass] = (merge_whole_updates, split_updates)
+"""They cut the updates of an optimizer, and need no costs."""
+
+
 def group_small_kernels(graph: TaskGraph) -> TaskGraph:
     return group_tasks(graph, GROUP, GROUP_BYTES, any_kind=True)
 
@@ -112,8 +116,7 @@ class PlannedTapes:
         kept = None if plans.cache is None else KeptCosts(plans.cache)
         self._measured = MeasuredCosts(kept)
         self.passes: Sequence[GraphPass] = (
-            merge_whole_updates,
-            split_updates,
+            *SPLITS,
             self.measure_kernels,
             *PASSES,
             self._plans.place,

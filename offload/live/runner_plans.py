@@ -203,7 +203,7 @@ class RunnerPlans:
             is_of_it = any(task.phase != FORWARD for task in graph.tasks) and any(
                 task.phase == BACKWARD for task in known
             )
-            if is_of_it or not isinstance(_limit_of(budget), float):
+            if error.on_host or is_of_it or not isinstance(_limit_of(budget), float):
                 raise
             # an evaluation, or an update before the first gradients: it is no share of these
             return planner.plan(graph, error.needed)
@@ -214,15 +214,13 @@ class RunnerPlans:
         try:
             yield
         except BudgetTooSmall as error:
-            if not isinstance(_limit_of(budget), float):
+            if error.on_host or not isinstance(_limit_of(budget), float):
                 raise
             most, reserve = max(self._needs.values())
             enough = ceil(100 * (error.needed - reserve) / most)
-            raise BudgetTooSmall(
-                f"{error}. {budget} is a share of the {format_size(most)} that this step needs"
-                f" without offloading: give {enough}%",
-                needed=error.needed,
-                task=error.task,
+            raise error.with_advice(
+                f"{budget} is a share of the {format_size(most)} that this step needs without"
+                f" offloading: give {enough}%"
             ) from error
 
     @property

@@ -16,21 +16,23 @@ Without a budget a tape runs as it was issued, as without us, until it comes for
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
 import torch
 
-from offload.errors import CaptureError, StepError
+from offload.errors import CaptureError, MemoryTooSmall, StepError
 from offload.graph.costs import Costs
+from offload.graph.taskgraph import TaskGraph
 from offload.live.core import load_core
 from offload.live.entrances import ENTRANCES
+from offload.live.issued_needs import check_machine, graph_as_issued, refuse_on_device
 from offload.live.pending_step import KernelThread, wait_before_forks
 from offload.live.placing import device_of
 from offload.live.plan_policy import PlanPolicy
-from offload.live.planned_tapes import PlannedRun, PlannedTapes
+from offload.live.planned_tapes import SPLITS, PlannedRun, PlannedTapes
 from offload.live.runner_plans import PlainPlanner, RunnerPlans, TapePlanner, UnrunPlans
 from offload.live.weights import LiveWeights
 from offload.plans.plan import Budget, Plan
@@ -185,10 +187,48 @@ class LiveSession:
         self.begin(name)
         try:
             yield
-        except BaseException:
+        except BaseException as error:
+            refusal = self.explain_failure(error)
             self.end_as_issued()  # what came before the error has happened, as in eager
+            if refusal is not None:
+                raise refusal from error
             raise
         self.end(keeps=keeps)
+
+    def explain_failure(self, error: object, tape: Any = None) -> MemoryTooSmall | None:
+        """What a step needs of its device, if it has run as it was issued and there was too little
+        memory; None for other errors. `tape`: what has ended; by default the present step, of which
+        only the beginning is known."""
+        part = tape is None
+        tape = self._core.current() if part else tape
+        if not isinstance(error, torch.OutOfMemoryError) or tape is None:
+            return None
+        if self._policy.plans_first_steps:
+            return None  # there is a budget
+        with suppress(CaptureError):
+            return refuse_on_device(self._graph_of(tape), self.weights.device, SPLITS, part=part)
+
+    def _graph_of(self, tape: Any) -> TaskGraph:
+        with self.suspended():
+            return graph_as_issued(self._core, tape, self.weights)
+
+    def _check_machine(self, tape: Any) -> None:
+        """Raise `MemoryTooSmall` before a new step runs that this machine cannot hold."""
+        if tape.recorded and self.weights.device.type == "cpu":
+            try:
+                with suppress(CaptureError):  # what cannot be planned cannot be counted
+                    check_machine(tape, partial(self._graph_of, tape))
+            except MemoryTooSmall:
+                self._core.clear_pending()
+                raise
+
+    def _run_as_issued(self, tape: Any) -> None:
+        try:
+            tape.run_as_issued()
+        except torch.OutOfMemoryError as error:
+            if (refusal := self.explain_failure(error, tape)) is None:
+                raise
+            raise refusal from error
 
     def begin(self, name: str = "step") -> None:
         """Begin a step, which `end` or `end_as_issued` ends."""
@@ -250,11 +290,12 @@ class LiveSession:
             if is_pending:
                 self.planned_steps += 1
             elif not tape.by_plan or not self._policy.may_plan(tape, self.name):
-                tape.run_as_issued()
+                self._check_machine(tape)
+                self._run_as_issued(tape)
             elif not tape.waits or self._run(tape, {*tape.held} - gradients, stay):
                 self.planned_steps += 1
             else:
-                tape.run_as_issued()
+                self._run_as_issued(tape)
         finally:
             if not is_pending:
                 tape.finish(gradients if tape.by_plan else set(), stay)
@@ -276,7 +317,7 @@ class LiveSession:
         """End a step that was interrupted: what was issued before has happened, as in eager."""
         tape = self._core.end()
         try:
-            tape.run_as_issued()
+            self._run_as_issued(tape)
         finally:
             tape.finish(set(), set())
 

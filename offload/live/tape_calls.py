@@ -77,10 +77,17 @@ class TapeReader:
     """Reads the kernels that wait since the last cut of a tape."""
 
     def __init__(
-        self, core: Any, tape: Any, varying: Collection[int], device: torch.device
+        self,
+        core: Any,
+        tape: Any,
+        varying: Collection[int],
+        device: torch.device,
+        *,
+        whole: bool = False,
     ) -> None:
         """`tape`: a pass of it. `varying`: the numbers that are read at every run. So are all in
-        tensors of the host, which some kernels copy: a CUDA graph cannot keep that."""
+        tensors of the host, which some kernels copy: a CUDA graph cannot keep that. `whole`: also
+        what has run."""
         self._core = core
         self.varying = {*varying}
         self.device = device
@@ -95,7 +102,7 @@ class TapeReader:
         """Slots whose memory is made here."""
         self.touched: dict[int, tuple[int, int]] = {}
         """By slot: the first byte that the tape's tensors cover, and the end of the last."""
-        nodes = list(zip(tape.nodes, tape.ran, strict=True))[tape.begin :]
+        nodes = list(zip(tape.nodes, tape.ran, strict=True))[0 if whole else tape.begin :]
         calls = [self._read(node) for node, ran in nodes if node.deferred and not ran]
         self.calls = [call for call in calls if call is not None]
         self.written = {slot for call in self.calls for slot in call.writes}

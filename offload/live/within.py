@@ -81,7 +81,10 @@ class BudgetedLoop:
         """The loop has ended within a step, or an error ends it."""
         if self._is_in_step:
             self._is_in_step = False
+            refusal = self._session.explain_failure(error[1])
             self._session.end_as_issued()
+            if refusal is not None:
+                raise refusal
 
     def _before_model(self, model: torch.nn.Module, given: object) -> None:
         self._calls += 1

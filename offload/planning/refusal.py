@@ -69,11 +69,19 @@ def refuse(
     on = f" on device {device}" if len(graph.devices) > 1 else ""
     raise BudgetTooSmall(
         f"{format_size(needed)} are needed{on} at task {name}{f' ({where})' if where else ''}, but"
-        f" the budget is {format_size(capacity)}; raise the budget to {size_to_give(needed)} or"
-        " lower the batch size",
+        f" the budget is {format_size(capacity)}",
         needed=needed,
         task=name,
     )
+
+
+def advise(refused: BudgetTooSmall, budget: object, host_budget: object) -> BudgetTooSmall:
+    """The refusal with the nearest budget that works, in the unit of the one that was given."""
+    if refused.on_host:
+        enough = size_to_give(refused.needed, host_budget)
+        return refused.with_advice(f"raise host_budget to {enough}, or raise the budget")
+    enough = size_to_give(refused.needed, budget)
+    return refused.with_advice(f"raise the budget to {enough} or lower the batch size")
 
 
 def refuse_arena(arena: int, needed: int, capacity: int, name: str) -> NoReturn:
@@ -81,10 +89,10 @@ def refuse_arena(arena: int, needed: int, capacity: int, name: str) -> NoReturn:
     if arena == HOST:
         refuse_host(needed, capacity, name)
     raise BudgetTooSmall(
-        f"{name} ends at {format_size(needed)}, but the budget is {format_size(capacity)}; raise"
-        " the budget",
+        f"{name} ends at {format_size(needed)}, but the budget is {format_size(capacity)}",
         needed=needed,
         task=name,
+        advice="raise the budget",
     )
 
 
@@ -92,8 +100,8 @@ def refuse_host(needed: int, capacity: int, name: str) -> NoReturn:
     """Refuse a host arena that cannot hold what does not fit on the devices."""
     raise BudgetTooSmall(
         f"{format_size(needed)} of host memory are needed (at {name}), but host_budget is"
-        f" {format_size(capacity)}; raise host_budget to {size_to_give(needed)}, or raise the"
-        " budget",
+        f" {format_size(capacity)}",
         needed=needed,
         task=name,
+        on_host=True,
     )

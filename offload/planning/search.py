@@ -11,7 +11,7 @@ ends when no other plan can be faster.
 """
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -31,6 +31,8 @@ from offload.sizes import format_count
 
 HOST_SLACK = (1.0, 1.1, 1.3, 2.0)
 """Limits of the host arena to try, as multiples of what a plan takes without a limit."""
+CLOSER_HOST = 5
+"""How often the distance to the nearest limit of the host arena that works is halved."""
 EVICTING = 4
 """How many tasks ahead of its turn a task may evict others."""
 CLOSER = 2
@@ -127,9 +129,11 @@ class _Search:
         else:
             self._try_other_graphs()
         if self._best is None:
+            self._try_to_fit()
+        if self._best is None:
             self._refuse()
         before = self._best
-        if self._wanted.recompute:
+        if self._wanted.recompute and before.memgraph.graph not in self._recomputed:
             self._try_recomputing(before)
         if self._best is before:
             self._try_closer(took)
@@ -217,27 +221,51 @@ class _Search:
             share, policy = next(self._policies.list_policies(other, drops))
             self._try(f"recompute {name}, {_describe_policy(share, policy)}", policy, other)
 
+    def _list_fits(self) -> Iterator[tuple[str, TaskGraph, Policy]]:
+        """List all that is tried where the host's memory is short: what is computed again needs
+        not wait there."""
+        for graph in self._wanted.graphs:
+            variants = recompute_variants(graph, self._wanted.costs)
+            count = self._effort.recomputations if self._wanted.recompute else 0
+            for name, other in islice(variants, 1 + count):
+                if other is not graph:
+                    self._recomputed[other] = graph, name
+                for share, policy in self._policies.list_policies(other):
+                    yield f"recompute {name}, {_describe_policy(share, policy)}", other, policy
+
+    def _try_to_fit(self) -> None:
+        """Try every graph with every policy, because those that were tried do not fit."""
+        for name, graph, policy in self._list_fits():
+            self._try(name, policy, graph)
+
     def _refuse(self) -> NoReturn:
         """Refuse, because no plan fits. Every budget that holds the largest task has a plan, so it
         is host memory that is missing: say how much would do."""
         assert self._refused is not None
         if HOST not in self._wanted.capacities:
             raise self._refused
-        endless, alignment = self._least_host_bytes(NEVER), self._wanted.graph.alignment
-        for slack in HOST_SLACK:
-            enough = int(endless * slack) // alignment * alignment
-            if self._least_host_bytes(enough) <= enough:
-                refuse_host(enough, self._wanted.capacities[HOST], self._refused.task)
+        fits = [(graph, policy) for _, graph, policy in self._list_fits()]
+        endless = [self._host_bytes(NEVER, *fit) for fit in fits]
+        alignment, too_small = self._wanted.graph.alignment, self._wanted.capacities[HOST]
+        for number in sorted(range(len(fits)), key=lambda number: endless[number]):
+            for slack in HOST_SLACK:
+                enough = int(endless[number] * slack) // alignment * alignment
+                if self._host_bytes(enough, *fits[number]) > enough:
+                    continue
+                low = too_small
+                for _ in range(CLOSER_HOST):
+                    middle = (low + enough) // 2 // alignment * alignment
+                    took = self._host_bytes(middle, *fits[number])
+                    low, enough = (low, took) if took <= middle else (middle, enough)
+                refuse_host(enough, too_small, self._refused.task)
         raise self._refused
 
-    def _least_host_bytes(self, limit: int) -> int:
-        """The least host memory that a plan takes; NEVER if no plan fits into `limit`."""
-        least = NEVER
-        for _, policy in self._policies.list_policies(self._wanted.graph):
-            policy = replace(policy, host_workers=0)
-            with suppress(BudgetTooSmall):
-                least = min(least, walk_graph(self._wanted, {HOST: limit}, policy).arenas[HOST])
-        return least
+    def _host_bytes(self, limit: int, graph: TaskGraph, policy: Policy) -> int:
+        """The host memory that a plan within `limit` takes; NEVER if none fits."""
+        policy = replace(policy, host_workers=0)
+        with suppress(BudgetTooSmall):
+            return walk_graph(self._wanted, {HOST: limit}, policy, graph).arenas[HOST]
+        return NEVER
 
     def _try(self, name: str, policy: Policy, graph: TaskGraph) -> float:
         """Try one plan, unless it was tried before or cannot be the best. Returns its seconds; inf

@@ -137,7 +137,11 @@ def _largest_task(plan: "Plan") -> list[tuple[str, str]]:
 
 
 def _host(plan: "Plan") -> str:
+    from offload.program.kernels import CPU, device_of
+
     text = _bytes_within(plan.host_bytes, plan.host_budget, "host_budget")
+    if plan.graph.program is not None and device_of(plan.graph) == CPU and plan.host_bytes:
+        text += f"; {format_size(plan.device_bytes + plan.host_bytes)} together with the device"
     beside = max((task.unplaced for task in _host_tasks(plan)), default=0)
     if plan.placement == "copy" and beside:
         text += f"; kernels on the host allocate up to {format_size(beside)} more"

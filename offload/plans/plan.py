@@ -24,6 +24,7 @@ from offload.lowering.fitting_states import find_fitting_states
 from offload.lowering.host_updates import CHOICES, move_updates_to_host
 from offload.lowering.host_updates import variants as host_variants
 from offload.lowering.micro_batches import list_orders
+from offload.planning.refusal import advise
 from offload.planning.simulator import Bound, Simulation, least_seconds
 from offload.planning.verify import verify
 from offload.planning.wanted import FoundPlan, Wanted, peak_bytes
@@ -55,6 +56,8 @@ class PlanningOptions:
     proven: bool
     tails: bool
     cache: PlanCache | None = None
+    given: tuple[object, object] = (None, None)
+    """The budget and host_budget as the user wrote them: refusals use the same units."""
 
     @classmethod
     def from_plan(cls, plan: "Plan") -> "PlanningOptions":
@@ -82,6 +85,7 @@ class Plan:
     """Whether it leaves the device as early as it can, for a stage that several jobs share."""
     cache: PlanCache | None = field(default=None, compare=False)
     """Where it is kept what was chosen, for later starts of the same run."""
+    given: tuple[object, object] = field(default=(None, None), compare=False)
     remarks: Remarks = field(default_factory=Remarks, compare=False)
     """What its runs said."""
 
@@ -239,6 +243,7 @@ def plan(
         proven,
         tails,
         cache,
+        (budget, host_budget),
     )
     return _make_plan(options, graph, {})
 
@@ -280,7 +285,10 @@ def _make_plan(options: PlanningOptions, graph: TaskGraph, homes: Mapping[int, P
         first, capacities, options.costs, homes, reserve, options.recompute, others,
         options.tails,
     )  # fmt: skip
-    found_plan = proved_plan(wanted, options.cache, options.proven)
+    try:
+        found_plan = proved_plan(wanted, options.cache, options.proven)
+    except BudgetTooSmall as refused:
+        raise advise(refused, *options.given) from None
     if orders:
         graph = orders[found_plan.choice.graph if found_plan.choice else 0][1]
     same = {option.name: getattr(options, option.name) for option in fields(options)}

@@ -1,6 +1,7 @@
 """A plan made from what a search chose is that of the search, and none beats its least copies."""
 
 import json
+import re
 from dataclasses import fields, replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from offload.planning.search import best_plan
 from offload.planning.simulator import least_seconds_with, simulate
 from offload.planning.verify import verify
 from offload.planning.wanted import UNREAD, FoundPlan, PlanChoice, Wanted, graph_digest, peak_bytes
+from offload.sizes import parse_size
 
 COSTS = Costs(flops=1e9, memory=1e9, launch=1e-6, h2d=1e6, d2h=1e6, copy=1e-6)
 
@@ -107,6 +109,44 @@ def test_these_graphs_leave_something_to_choose() -> None:
     wanted, found = searched(builder.graph(), 0.5)
     assert found.choice is not None and len(found.tried) > 1
     assert best_plan(wanted, found.choice).memgraph.nodes == found.memgraph.nodes
+
+
+def said(refused: BudgetTooSmall, before: str) -> str:
+    """The size that a refusal says should be given."""
+    found = re.search(rf"raise {before} to (\S+?),? ", str(refused))
+    assert found is not None, str(refused)
+    return found[1]
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(graphs(), st.floats(0.01, 1), st.sampled_from(("", "B", "KiB", "mib", "GB")))
+def test_what_a_refusal_says_should_be_given_is_enough(
+    graph: TaskGraph, share: float, unit: str
+) -> None:
+    least = max(smallest_budget(graph, d)[0] for d in graph.devices)
+    sizes = {"": 1, "B": 1, "KiB": 1 << 10, "mib": 1 << 20, "GB": 10**9}
+    too_little = max(1, int(least * share) - 1)
+    given = f"{too_little / sizes[unit]:.12f}{unit}" if unit else too_little
+    try:
+        plan = offload.plan(graph, given, COSTS, placement="copy")
+    except BudgetTooSmall as refused:
+        enough = said(refused, "the budget")
+        assert enough.endswith(unit) and refused.needed <= parse_size(enough) * (1 + 1e-9)
+        assert parse_size(enough) <= refused.needed * 1.02 + 1
+        plan = offload.plan(graph, enough if unit else int(enough), COSTS, placement="copy")
+        with pytest.raises(BudgetTooSmall):
+            offload.plan(graph, max(1, refused.needed - 64), COSTS, placement="copy")
+    if not plan.host_bytes:
+        return
+    budget, on_host = plan.budget[0], max(1, int(plan.host_bytes * share * 0.9))
+    try:
+        offload.plan(graph, budget, COSTS, on_host, placement="copy")
+    except BudgetTooSmall as refused:
+        assert refused.on_host
+        enough = int(said(refused, "host_budget"))
+        assert on_host < enough <= max(refused.needed, plan.host_bytes)
+        within = offload.plan(graph, budget, COSTS, enough, placement="copy")
+        assert within.host_bytes <= enough
 
 
 SLOW_COPIES = Costs(flops=1e12, memory=1e12, launch=1e-9, h2d=1e6, d2h=3e6, copy=1e-7)

@@ -147,6 +147,23 @@ def test_a_host_budget_that_is_too_small_is_refused_with_one_that_is_enough(shar
     assert plan.host_bytes <= refused.value.needed
 
 
+def test_what_cannot_wait_on_the_host_is_computed_again() -> None:
+    graph = training(12, activation=400 * KIB, weight=40 * KIB)
+    kept = offload.plan(graph, "3MiB", placement="copy", recompute=False)
+    assert kept.host_bytes > 1500 * KIB
+    again = offload.plan(graph, "3MiB", host_budget="1500KiB", placement="copy")
+    again.verify()
+    assert again.host_bytes <= 1500 * KIB
+    assert any(task.recomputes for task in again.graph.tasks)
+    with pytest.raises(BudgetTooSmall, match=r"host_budget is 1\.5 MiB; raise host_budget to"):
+        offload.plan(graph, "3MiB", host_budget="1500KiB", placement="copy", recompute=False)
+    with pytest.raises(BudgetTooSmall) as refused:
+        offload.plan(graph, "3MiB", host_budget="0.1MiB", placement="copy")
+    assert refused.value.on_host and refused.value.needed < 1500 * KIB
+    least = offload.plan(graph, "3MiB", host_budget=refused.value.needed, placement="copy")
+    assert any(task.recomputes for task in least.graph.tasks)
+
+
 # ---- the choice ---------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from lightning.pytorch.plugins.precision import Precision
 import offload
 from offload import BudgetTooSmall, CaptureError, OffloadError, Plan, PlanCache, TaskGraph
 from offload.plans.plan import largest_peak, reserve_of
-from offload.sizes import format_size, is_share, parse_share, parse_size
+from offload.sizes import format_size, is_share, parse_share, parse_size, size_to_give
 from trainers.steps.target import ENGINES, ON_CPU, Target
 
 RECOMPUTE = ("auto", "never")
@@ -113,23 +113,22 @@ class PlanRequest:
                 cache=self.cache,
             )
         except BudgetTooSmall as error:
-            why = ""
+            if error.on_host or not (reserved or whole_bytes):
+                raise
+            needed = error.needed + reserved
+            advice = f"give budget='{size_to_give(needed, self.budget)}'"
+            if whole_bytes:
+                enough = math.ceil(100 * (needed - reserve_of(graph)) / whole_bytes)
+                advice = (
+                    f"{self.budget} is a share of the {format_size(whole_bytes)} that this step"
+                    f" needs without offloading: give {enough}%"
+                )
             if reserved:
-                why += (
+                advice += (
                     f". This budget is budget={self.budget!r} without the {format_size(reserved)}"
                     " that are reserved for requests of high priority, and those come on top"
                 )
-            if whole_bytes:
-                needed = error.needed + reserved - reserve_of(graph)
-                why += (
-                    f". {self.budget} is a share of the {format_size(whole_bytes)} that this step"
-                    f" needs without offloading: give {math.ceil(100 * needed / whole_bytes)}%"
-                )
-            if not why:
-                raise
-            raise BudgetTooSmall(
-                f"{error}{why}", needed=error.needed + reserved, task=error.task
-            ) from error
+            raise error.with_advice(advice, more=reserved) from error
 
 
 def _check(name: str, parse: Callable[[Any], float], given: str | int) -> None:

@@ -176,6 +176,9 @@ class StepSession:
             yield
         except Exception as error:
             self.lost = self.lost or device_lost(error, *devices)
+            failed = self.live if self.lost is None else None
+            if failed is not None and (refusal := failed.explain_failure(error)) is not None:
+                raise refusal from error
             if self.lost is None or self.lost is error:
                 raise
             raise self.lost from error
