@@ -1,5 +1,5 @@
 """A step whose Python runs every time, on shadows, while a plan of its tape runs the kernels.
 
-May import: caching, errors, graph, lowering, measuring, memory, plans, program, running,
-sizes, torch_seams.
+May import: caching, errors, graph, lowering, measuring, memory, planning, plans, program,
+running, sizes, torch_seams.
 """
