@@ -9,7 +9,6 @@ from typing import Any
 
 import lightning as L
 import torch
-from torch.utils.data import Dataset
 
 from offload import TaskGraph
 from offload.estimating.estimate import Asked, Estimate, LoaderSeconds
@@ -46,19 +45,6 @@ def check_cards(
         time_loader(loader, trainer.get("accumulate_grad_batches", 1)),
         list_remarks(sets),
     )
-
-
-class OneBatch(Dataset[Any]):
-    """A data set of one sample, which is a batch."""
-
-    def __init__(self, batch: Any) -> None:
-        self.batch = batch
-
-    def __len__(self) -> int:
-        return 1
-
-    def __getitem__(self, index: int) -> Any:
-        return self.batch
 
 
 def _within(each: CardSet, budget: str | int | None) -> CardSet:

@@ -7,7 +7,8 @@ The first update makes the optimizer's states. The module itself is left alone.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -27,6 +28,9 @@ from trainers.offloading.run import StrategyRun
 from trainers.one_device import OneDeviceStrategy
 from trainers.steps.plan_request import PlanRequest
 from trainers.steps.target import Target
+
+
+NO_BATCH = "the loader has no batch, so there is no step to estimate"
 
 
 class ShadowRun(StrategyRun):
@@ -156,12 +160,12 @@ def record_fit(trainer: L.Trainer, fit: Callable[[], None]) -> list[TaskGraph]:
         fit()
     except _FitLeft:
         return recorder.graphs
-    raise OffloadError("the loader has no batch, so there is no step to estimate")
+    raise OffloadError(NO_BATCH)
 
 
 def record_update(
     module: L.LightningModule,
-    loader: Any,
+    loader: Iterable[Any],
     device: torch.device | str,
     capability: tuple[int, int] = (8, 0),
     options: Mapping[str, Any] | None = None,
@@ -183,7 +187,20 @@ def record_update(
         max_epochs=1,
         **trainer,
     )
-    return record_fit(fit, lambda: fit.fit(copy_to_meta(module), loader))
+    for batch in loader:
+        first = EndlessBatch(batch)
+        return record_fit(fit, lambda: fit.fit(copy_to_meta(module), first))
+    raise OffloadError(NO_BATCH)
+
+
+class EndlessBatch:
+    """A loader of one batch, again and again."""
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.repeat(self.batch)
 
 
 def copy_to_meta(module: L.LightningModule) -> L.LightningModule:

@@ -9,13 +9,12 @@ import lightning as L
 import torch
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
 
 from offload import OffloadError, Plan
 from offload.estimating.estimate import Asked, Estimate
 from offload.live.session import OnPart
 from offload.running.runner_memory import Migration
-from trainers.offloading.check_cards import OneBatch, check_cards
+from trainers.offloading.check_cards import check_cards
 from trainers.offloading.guests import Loss
 from trainers.offloading.moves import UNCHANGED
 from trainers.offloading.planned_strategy import PlannedStrategy
@@ -151,8 +150,7 @@ class OffloadStrategy(PlannedStrategy, OneDeviceStrategy):
         **trainer: Any,
     ) -> Estimate:
         """Estimate a step with this batch on a card, within a `budget` of its memory."""
-        loader: DataLoader[Any] = DataLoader(OneBatch(batch), batch_size=None)
-        return check_cards(module, loader, [card], Asked(), budget=budget, **trainer)
+        return check_cards(module, [batch], [card], Asked(), budget=budget, **trainer)
 
     def watch_parts(self, on_part: OnPart | None) -> None:
         """Have the next steps show their parts before kernels run; None: no longer."""
