@@ -100,8 +100,9 @@ class CardAttention:
         if attn_mask is not None:
             attn_mask = _as_bias(attn_mask, q, k)
         keeps = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
+        trains_mask = attn_mask is not None and attn_mask.requires_grad
         is_hopper = self._capability[0] in (9, 10)
-        if is_half and is_hopper and width <= 128 and width % 8 == 0:
+        if is_half and is_hopper and not trains_mask and width <= 128 and width % 8 == 0:
             given = q, k, v, attn_mask, keeps, dropout_p, is_causal
             return cudnn_attention(*given, scale=scale)[0]
         if is_half and attn_mask is None and width <= 256:

@@ -174,6 +174,8 @@ class _BudgetSearch:
             self._reaches(below[-1], 0.0)
         fitting = [found for found in self._found if found.budget <= capacity]
         within = min(fitting, key=lambda found: found.seconds, default=None)
+        if whole.budget <= capacity:
+            within = whole
         cheap = [(f, min(found for found in self._found if found.factor <= f)) for f in FACTORS]
         return CheapBudgets(whole, walks.rungs[0], walks.largest_task, tuple(cheap), within)
 

@@ -20,6 +20,7 @@ import torch
 
 from offload.errors import CaptureError
 from offload.estimating.absent_card import absent_card
+from offload.estimating.lstm_workspace import list_lstm_workspaces
 from offload.graph.taskgraph import Role, TaskGraph
 from offload.live.graphs import Weight, graph_of
 from offload.live.placing import list_states
@@ -162,6 +163,7 @@ class TapeGraphs:
         del at_home
         self._core.clear_pending()
         reader = TapeReader(self._core, tape, (), self._weights.device)
+        reader.nbytes |= dict(list_lstm_workspaces(reader.calls))
         origins = tape.origins
         weights = dict(self._find_weights(tape))
         given = [slot for slot, origin in enumerate(origins) if origin == self._core.GIVEN]

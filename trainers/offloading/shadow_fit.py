@@ -30,9 +30,6 @@ from trainers.steps.plan_request import PlanRequest
 from trainers.steps.target import Target
 
 
-NO_BATCH = "the loader has no batch, so there is no step to estimate"
-
-
 class ShadowRun(StrategyRun):
     """A strategy's run whose session is of shadows."""
 
@@ -160,7 +157,7 @@ def record_fit(trainer: L.Trainer, fit: Callable[[], None]) -> list[TaskGraph]:
         fit()
     except _FitLeft:
         return recorder.graphs
-    raise OffloadError(NO_BATCH)
+    raise OffloadError("the loader has no batch, so there is no step to estimate")
 
 
 def record_update(
@@ -187,20 +184,8 @@ def record_update(
         max_epochs=1,
         **trainer,
     )
-    for batch in loader:
-        first = EndlessBatch(batch)
-        return record_fit(fit, lambda: fit.fit(copy_to_meta(module), first))
-    raise OffloadError(NO_BATCH)
-
-
-class EndlessBatch:
-    """A loader of one batch, again and again."""
-
-    def __init__(self, batch: Any) -> None:
-        self.batch = batch
-
-    def __iter__(self) -> Iterator[Any]:
-        return itertools.repeat(self.batch)
+    first_again = itertools.cycle(itertools.islice(loader, 1))
+    return record_fit(fit, lambda: fit.fit(copy_to_meta(module), first_again))
 
 
 def copy_to_meta(module: L.LightningModule) -> L.LightningModule:
