@@ -107,7 +107,7 @@ def _mamba() -> nn.Module:
 
 def _t5() -> nn.Module:
     config = transformers.T5Config(
-        vocab_size=WORDS, d_model=256, d_ff=512, num_layers=2, num_heads=4
+        vocab_size=WORDS, d_model=256, d_ff=512, num_layers=2, num_heads=4, decoder_start_token_id=0
     )
     return transformers.T5ForConditionalGeneration(config)
 

@@ -193,7 +193,7 @@ def _curve(
 def _workspaces(found: dict[str, list[tuple[Work, Task]]]) -> dict[str, float]:
     """By class: the largest share of a call's bytes that it took besides its results."""
     shares = {
-        kind: max(task.workspace / max(1, work.nbytes) for work, task in group if work.nbytes > 1e5)
+        kind: max(task.workspace / max(1, work.copied) for work, task in group if work.nbytes > 1e5)
         for kind, group in found.items()
         if any(work.nbytes > 1e5 for work, _ in group)
     }

@@ -20,6 +20,8 @@ OperatorClass = Literal[
     "convolution_forward", "convolution_backward", "recurrent", "pointwise", "reduction", "softmax",
     "norm", "cast", "embedding", "optimizer", "copy",
 ]  # fmt: skip
+BLOCK, COLOURS = 16, 3
+"""Channels of a block; as many channels are not copied."""
 THIN = 64
 """A matrix product with a dimension below this is thin."""
 WHOLE = 8
@@ -50,6 +52,13 @@ class Work:
     nbytes: int
     dtype: str
     """The type that it computes in, as torch writes it without `torch.`."""
+    blocked: int = 0
+    """Of a convolution: bytes of its tensors in blocks of channels, as oneDNN copies them."""
+
+    @property
+    def copied(self) -> int:
+        """Bytes that a library may copy to compute."""
+        return self.blocked or self.nbytes
 
 
 def work_of(call: Call) -> Work:
@@ -73,7 +82,8 @@ def work_of(call: Call) -> Work:
         flops, kind = _recurrent(name, given), "recurrent"
     else:
         flops, kind = 0.0, _moving_class(name)
-    return Work(kind, flops, bytes_of(call, name), dtype)
+    blocked = _blocked_bytes(call, given) if kind.startswith("convolution") else 0
+    return Work(kind, flops, bytes_of(call, name), dtype, blocked)
 
 
 def _op_of(call: Call) -> Any:
@@ -155,6 +165,26 @@ def _convolution(call: Call, given: list[Value], backward: bool) -> float:
     mask = _argument(call, "output_mask") if backward else (True,)
     asked = sum(map(bool, mask[:2]))
     return 2.0 * rows * prod(weight.size) * asked
+
+
+def _blocked_bytes(call: Call, given: list[Value]) -> int:
+    """What comes and goes, its channels filled up to blocks; and the weights, twice backwards.
+    Pictures of three colours are read as they are."""
+    *ends, weight = given[: 3 if _is_backward(call) else 2]
+    if not _is_backward(call):
+        ends += filter(None, call.outputs)
+    channels = [value.size[1] for value in ends]
+    copied = [
+        part_of(value) // count * (-(-count // BLOCK) * BLOCK)
+        for value, count in zip(ends, channels, strict=True)
+        if count > COLOURS
+    ]
+    return sum(copied) + part_of(weight) * (1 + _is_backward(call))
+
+
+def _is_backward(call: Call) -> bool:
+    op = _op_of(call)
+    return op is not None and name_of(op).endswith("backward")
 
 
 def _recurrent(name: str, given: list[Value]) -> float:

@@ -79,7 +79,7 @@ def find_unmeasured(graph: TaskGraph, card: Card) -> dict[str, float]:
 
 def price_work(work: Work, card: Card, tf32: bool = False) -> Price:
     """Price what one call does."""
-    workspace = int(card.workspaces.shares.get(work.kind, 0.0) * work.nbytes)
+    workspace = int(card.workspaces.shares.get(work.kind, 0.0) * work.copied)
     return Price(seconds_of(work, card, tf32), work.flops, work.nbytes, workspace)
 
 
