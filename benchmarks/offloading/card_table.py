@@ -102,7 +102,8 @@ def _bert() -> nn.Module:
 
 def _t5() -> nn.Module:
     sizes: dict[str, Any] = {"d_model": 1024, "d_ff": 4096, "num_layers": 24, "num_heads": 16}
-    config = transformers.T5Config(**sizes, d_kv=64, decoder_start_token_id=0)
+    sizes |= {"d_kv": 64, "decoder_start_token_id": 0}
+    config = transformers.T5Config(**sizes)
     return transformers.T5ForConditionalGeneration(config)
 
 

@@ -106,9 +106,9 @@ def _mamba() -> nn.Module:
 
 
 def _t5() -> nn.Module:
-    config = transformers.T5Config(
-        vocab_size=WORDS, d_model=256, d_ff=512, num_layers=2, num_heads=4, decoder_start_token_id=0
-    )
+    sizes: dict[str, Any] = {"vocab_size": WORDS, "d_model": 256, "d_ff": 512, "num_layers": 2}
+    sizes |= {"num_heads": 4, "decoder_start_token_id": 0}
+    config = transformers.T5Config(**sizes)
     return transformers.T5ForConditionalGeneration(config)
 
 
