@@ -28,7 +28,7 @@ def test_the_cells_of_a_tutorial_run(book: Path, tmp_path: Path) -> None:
 
 
 def test_notebooks_are_kept_without_outputs() -> None:
-    assert len(BOOKS) == 4
+    assert len(BOOKS) == 5
     for book in BOOKS:
         cells = json.loads(book.read_text(encoding="utf-8"))["cells"]
         assert [cell["outputs"] for cell in cells if cell.get("outputs")] == []
