@@ -23,7 +23,7 @@ from benchmarks.offloading.nets import Size
 from offload import TaskGraph, plan
 from offload.estimating.card import Card, read_card
 from offload.estimating.card_measuring import measure_card
-from offload.estimating.on_cards import estimate_cards, price_step, read_cards
+from offload.estimating.on_cards import CardSet, estimate_cards, price_step, read_cards
 from offload.estimating.pricing import costs_of
 from offload.estimating.shadow_session import ShadowSession
 from offload.plans.plan import largest_peak
@@ -142,9 +142,8 @@ def _time_record(kind: Kind) -> dict[str, Any]:
 
 
 def _time_table() -> dict[str, Any]:
-    def record(capability: tuple[int, int], devices: int) -> Sequence[TaskGraph]:
-        del devices
-        return [record_language(SEVEN, capability)]
+    def record(each: CardSet) -> Sequence[TaskGraph]:
+        return [record_language(SEVEN, each.capability)]
 
     begin = time.process_time()
     estimate_cards(read_cards(CARDS.split(",")), record)

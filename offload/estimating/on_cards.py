@@ -1,6 +1,6 @@
 """What a recorded step needs of each card: the same graph, priced and planned card by card.
 
-record(capability, devices) --> graphs --> passes --> a card's prices --> passes --> budgets
+record(card set) --> graphs --> passes --> a card's prices --> passes --> budgets
 """
 
 import math
@@ -32,8 +32,6 @@ from offload.plans.plan import Plan, plan
 SEVERAL = re.compile(r"(\d+)x(.+)")
 LITTLE = 0.01
 """The share of a step's seconds that work of an unmeasured class may take, unsaid."""
-Record = Callable[[tuple[int, int], int], Sequence[TaskGraph]]
-"""Returns the graphs of an update, for a compute capability and a number of devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +44,20 @@ class CardSet:
     @property
     def name(self) -> str:
         return self.card.name if self.count == 1 else f"{self.count}x{self.card.name}"
+
+    @property
+    def device(self) -> str:
+        """The device of the shadows that a step is recorded with."""
+        return "cpu" if self.card.device == "cpu" else "cuda:0"
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        major, _, minor = self.card.capability.partition(".")
+        return int(major or 0), int(minor or 0)
+
+
+Record = Callable[[CardSet], Sequence[TaskGraph]]
+"""Returns the graphs of an update on such cards."""
 
 
 def read_cards(names: Sequence[str]) -> list[CardSet]:
@@ -78,7 +90,7 @@ def estimate_cards(sets: Sequence[CardSet], record: Record) -> list[CardEstimate
     """Estimate the step that `record` records, on each of these."""
     priced: dict[str, list[TaskGraph]] = {}
     for group in _group_by_kernels(sets):
-        graphs = record(_capability_of(group[0].card), group[0].count)
+        graphs = record(group[0])
         for_each = [price_step(graph, group) for graph in graphs]
         for number, each in enumerate(group):
             priced[each.name] = [of_cards[number] for of_cards in for_each]
@@ -92,9 +104,9 @@ def estimate_cards(sets: Sequence[CardSet], record: Record) -> list[CardEstimate
 
 def _group_by_kernels(sets: Sequence[CardSet]) -> list[list[CardSet]]:
     """Those for which a step is recorded once: their attention runs by the same kernels."""
-    groups: dict[tuple[bool, int], list[CardSet]] = {}
+    groups: dict[tuple[str, bool, int], list[CardSet]] = {}
     for each in sets:
-        key = _capability_of(each.card)[0] in (9, 10), each.count
+        key = each.device, each.capability[0] in (9, 10), each.count
         groups.setdefault(key, []).append(each)
     return [*groups.values()]
 
@@ -102,11 +114,6 @@ def _group_by_kernels(sets: Sequence[CardSet]) -> list[list[CardSet]]:
 def _step_on(each: CardSet, graph: TaskGraph) -> CardStep:
     card = each.card
     return CardStep(graph, costs_of(card), card.memory_bytes - card.context_bytes)
-
-
-def _capability_of(card: Card) -> tuple[int, int]:
-    major, _, minor = card.capability.partition(".")
-    return int(major), int(minor or 0)
 
 
 def _prepare(graph: TaskGraph, card: Card) -> TaskGraph:

@@ -15,7 +15,7 @@ from rich.console import Console
 from loaders import ReuseLoader
 from offload import TaskGraph
 from offload.estimating.estimate import Asked, Estimate, LoaderSeconds
-from offload.estimating.on_cards import check_price, estimate_cards, read_cards
+from offload.estimating.on_cards import CardSet, check_price, estimate_cards, read_cards
 from perfect.assembly.berth import berth_alone, blamed
 from perfect.assembly.data import build_data
 from perfect.assembly.phase_plan import build_phase_switch
@@ -51,9 +51,8 @@ def print_estimate(config: RunConfig, options: CardOptions, out: Path, console: 
     config = _of_largest_batch(config)
     batch = config.loader.batch_size
 
-    def record(capability: tuple[int, int], devices: int) -> Sequence[TaskGraph]:
-        device = "cpu" if sets[0].card.device == "cpu" else "cuda:0"
-        strategy = ShadowStrategy(device, capability, devices=devices)
+    def record(each: CardSet) -> Sequence[TaskGraph]:
+        strategy = ShadowStrategy(each.device, each.capability, devices=each.count)
         return _record(config, strategy, out, console)
 
     with blamed():

@@ -73,6 +73,15 @@ def test_several_cards_share_the_micro_batches_of_a_step() -> None:
     assert two < one, "each has a part of the weights"
 
 
+def test_a_card_and_a_cpu_have_kernels_of_their_own(tmp_path: Path) -> None:
+    cpu = json.loads((CARDS / "h200.json").read_text()) | {"name": "cpu", "device": "cpu"}
+    (tmp_path / "cpu.json").write_text(json.dumps(cpu))
+    both = check("h200", str(tmp_path / "cpu.json")).cards
+    alone = [check(card).cards[0] for card in ("h200", str(tmp_path / "cpu.json"))]
+    assert [each.found for each in both] == [each.found for each in alone]
+    assert alone[0].found != alone[1].found
+
+
 def test_a_budget_below_the_largest_task_is_named_with_the_task() -> None:
     batch = next(iter(ol.data()))
     made = OffloadStrategy.estimate(ol.Module(), batch, "l4", budget="4KiB")

@@ -33,10 +33,9 @@ def check_cards(
     sets = [_within(each, budget) for each in read_cards(cards)]
     check_price(asked.price, sets)
 
-    def record(capability: tuple[int, int], devices: int) -> Sequence[TaskGraph]:
-        device = "cpu" if sets[0].card.device == "cpu" else "cuda:0"
-        options = {"devices": devices, "micro_batches": micro_batches}
-        return record_update(module, loader, device, capability, options, **trainer)
+    def record(each: CardSet) -> Sequence[TaskGraph]:
+        options = {"devices": each.count, "micro_batches": micro_batches}
+        return record_update(module, loader, each.device, each.capability, options, **trainer)
 
     return Estimate(
         describe_step(module, trainer),
