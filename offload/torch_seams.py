@@ -212,6 +212,11 @@ def _float32_owners() -> Sequence[Any]:
     )  # fmt: skip
 
 
+def drop_kernels(library: Any) -> None:
+    """Take back what a `torch.library.Library` has registered. Dropping it does so at some time."""
+    library._destroy()
+
+
 def register_shape_functions() -> None:
     """Have operations on tensors of `meta` find shapes that no function in C++ finds. Importing the
     module does it, which takes a while."""

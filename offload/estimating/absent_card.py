@@ -20,6 +20,7 @@ from offload.errors import CaptureError
 from offload.program.frames import format_frame, user_frame
 from offload.torch_seams import (
     cudnn_attention,
+    drop_kernels,
     efficient_attention,
     flash_attention,
     lift_from_host,
@@ -36,7 +37,7 @@ def absent_card(core: Any, capability: tuple[int, int]) -> Iterator[None]:
     with ExitStack() as within:
         within.enter_context(_TURN)
         library = torch.library.Library("aten", "IMPL")
-        within.callback(library._destroy)
+        within.callback(drop_kernels, library)
         for key in ("AutogradCUDA", "CUDA"):
             library.impl("scaled_dot_product_attention", CardAttention(capability), key)
             for layer in RECURRENT:

@@ -41,8 +41,9 @@ MOST_COPIED = 64 << 20
 GraphPass = Callable[[TaskGraph], TaskGraph]
 
 
-SPLITS: Sequence[GraphPass] = (merge_whole_updates, split_updates)
-"""They cut the updates of an optimizer, and need no costs."""
+def list_splits() -> Sequence[GraphPass]:
+    """The passes that cut the updates of an optimizer. They need no costs."""
+    return merge_whole_updates, split_updates
 
 
 def group_small_kernels(graph: TaskGraph) -> TaskGraph:
@@ -116,7 +117,7 @@ class PlannedTapes:
         kept = None if plans.cache is None else KeptCosts(plans.cache)
         self._measured = MeasuredCosts(kept)
         self.passes: Sequence[GraphPass] = (
-            *SPLITS,
+            *list_splits(),
             self.measure_kernels,
             *PASSES,
             self._plans.place,

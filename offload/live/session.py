@@ -32,7 +32,7 @@ from offload.live.issued_needs import check_machine, graph_as_issued, refuse_on_
 from offload.live.pending_step import KernelThread, wait_before_forks
 from offload.live.placing import device_of
 from offload.live.plan_policy import PlanPolicy
-from offload.live.planned_tapes import SPLITS, PlannedRun, PlannedTapes
+from offload.live.planned_tapes import PlannedRun, PlannedTapes, list_splits
 from offload.live.runner_plans import PlainPlanner, RunnerPlans, TapePlanner, UnrunPlans
 from offload.live.weights import LiveWeights
 from offload.plans.plan import Budget, Plan
@@ -206,7 +206,9 @@ class LiveSession:
         if self._policy.plans_first_steps:
             return None  # there is a budget
         with suppress(CaptureError):
-            return refuse_on_device(self._graph_of(tape), self.weights.device, SPLITS, part=part)
+            return refuse_on_device(
+                self._graph_of(tape), self.weights.device, list_splits(), part=part
+            )
 
     def _graph_of(self, tape: Any) -> TaskGraph:
         with self.suspended():

@@ -286,3 +286,30 @@ def test_a_name_of_cuda_builds_that_is_gone_fails_when_it_is_called(
     exec((ROOT / "offload/torch_seams.py").read_text(), again)
     with pytest.raises(AttributeError, match="_host_emptyCache"):
         again["empty_host_cache"]()
+
+
+def test_kernels_of_attention_have_results_without_bytes() -> None:
+    t.register_shape_functions()
+    q = torch.empty(2, 4, 8, 16, device="meta", dtype=torch.bfloat16)
+    flash = t.flash_attention(q, q, q, 0.0, True, False, scale=0.5)[0]
+    efficient = t.efficient_attention(q, q, q, None, True, 0.0, True, scale=0.5)[0]
+    by_cudnn = t.cudnn_attention(q, q, q, None, True, 0.0, True, scale=0.5)[0]
+    assert {made.shape for made in (flash, efficient, by_cudnn)} == {q.shape}
+
+
+def test_a_kernel_of_ours_is_taken_back() -> None:
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("scaled_dot_product_attention", lambda q, k, v, *_: q - 1, "AutogradCPU")
+    q = torch.ones(1, 1, 2, 8)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    taken = attend(q, q, q)
+    t.drop_kernels(library)
+    assert taken.eq(0).all() and attend(q, q, q).eq(1).all()
+
+
+def test_a_tensor_of_numbers_can_be_made_on_the_host_first() -> None:
+    t.lift_from_host(True)
+    try:
+        assert torch.tensor([1.0], device="cpu").tolist() == [1.0]
+    finally:
+        t.lift_from_host(False)
