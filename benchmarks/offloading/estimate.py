@@ -74,10 +74,13 @@ def record_language(kind: Kind, capability: tuple[int, int] = (9, 0)) -> TaskGra
 
 def measure(options: Options) -> Report:
     report = Report("estimate", "Claim: memory, seconds and cost are known before a weight exists")
-    if not options.smoke:
+    parts = options.only or (("CPU",) if options.smoke else ("H200", "here", "CPU"))
+    if "H200" in parts:
         _judge_h200(report)
+    if "here" in parts:
         _time_records(report)
-    _judge_cpu(report, MODELS[:1] if options.smoke else MODELS, 1 if options.smoke else 9)
+    if "CPU" in parts:
+        _judge_cpu(report, MODELS[:1] if options.smoke else MODELS, 1 if options.smoke else 9)
     report.remarks = [
         "A peak on the CPU is that of the same passes over the graph of a real step, whose kernels"
         " were measured. Both are before packing.",
