@@ -210,7 +210,7 @@ def _compare_loader(loader: LoaderSeconds, cards: Sequence[CardEstimate]) -> Ite
     slow = [c for c in cards if c.within is not None and c.within.seconds < loader.step]
     if slow:
         most = max(loader.step / c.within.seconds for c in slow if c.within is not None)
-        reuse = int(most) + 1
+        reuse = math.ceil(most)
         names = ", ".join(card.card for card in slow)
         yield f"the data binds on {names}; reuse {reuse} would hide it"
 
@@ -222,7 +222,7 @@ def _describe(budget: CheapBudget) -> dict[str, Any]:
 
 
 def _row(card: str, fits: str, seconds: str, price: str) -> str:
-    return f"{card:<10.10} {fits:<9.9} {seconds:<11.11} {price:<6.6}".rstrip()
+    return f"{card:<10.10} {fits:<9.9} {seconds:<11.11} {price:<7.7}".rstrip()
 
 
 def _short(seconds: float) -> str:
@@ -234,4 +234,6 @@ def _short(seconds: float) -> str:
 def _price(dollars: float | None) -> str:
     if dollars is None:
         return ""
+    if dollars >= 1e6:
+        return f"{dollars:.1e}"  # more digits are wider than the column
     return f"{dollars:.2f}" if dollars < 100 else f"{dollars:.0f}"

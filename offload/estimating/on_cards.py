@@ -67,7 +67,19 @@ def read_cards(names: Sequence[str]) -> list[CardSet]:
         several = SEVERAL.fullmatch(name.strip())
         count, name = (int(several[1]), several[2]) if several else (1, name.strip())
         sets.append(CardSet(read_card(name), count))
+    _check_names(sets)
     return sets
+
+
+def _check_names(sets: Sequence[CardSet]) -> None:
+    """Raise `CardError` if two different cards have one name."""
+    known = dict[str, Card]()
+    for each in sets:
+        if known.setdefault(each.name, each.card) != each.card:
+            raise CardError(
+                f"two different cards are named {each.name}, so nobody could tell them apart:"
+                " give one another name, in its file"
+            )
 
 
 def check_price(price: Mapping[str, float], sets: Sequence[CardSet]) -> None:

@@ -39,7 +39,12 @@ def words(estimate: Estimate) -> str:
 def test_no_line_is_wider_than_40_columns(
     seconds: float, whole: float, error: float | None
 ) -> None:
-    names = ["h200", "16xa100-80", "a file with a very long name, which nobody can read.json"]
+    names = [
+        "h200",
+        "8xa100-80",
+        "16xa100-80",
+        "a file with a very long name, which nobody can read.json",
+    ]
     cards = [
         card(name, error, found=found(whole, within, seconds, "a_task" * 20))
         for name in names
@@ -49,8 +54,18 @@ def test_no_line_is_wider_than_40_columns(
     asked = Asked(10**9, 1e-3, price)
     estimate = Estimate("M" * 70 + " of many words" * 9, cards, asked, LoaderSeconds(3e4, 9))
     lines = estimate.table().splitlines()
-    assert max(map(len, lines)) <= 40
+    assert len(cards) == 12 and max(map(len, lines)) <= 40
     assert str(estimate) == estimate.table()
+
+
+@pytest.mark.parametrize(
+    "steps, shown",
+    [(1, "0.00"), (7200, "10.00"), (10**8, "138889"), (10**9, "1.4e+06"), (10**17, "1.4e+14")],
+)
+def test_a_price_loses_no_digit_at_the_edge(steps: int, shown: str) -> None:
+    estimate = Estimate("M", [card()], Asked(steps, None, {"h200": 10.0}))
+    assert estimate.table().splitlines()[3].split()[-1] == shown
+    assert words(estimate).endswith(f"${shown}")
 
 
 def test_a_measured_card_has_an_error_bar_and_a_price_and_a_sheet_has_neither() -> None:
@@ -60,6 +75,8 @@ def test_a_measured_card_has_an_error_bar_and_a_price_and_a_sheet_has_neither() 
     assert measured.split() == ["h200", "whole", ".5", "±5%", "3.00"]
     assert sheet.split() == ["l4", "whole", "≥.5"]
     assert "cheapest: h200, 1 h, $3.00" in words(estimate)
+    only_sheet = Estimate("M", [card("l4", None)], Asked(7200, None, {"l4": 0.1}))
+    assert "cheapest" not in words(only_sheet) and "$0" not in words(only_sheet)
 
 
 def test_the_cheapest_is_one_that_is_done_in_time() -> None:
@@ -91,14 +108,17 @@ def test_a_slow_loader_is_named_with_the_reuse_that_would_hide_it() -> None:
     slow = Estimate("M", [card()], loader=LoaderSeconds(0.6, 2))
     assert "data: 1.2 s a step on this machine" in words(slow)
     assert "the data binds on h200; reuse 3 would hide it" in words(slow)
-    fast = Estimate("M", [card()], loader=LoaderSeconds(0.1, 2))
-    assert "binds" not in words(fast)
+    exact = Estimate("M", [card()], loader=LoaderSeconds(0.5, 2))
+    assert "reuse 2 would hide it" in words(exact)
+    for seconds in (0.1, 0.25):
+        assert "binds" not in words(Estimate("M", [card()], loader=LoaderSeconds(seconds, 2)))
 
 
 def test_a_program_reads_the_same_figures() -> None:
     asked = Asked(7200, 3, {"h200": 3.0})
     estimate = Estimate("M", [card(), card("l4", None, found=found(within=None))], asked)
     read = json.loads(json.dumps(estimate.as_dict()))
+    assert read == estimate.as_dict()
     first, second = read["cards"]
     assert (first["cost"], first["seconds"], first["whole_bytes"]) == (3.0, 0.5, 11 * GIB)
     assert first["budgets"][0]["slow_down"] == 1.04 and not first["is_lower_bound"]
